@@ -5,8 +5,11 @@
 
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 
+from meshd.peer.send_turn import TURNS, FeedState, SendAct, SendEvent, SendState, step
 from meshd.process.lifecycle import TABLE
 
 from tests.rules.source import ROOT
@@ -72,8 +75,36 @@ def life_of_a_child() -> str:
     return "\n".join(lines) + "\n"
 
 
+def who_sends() -> str:
+    """Of peer/send_turn.py: the sending side; in brackets the feeding state that a transition needs."""
+    found: dict[tuple[str, str, str], set[FeedState]] = defaultdict(set)
+    for turn, event in product(TURNS, SendEvent):
+        after, act = step(turn, event)
+        if after.sends is not turn.sends or act is not SendAct.NOTHING:
+            label = event.value + ("" if act is SendAct.NOTHING else f", {act.value}")
+            found[turn.sends.value, after.sends.value, label].add(turn.feeds)
+    lines = ["stateDiagram-v2", f"    [*] --> {SendState.WORKING.value}"]
+    for (state, target, label), feeds in found.items():
+        needs = "" if len(feeds) == len(FeedState) else f" [{' or '.join(one.value for one in feeds)}]"
+        lines.append(f"    {state} --> {target}: {label}{needs}")
+    return "\n".join(lines) + "\n"
+
+
+def who_feeds() -> str:
+    """Of peer/send_turn.py: the receiving side, which does not depend on the other."""
+    found = {
+        (turn.feeds.value, after.feeds.value, event.value): None
+        for turn, event in product(TURNS, SendEvent)
+        if (after := step(turn, event)[0]).feeds is not turn.feeds
+    }
+    lines = [f"    {state} --> {target}: {event}" for state, target, event in found]
+    return "\n".join(["stateDiagram-v2", f"    [*] --> {FeedState.NO.value}", *lines]) + "\n"
+
+
 DIAGRAMS: Mapping[str, Callable[[], str]] = {
     "layers": lambda: layers(contracts()),
+    "who sends over a link": who_sends,
+    "who feeds the session": who_feeds,
     "life of a child": life_of_a_child,
 }
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 
-from meshd.base.peer_limits import TABLE, Rate, Share
+from meshd.base.peer_limits import ALL_LIMITS, Rate, Share
 from meshd.identity import revocation
 from meshd.mux.config import MuxConfig
 from meshd.relay.limits import SMALL, WIDE
 from meshd.rpc import firewall
+from meshd.rpc.frames import MAX_UNANSWERED
 from meshd.wire.limits import MAX_STREAMS
 
 BEGIN, END = "<!-- limits -->", "<!-- end of limits -->"
@@ -76,7 +77,7 @@ OF_FORMATS = (
     ),
     Share(
         "unanswered requests of one connection to a lent rpc-server",
-        firewall.MAX_UNANSWERED,
+        MAX_UNANSWERED,
         "service",
         "the connection ends",
     ),
@@ -101,7 +102,7 @@ def table() -> str:
 def _shares() -> Iterator[str]:
     yield "| what | at most | for | beyond that |"
     yield "|---|---|---|---|"
-    for row in (*TABLE, *OF_FORMATS):
+    for row in (*ALL_LIMITS, *OF_FORMATS):
         yield f"| {row.what} | {_most(row)} | {_FOR[row.of]} | {row.beyond} |"
 
 

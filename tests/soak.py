@@ -6,7 +6,7 @@ environment, so that the processes of `pytest -n` draw the same.
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,7 +19,13 @@ def counts(short: int, full: int) -> int:
     return full if SOAK else short
 
 
-def drawn(name: str, values: Iterable[T], short: int) -> list[T]:
-    """All of them in a soak; else so many as the seed draws for `name`, in the order drawn."""
+def drawn(name: str, values: Iterable[T], short: int, *, always: Sequence[T]) -> list[T]:
+    """All of them in a soak; else `always`, then `short` others as the seed draws them for `name`.
+
+    `always`: the values that once found something which no other one finds. They are in each run.
+    """
     listed = list(values)
-    return listed if SOAK else random.Random(f"{SEED} {name}").sample(listed, short)
+    if unknown := [value for value in always if value not in listed]:
+        raise ValueError(f"{name}: {unknown} cannot be drawn")
+    others = [value for value in listed if value not in always]
+    return listed if SOAK else [*always, *random.Random(f"{SEED} {name}").sample(others, short)]

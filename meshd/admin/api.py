@@ -76,7 +76,7 @@ class RevokeReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedView:
-    """A local service for the nodes `to` (ids; `to_names` in the same order); empty: for nobody."""
+    """A local service for the nodes `to` (ids; `to_names` in the same order); empty: no node may use it."""
 
     name: str
     target: str

@@ -19,7 +19,7 @@ from meshd.base.errors import Broken, Refused, RemoteProtocolError, UserError
 from meshd.base.stopped_process import is_stopped_by_ps
 from meshd.base.unix_peer import allowed, peer_of
 
-CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0
 FULL_SECONDS = 0.02
 REPLY_SECONDS = 15.0  # a daemon that computes hashes answers late, not never
 R = TypeVar("R")
@@ -86,7 +86,7 @@ class Client:
         self._lines = self._socket.makefile("rb")
 
     def _connect(self, path: Path) -> None:
-        self._socket.settimeout(CONNECT_SECONDS)
+        self._socket.settimeout(_CONNECT_SECONDS)
         try:
             _connect_patiently(self._socket, path)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
@@ -156,7 +156,7 @@ def _holder(home: Path) -> int | None:
 
 
 def _connect_patiently(connection: socket.socket, path: Path) -> None:
-    deadline = time.monotonic() + CONNECT_SECONDS
+    deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
             return connection.connect(os.fspath(path))

@@ -17,7 +17,7 @@ SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
 CLOCK_SECONDS = 120.0
 RESTARTS = 3
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
-MAX_NAMED = 3
+MAX_NODES_NAMED = 3
 _FILE_HINT = "if that was not intended, put the right file there; the next load uses it"
 _REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
 _FAULTS_HINT = (
@@ -123,8 +123,8 @@ def _names(status: Status) -> Iterator[HealthWarning]:
 
 def same_name(name: str, nodes: Sequence[str]) -> str:
     """That these nodes, by id, have one name."""
-    ids = ", ".join(node[: naming.SHORT_CHARS] for node in nodes[:MAX_NAMED])
-    more = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
+    ids = ", ".join(node[: naming.SHORT_CHARS] for node in nodes[:MAX_NODES_NAMED])
+    more = f" and {len(nodes) - MAX_NODES_NAMED} more" if len(nodes) > MAX_NODES_NAMED else ""
     count = "two" if len(nodes) == 2 else str(len(nodes))
     return f"{count} nodes are called `{name}`: {ids}{more}"
 
@@ -277,7 +277,9 @@ def _model(status: Status) -> Iterator[HealthWarning]:
         )
     if model.tensors_from_network:
         tensors = model.tensors_from_network
-        names = ", ".join(t.name for t in tensors[:MAX_NAMED]) + (", …" if len(tensors) > MAX_NAMED else "")
+        names = ", ".join(t.name for t in tensors[:MAX_NODES_NAMED]) + (
+            ", …" if len(tensors) > MAX_NODES_NAMED else ""
+        )
         size = sum(t.bytes for t in tensors)
         yield HealthWarning(
             code="tensors_from_network",

@@ -20,10 +20,10 @@ from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemotePro
 from meshd.base.tasks import Owner
 from meshd.base.unix_peer import allowed, peer_of
 
-IDLE_SECONDS = 60.0  # for the next request; a connection that asks nothing must not hold one of few places
-WRITE_SECONDS = 10.0
+_IDLE_SECONDS = 60.0  # for the next request; a connection that asks nothing must not hold one of few places
+_WRITE_SECONDS = 10.0
 RETRY_SECONDS = 0.2
-BACKLOG = 64  # so that a burst of verbs waits rather than fails
+_BACKLOG = 64  # so that a burst of verbs waits rather than fails
 
 
 class AdminServer:
@@ -72,7 +72,7 @@ class AdminServer:
         try:
             listener.bind(os.fspath(self._path))
             self._path.chmod(0o600)  # the folder is private already, so there is no moment in between
-            listener.listen(BACKLOG)
+            listener.listen(_BACKLOG)
             listener.setblocking(False)
         except BaseException:
             listener.close()
@@ -117,7 +117,7 @@ class AdminServer:
             await _readable(self._socket)
             try:
                 connection, _ = self._socket.accept()
-            except BlockingIOError:  # whoever it was has gone
+            except BlockingIOError:  # the client has gone again
                 continue
             except OSError:  # no descriptor is free: what is waiting can wait
                 await asyncio.sleep(RETRY_SECONDS)
@@ -148,7 +148,7 @@ class AdminServer:
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request and its reply; False when the connection is at its end."""
         try:
-            async with asyncio.timeout(IDLE_SECONDS):
+            async with asyncio.timeout(_IDLE_SECONDS):
                 line = await reader.readline()
         except ValueError:  # how StreamReader says that the line is too long
             await _send(writer, _error("message", f"a request is at most {MAX_LINE_BYTES} bytes", ""))
@@ -207,7 +207,7 @@ def _error(code: str, what: str, hint: str) -> Json:
 
 async def _send(writer: asyncio.StreamWriter, body: Json) -> None:
     writer.write(encode_line(body))
-    async with asyncio.timeout(WRITE_SECONDS):
+    async with asyncio.timeout(_WRITE_SECONDS):
         await writer.drain()
 
 

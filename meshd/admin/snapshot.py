@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from meshd.admin.api import ExposedView
 from meshd.admin.status import (
-    ApiView,
     ChildView,
     LinkView,
     MdnsState,
@@ -16,15 +15,12 @@ from meshd.admin.status import (
     PathName,
     PeerStateName,
     PeerView,
-    StoreView,
     TunnelView,
 )
-from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 _STATES: Mapping[PeerState, PeerStateName] = {
@@ -145,17 +141,3 @@ def child_views(children: Iterable[ChildStatus]) -> tuple[ChildView, ...]:
         ChildView(name=c.name, pid=c.pid, state=str(c.state), restarts=c.restarts, reason=c.reason)
         for c in children
     )
-
-
-def store_view(store: StoreStatus | None) -> StoreView | None:
-    """The content store, if this node has one."""
-    if store is None:
-        return None
-    return StoreView(path=str(store.path), bytes=store.bytes, limit=store.limit, tensors=store.tensors)
-
-
-def api_view(gateway: GatewayStatus | None) -> ApiView | None:
-    """The API, if this node has one."""
-    if gateway is None:
-        return None
-    return ApiView(url=gateway.url, ready=gateway.ready, requests=gateway.requests, tokens=gateway.tokens)

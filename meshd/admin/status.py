@@ -1,14 +1,17 @@
 """The status snapshot as frozen values: the content of `meshd status --json`, which users' scripts read.
 
 Fields may be added, never renamed or dropped. Times are seconds, sizes bytes, dates Unix seconds; ids are
-given in full.
+given in full. What a package says of itself in such plain values stands here as it is (`ModelStatus`,
+`StoreStatus`, `GatewayStatus`). A view is what differs from the package's own value: ids as text with the
+names of the peers beside them, states as text, and no more than scripts may rely on.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
-from meshd.model.status import ModelStatus
+from meshd.model.status import ModelStatus, StoreStatus
 
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
@@ -106,26 +109,6 @@ class ChildView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreView:
-    """Weights that came over the network to this worker and are kept for the next load."""
-
-    path: str
-    bytes: int  # kept now
-    limit: int  # maximum
-    tensors: int  # complete ones
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiView:
-    """The OpenAI-compatible API of a serving node."""
-
-    url: str
-    ready: bool  # a real token has been generated
-    requests: int  # since the daemon's start
-    tokens: int  # generated since the daemon's start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MdnsView:
     """Multicast DNS: `off`, `looking` (no member heard yet), `silent` (none heard in time), `heard`."""
 
@@ -155,8 +138,8 @@ class Status:
     tunnels: tuple[TunnelView, ...] = ()
     children: tuple[ChildView, ...] = ()
     model: ModelStatus | None = None
-    api: ApiView | None = None
+    api: GatewayStatus | None = None
     mdns: MdnsView | None = None
-    store: StoreView | None = None
+    store: StoreStatus | None = None
     warnings: tuple[HealthWarning, ...] = ()
     schema: int = SCHEMA  # version of this document's format

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from meshd.base.backoff import Backoff
 
 AGAIN = Backoff(first=30.0, most=1800.0)
-MOST = 1024  # that are remembered, of each kind
+MOST_ASKED = 1024  # that are remembered, of each kind
 Who = TypeVar("Who", bound=Hashable)
 What = TypeVar("What", bound=Hashable)
 Key = TypeVar("Key", bound=Hashable)
@@ -51,5 +51,5 @@ class Asked(Generic[Who, What]):
 def _put(kept: dict[Key, Value], key: Key, value: Value) -> None:
     kept.pop(key, None)
     kept[key] = value
-    if len(kept) > MOST:
+    if len(kept) > MOST_ASKED:
         del kept[next(iter(kept))]

@@ -1,6 +1,6 @@
 """Formats amounts of bytes: traffic and storage in powers of 1000, memory in powers of 1024."""
 
-_MIB = 1 << 20
+MIB = 1 << 20
 _GIB = 1 << 30
 
 
@@ -20,4 +20,4 @@ def in_bytes(count: float) -> str:
 
 def in_memory(count: int) -> str:
     """`1.5 GiB` or `300 MiB`, in powers of 1024, as devices report memory."""
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / MIB:.0f} MiB"

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from meshd.base import log
 from meshd.base.errors import Broken, LocalProtocolError, MeshdError
+from meshd.base.listening_socket import NO_ROOM
 from meshd.base.peer_limits import FAULT_LINES, FAULT_LINES_IN_ALL
 from meshd.base.token_bucket import TokenBucket
 
@@ -23,21 +24,9 @@ T = TypeVar("T")
 Blame = Callable[["Fault"], object]
 
 KEEP_UP_SECONDS = 10.0
-MAX_KINDS = 256  # of failures whose lines are counted
+MAX_FAULT_KINDS = 256  # of failures whose lines are counted
 # What this machine lacks is nobody's fault but ours: logged, and not counted against the source.
-OURS = frozenset(
-    {
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOBUFS,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EIO,
-        errno.EACCES,
-    }
-)
+OURS = NO_ROOM | {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
 LOG = log.get("boundary")
 
 
@@ -70,7 +59,7 @@ class _FaultLedger:
             self._all = FAULT_LINES_IN_ALL.bucket(now)
         lines = self._kinds.pop((source, kind), None) or _FaultLines(FAULT_LINES.bucket(now))
         self._kinds[source, kind] = lines
-        if len(self._kinds) > MAX_KINDS:
+        if len(self._kinds) > MAX_FAULT_KINDS:
             del self._kinds[next(iter(self._kinds))]
         if not (lines.bucket.spend(1, now) and self._all.spend(1, now)):
             lines.left_out += 1

@@ -9,8 +9,12 @@ from typing import Protocol
 
 from meshd.base.errors import UserError
 
-BACKLOG = 128  # connections that the kernel holds until somebody accepts them
+_BACKLOG = 128  # connections that the kernel holds until somebody accepts them
+LOOPBACK_HOST = "127.0.0.1"  # for programs of this machine; others come through meshd
 UNIX_BUFFER = 256 << 10
+# errno of a socket that could not be made or accepted: this process, or this machine, has no more of them
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+NO_ROOM_SECONDS = 1.0  # until a listener accepts again: something may have been closed
 _NAME_TRIES = 100
 
 
@@ -33,7 +37,7 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
             # two sockets rather than one for both: then peers' addresses never come as ::ffff:1.2.3.4
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind((host, port))
-        sock.listen(BACKLOG)
+        sock.listen(_BACKLOG)
     except BaseException:
         sock.close()
         raise
@@ -43,7 +47,7 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
 def listen_in(folder: Path) -> tuple[socket.socket, Path]:
     """A unix socket that listens at a new path in `folder`, whose owner alone may enter that. It blocks.
 
-    It is not inheritable until it is passed; who closes it removes the file. Raises UserError.
+    It is not inheritable until it is passed; the closer removes the file. Raises UserError.
     """
     try:
         return _listen_in(folder)
@@ -64,7 +68,7 @@ def _listen_in(folder: Path) -> tuple[socket.socket, Path]:
     try:
         path.chmod(0o600)
         widen(sock)  # BSD hands it on to what is accepted
-        sock.listen(BACKLOG)
+        sock.listen(_BACKLOG)
     except BaseException:
         path.unlink(missing_ok=True)
         sock.close()

@@ -1,6 +1,6 @@
 """How many log lines outsiders may cause, so that they cannot rotate other lines out of the log. Pure.
 
-A line that names a peer counts for the peer. One that names none (somebody who has proven nothing, a relay, a
+A line that names a peer counts for the peer. One that names none (an unproven connection, a relay, a
 client at a local port, this node itself) counts for its kind, so there is no line without a limit.
 
 The first lines about each peer come from a share of their own: peers that are talked about all the time
@@ -19,8 +19,8 @@ from meshd.base.peer_limits import (
 )
 from meshd.base.token_bucket import TokenBucket
 
-MAX_PEERS = 512  # whose lines are counted; of more the one silent longest is forgotten
-MAX_KINDS = 512  # of lines; the source has fewer
+MAX_LOGGED_PEERS = 512  # whose lines are counted; of more the one silent longest is forgotten
+MAX_LINE_KINDS = 512  # of lines; the source has fewer
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class LineShares:
         """Of a line about `peer`."""
         if self._all is None or self._first is None:
             self._all, self._first = PEER_LINES_IN_ALL.bucket(now), FIRST_LINES_IN_ALL.bucket(now)
-        lines = _of(self._peers, peer, PEER_LINES, MAX_PEERS, now)
+        lines = _of(self._peers, peer, PEER_LINES, MAX_LOGGED_PEERS, now)
         may = lines.bucket.has(1, now) and (
             _spend_both(lines.first, self._first, now) or self._all.spend(1, now)
         )
@@ -52,7 +52,7 @@ class LineShares:
 
     def may_say_kind(self, kind: str, now: float) -> int | None:
         """Of a line that names no peer; those of peers take nothing from it."""
-        lines = _of(self._kinds, kind, KIND_LINES, MAX_KINDS, now)
+        lines = _of(self._kinds, kind, KIND_LINES, MAX_LINE_KINDS, now)
         return _said(lines, lines.bucket.spend(1, now))
 
 

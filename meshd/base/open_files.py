@@ -7,7 +7,11 @@ import resource
 import sys
 from contextlib import suppress
 
-_MOST = (1 << 20, 65_536, 10_240)  # the last: what macOS takes although it says that there is no limit
+_LIMITS_TRIED = (
+    1 << 20,
+    65_536,
+    10_240,
+)  # the last: what macOS takes although it says that there is no limit
 
 _before: int | None = None  # the soft limit that this process was given
 
@@ -18,7 +22,7 @@ def raise_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _before is None:
         _before = soft
-    for most in _MOST:
+    for most in _LIMITS_TRIED:
         wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
         if soft >= wanted:
             break

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 
-MAX_BYTES = 256 << 10
+MAX_UNWRITTEN_BYTES = 256 << 10
 
 
 class PatientWriter:
@@ -27,7 +27,7 @@ class PatientWriter:
     def write(self, data: bytes) -> None:
         """Whole lines. Returns at once."""
         with self._changed:
-            if self._closing or self._bytes + len(data) > MAX_BYTES:
+            if self._closing or self._bytes + len(data) > MAX_UNWRITTEN_BYTES:
                 self._lost += 1
                 return
             self._waiting.append(data)
@@ -37,7 +37,7 @@ class PatientWriter:
     def take_lost(self) -> int:
         """How many writes were dropped, once half of the room is free again; 0 until then, and after."""
         with self._changed:
-            if self._bytes > MAX_BYTES // 2:
+            if self._bytes > MAX_UNWRITTEN_BYTES // 2:
                 return 0
             lost, self._lost = self._lost, 0
             return lost

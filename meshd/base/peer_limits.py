@@ -268,6 +268,6 @@ FIRST_LINES = Rate("log lines about one peer that rarely appears", 1 / 60, 5, "p
 FIRST_LINES_IN_ALL = Rate("log lines about such peers", 1.0, 300, "node", "counted as above")
 KIND_LINES = Rate("log lines of one kind without a peer", 0.2, 60, "node", "counted in the next line")
 
-TABLE: tuple[Share | Rate, ...] = tuple(
+ALL_LIMITS: tuple[Share | Rate, ...] = tuple(
     one for one in list(globals().values()) if isinstance(one, Share | Rate)
 )  # all of them, in this order

@@ -36,7 +36,7 @@ class Rates:
 
 
 class TokenBuckets(Generic[K]):
-    """A token bucket for each key. Unlike Rates, it forgets nobody who owes: the caller bounds how many."""
+    """A token bucket for each key. Unlike Rates, it forgets no key that owes: the caller bounds how many."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate

@@ -56,7 +56,7 @@ class Owner:
     def _cancelled_meanwhile(self, asked_before: bool) -> bool:
         """Whether somebody else has cancelled our task while one of the group's failed.
 
-        Before Python 3.13 a TaskGroup then raises the failure alone, and whoever handles that goes on as if
+        Before Python 3.13 a TaskGroup then raises the failure alone, and its handler goes on as if
         nobody had cancelled it; and it leaves its own request counted, which asyncio.timeout mistakes.
         """
         task = asyncio.current_task()

@@ -2,7 +2,7 @@
 
 `python -m meshd.bench.counted_rpc SERVER CONTROL COMPUTE_MS ARGUMENTS…` takes the connections of the
 inherited `--listen-fd`, counts what is said, holds requests for computing back for so long, and passes all to
-the real server. Whoever connects to the unix socket CONTROL gets the counts so far as JSON.
+the real server. Each connection to the unix socket CONTROL gets the counts so far as JSON.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 64, 210, 40, 52
+LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 64, 210, 40, 52
 _COLOURS = ("#0b6e99", "#b3541e", "#3f7d20", "#6b3fa0", "#a8226b", "#4d4d4d")
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LEAST = 1e-6  # less is drawn as nothing
@@ -27,26 +27,26 @@ def draw(title: str, x_title: str, y_title: str, lines: Sequence[CurveLine]) -> 
     points = [point for line in lines for point in line.points]
     x_marks = marks(max((x for x, _ in points), default=0.0))
     y_marks = marks(max((y for _, y in points), default=0.0))
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    right, bottom = WIDTH - RIGHT_MARGIN, HEIGHT - BOTTOM_MARGIN
 
     def x_at(value: float) -> float:
-        return LEFT + (right - LEFT) * value / x_marks[-1]
+        return LEFT_MARGIN + (right - LEFT_MARGIN) * value / x_marks[-1]
 
     def y_at(value: float) -> float:
-        return bottom - (bottom - TOP) * value / y_marks[-1]
+        return bottom - (bottom - TOP_MARGIN) * value / y_marks[-1]
 
     y_text = _text(0, 0, y_title, "middle")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        _text(LEFT, 22, title, "start", size=15),
-        _text((LEFT + right) / 2, HEIGHT - 12, x_title, "middle"),
-        f'<g transform="translate(16 {(TOP + bottom) / 2:.0f}) rotate(-90)">{y_text}</g>',
+        _text(LEFT_MARGIN, 22, title, "start", size=15),
+        _text((LEFT_MARGIN + right) / 2, HEIGHT - 12, x_title, "middle"),
+        f'<g transform="translate(16 {(TOP_MARGIN + bottom) / 2:.0f}) rotate(-90)">{y_text}</g>',
     ]
     for value in y_marks:
-        parts.append(_rule(LEFT, y_at(value), right, y_at(value), "#dddddd"))
-        parts.append(_text(LEFT - 8, y_at(value) + 4, f"{value:g}", "end"))
+        parts.append(_rule(LEFT_MARGIN, y_at(value), right, y_at(value), "#dddddd"))
+        parts.append(_text(LEFT_MARGIN - 8, y_at(value) + 4, f"{value:g}", "end"))
     for value in x_marks:
         parts.append(_rule(x_at(value), bottom, x_at(value), bottom + 5, "#888888"))
         parts.append(_text(x_at(value), bottom + 20, f"{value:g}", "middle"))
@@ -58,7 +58,7 @@ def draw(title: str, x_title: str, y_title: str, lines: Sequence[CurveLine]) -> 
         parts += [
             f'<circle cx="{x_at(x):.1f}" cy="{y_at(y):.1f}" r="3" fill="{colour}"/>' for x, y in line.points
         ]
-        y = TOP + 8 + 20 * number
+        y = TOP_MARGIN + 8 + 20 * number
         parts.append(_rule(right + 16, y, right + 46, y, colour, width=2, more=dash))
         parts.append(_text(right + 54, y + 4, line.name, "start"))
     return "\n".join([*parts, "</svg>", ""])

@@ -24,7 +24,7 @@ from meshd.bench.counted_rpc import ask_counts, wrap
 from meshd.bench.figures import (
     BARE,
     DEFAULTS,
-    ENDS,
+    ENDS_ON_CPU,
     LOCAL,
     MESHD,
     STOCK,
@@ -121,7 +121,7 @@ async def run_stock(rig: Rig, cell: Cell, argv: list[str]) -> BenchRun:
     """One run; without workers it is one node alone. `argv` as of `run_meshd`. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with plain(rig, rig.stock, cell, argv, Path(name), False) as loaded:
-            alone = ENDS if cell.ends else LOCAL
+            alone = ENDS_ON_CPU if cell.ends else LOCAL
             setup = DEFAULTS if cell.defaults else STOCK if cell.workers else alone
             return await _measured(rig, setup, cell, loaded)
 

@@ -26,13 +26,13 @@ from meshd.tunnel.forward import Forward
 from meshd.tunnel.pump import Counter
 from meshd.wire.native import NativeVersion
 
-SERVICE = "bench"
-READ_BYTES = 256 << 10
+_SERVICE = "bench"
+_READ_BYTES = 256 << 10
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        while data := await reader.read(READ_BYTES):
+        while data := await reader.read(_READ_BYTES):
             writer.write(data)
             await writer.drain()
     except ConnectionError:
@@ -59,7 +59,7 @@ async def _serve_pump(
         def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             owner.start(both(reader, writer), name="connection")
 
-        server = await asyncio.start_server(client, "127.0.0.1", 0, ssl=context, limit=READ_BYTES)
+        server = await asyncio.start_server(client, "127.0.0.1", 0, ssl=context, limit=_READ_BYTES)
         print_line(str(server.sockets[0].getsockname()[1]))
         async with server:
             await until_stdin_ends()
@@ -69,13 +69,15 @@ async def _serve_pump(
 async def tls_near(port: int) -> None:
     """TCP in, TLS out to `port`."""
     context = dialer_context()
-    await _serve_pump(lambda: asyncio.open_connection("127.0.0.1", port, ssl=context, limit=READ_BYTES), None)
+    await _serve_pump(
+        lambda: asyncio.open_connection("127.0.0.1", port, ssl=context, limit=_READ_BYTES), None
+    )
 
 
 async def tls_far(port: int) -> None:
     """TLS in, TCP out to `port`."""
     context = listener_context(make_link_certificate())
-    await _serve_pump(lambda: asyncio.open_connection("127.0.0.1", port, limit=READ_BYTES), context)
+    await _serve_pump(lambda: asyncio.open_connection("127.0.0.1", port, limit=_READ_BYTES), context)
 
 
 async def _member(folder: Path, role: str, token: str) -> MemberNode:
@@ -106,7 +108,7 @@ async def mesh_far(folder: Path, port: int) -> None:
     async def handler(stream: Stream) -> None:
         await connect_through(stream, ("127.0.0.1", port), counter=Counter())
 
-    member.mesh.handle(SERVICE, handler, allow=lambda _member, _metadata: None)
+    member.mesh.handle(_SERVICE, handler, allow=lambda _member, _metadata: None)
     async with Owner() as owner:
         owner.start(member.serve(), name="peers")
         print_line(member.printed_token() or "")
@@ -122,7 +124,7 @@ async def mesh_near(folder: Path, token: str) -> None:
         seen = -1
         while not any(peer.state is PeerState.CONNECTED for peer in member.mesh.peers()):
             seen = await member.mesh.changed(seen)
-        forward = Forward(mesh=member.mesh, peer=member.mesh.peers()[0].peer, service=SERVICE, metadata={})
+        forward = Forward(mesh=member.mesh, peer=member.mesh.peers()[0].peer, service=_SERVICE, metadata={})
         owner.start(forward.serve(), name="forward")
         print_line(str(forward.port))
         await until_stdin_ends()
@@ -130,7 +132,7 @@ async def mesh_near(folder: Path, token: str) -> None:
 
 
 def print_line(text: str) -> None:
-    """To whoever started this program."""
+    """To the process that started this one."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -10,7 +10,9 @@ from meshd.fleet.rpc_count import RpcCounts
 STOCK, MESHD, LOCAL = "stock", "meshd", "local"
 BARE, THROUGH = "our binaries alone", "stock through meshd"  # at no distance
 DEFAULTS = "stock, upstream's defaults"  # with neither the options nor the environment of meshd's programs
-ENDS = "local, ends on the processor"  # one node alone, which computes each part on what meshd computes it on
+ENDS_ON_CPU = (
+    "local, ends on the processor"  # one node alone, which computes each part on what meshd computes it on
+)
 LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most so many round trips
 CONTROL_BYTES = 100_000
 TOKEN_RATIOS = {2: 0.85, 4: 0.75}  # most of stock's time for a token, by workers, at a distance
@@ -25,7 +27,7 @@ def without(what: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One measurement. No workers: `setup` is LOCAL or ENDS; else any other of those above.
+    """One measurement. No workers: `setup` is LOCAL or ENDS_ON_CPU; else any other of those above.
 
     `rtt_ms`: of the distance, or of computing. Seconds, `load` from the start of llama-server until the first
     token was answered; `load_bytes` of both directions between the nodes until then.
@@ -94,7 +96,7 @@ class Figures:
     @property
     def compute(self) -> float | None:
         """Seconds of a token on one node without meshd, with the model's ends where meshd's head has them."""
-        ends = self.median(ENDS, 0, 0.0, "token")
+        ends = self.median(ENDS_ON_CPU, 0, 0.0, "token")
         return self.median(LOCAL, 0, 0.0, "token") if ends is None else ends
 
     def count(self, setup: str, workers: int) -> Counted | None:
@@ -102,10 +104,10 @@ class Figures:
         return next((one for one in self.counted if (one.setup, one.workers) == (setup, workers)), None)
 
     def texts_differ(self) -> list[str]:
-        """Runs whose greedy text is not that of one node alone: meshd's that of ENDS where there is one."""
+        """Runs with another greedy text than one node alone: for meshd's, ENDS_ON_CPU if it is there."""
         texts = {run.setup: run.text for run in self.runs if not run.workers and run.text}
         stock = texts.get(LOCAL)
-        ours = texts.get(ENDS, stock)
+        ours = texts.get(ENDS_ON_CPU, stock)
         return [
             f"{run.setup}, {count_of(run.workers, 'worker')}, {run.rtt_ms:g} ms"
             for run in self.runs

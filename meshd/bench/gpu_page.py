@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshd.bench.figures import ENDS, LOCAL, Figures, cell_table, count_table, promise_table, promises
+from meshd.bench.figures import ENDS_ON_CPU, LOCAL, Figures, cell_table, count_table, promise_table, promises
 from meshd.bench.page import markdown
 
 _SAME_ENDS = """\
@@ -93,5 +93,5 @@ def _texts(figures: Figures) -> str:
     alone = {run.setup: run.text for run in figures.runs if not run.workers}
     if LOCAL not in alone:
         return "One node alone did not run: no text was compared."
-    same = alone.get(ENDS, alone[LOCAL]) == alone[LOCAL]
+    same = alone.get(ENDS_ON_CPU, alone[LOCAL]) == alone[LOCAL]
     return "All produced the same text." if same else _SAME_ENDS

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from meshd.base.errors import UserError
 from meshd.bench.distance import as_json
-from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, BenchRun, Counted, Figures, promises
+from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun, Counted, Figures, promises
 from meshd.bench.gpu_page import GpuRunFacts
 from meshd.fleet.rpc_count import RpcCounts
 
@@ -39,7 +39,7 @@ class Found:
     def alone(self) -> int:
         """How often one node alone was measured, with its ends where stock and where meshd has them."""
         setups = Counter(run.setup for run in self.runs)
-        return min(setups[LOCAL], setups[ENDS])
+        return min(setups[LOCAL], setups[ENDS_ON_CPU])
 
 
 def encode(made: GpuRunFacts, found: Sequence[Found]) -> str:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from meshd.base.errors import MeshdError
 from meshd.process.ready import http_200
 
-ANSWER_SECONDS = 600.0
-LOOK_SECONDS = 0.004  # how exactly a load is timed
+_ANSWER_SECONDS = 600.0
+_LOOK_SECONDS = 0.004  # how exactly a load is timed
 SERVED_SECONDS = 0.01  # the same of a whole node, which is asked through a proxy
 HEALTH_SECONDS = 5.0
 
@@ -59,7 +59,7 @@ def _measure(place: Path, prompt_tokens: int, tokens: int) -> ChatAnswer:
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, place: Path) -> None:
-        super().__init__("localhost", timeout=ANSWER_SECONDS)
+        super().__init__("localhost", timeout=_ANSWER_SECONDS)
         self._place = place
 
     def connect(self) -> None:
@@ -72,7 +72,7 @@ async def until_loaded(place: Path) -> None:
     """Waits until it answers that it is ready."""
     ready = http_200(place)
     while not await ready():  # noqa: ASYNC110 - it is another program's socket
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def first_token(place: Path) -> None:

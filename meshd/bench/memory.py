@@ -13,7 +13,7 @@ from pathlib import Path
 from meshd.base.tasks import in_thread
 
 AT_HAND = 512 << 20
-LOOK_SECONDS = 0.004
+SAMPLE_SECONDS = 0.004
 _ORDER = Path("/sys/module/page_reporting/parameters/page_reporting_order")
 _LARGEST_ORDER = 20  # beyond every kernel's; what is not set is larger, or negative
 
@@ -43,5 +43,5 @@ async def give_back(held: mmap.mmap | None, place: Path) -> None:
     if held is None:
         return
     while not place.exists():  # noqa: ASYNC110, ASYNC240 - another program makes it; a look takes microseconds
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(SAMPLE_SECONDS)
     await in_thread(held.close)

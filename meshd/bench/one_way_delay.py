@@ -17,7 +17,7 @@ from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
 from meshd.process.ready import port_open
 
-ROUND_TRIPS = 25
+_ROUND_TRIPS = 25
 MESSAGE = b"t" * 2400  # about what a token's activations are
 
 
@@ -64,7 +64,7 @@ async def _round_trip(port: int) -> float:
     clock = asyncio.get_running_loop().time
     took = []
     try:
-        for _ in range(ROUND_TRIPS):
+        for _ in range(_ROUND_TRIPS):
             began = clock()
             writer.write(MESSAGE)
             await reader.readexactly(len(MESSAGE))

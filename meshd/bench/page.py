@@ -18,7 +18,7 @@ from meshd.bench.figures import (
     promises,
     with_spread,
 )
-from meshd.bench.published_figures import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_HERE
+from meshd.bench.published_figures import DELAYED, DELAYED_COMMAND, NEEDS_MORE, NOT_RUN
 from meshd.bench.ready_figures import ReadinessFigures
 from meshd.bench.ready_figures import promises as ready_promises
 from meshd.bench.ready_figures import table as ready_table
@@ -164,7 +164,7 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: Readines
         verdict=f"{lost} of {len(kept)} not held" if lost else "all held",
         promises=markdown(promise_table(kept)),
         rpc=markdown(rpc),
-        not_here=NOT_HERE,
+        not_here=NOT_RUN,
         delayed_command=DELAYED_COMMAND,
         delayed=markdown(delayed_table(delayed)),
         reported=markdown(reported_table()),
@@ -190,7 +190,7 @@ def delayed_table(delayed: Figures) -> Table:
         for setup, measured in speeds.items():
             middle = statistics.median(measured) if measured else 0.0
             share = f"{middle / first.setdefault(setup, middle):.2f}" if measured else ""
-            row += [with_spread(measured, ".1f") or NOT_HERE, share]
+            row += [with_spread(measured, ".1f") or NOT_RUN, share]
         rows.append(row)
     return ("NODES", "DELAY ms", "THEIRS", "SHARE", "STOCK", "SHARE", "MESHD", "SHARE"), rows
 

@@ -22,7 +22,7 @@ from meshd.bench.ready_figures import promises as ready_promises
 from meshd.build.pin import read_pin
 from meshd.config import load
 
-WORKERS, ROUND_TRIPS = (1, 2, 4), (0.0, 20.0, 50.0)
+WORKERS, DELAYS_MS = (1, 2, 4), (0.0, 20.0, 50.0)
 RUNS = 3  # of each cell
 DEFAULTS_WORKERS = 2  # with so many stock is measured as upstream ships it, too
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         model=None,
         cache=cache,
         workers=WORKERS,
-        round_trips=ROUND_TRIPS,
+        round_trips=DELAYS_MS,
         pairs=args.pairs,
         without=tuple(WITHOUT),
         defaults=DEFAULTS_WORKERS,

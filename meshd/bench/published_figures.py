@@ -8,7 +8,7 @@ The documents: *split by hand* (llama.cpp's RPC on one Apple M4 Max, with a prox
 from dataclasses import dataclass
 
 GLM, QWEN = "GLM-4.7-Flash-Q4_K_M.gguf", "Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf"
-NOT_HERE = "not run here"
+NOT_RUN = "not run here"
 
 
 @dataclass(frozen=True, slots=True)

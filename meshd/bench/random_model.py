@@ -19,10 +19,10 @@ from typing import BinaryIO
 
 from meshd.base.errors import UserError
 from meshd.build.cache import explained_disk_errors
+from meshd.model.ggml import F32, Q4_0
 
-HEAD = 128  # elements of an attention head: what every GPU kernel has
+HEAD_ELEMENTS = 128  # elements of an attention head: what every GPU kernel has
 _ALIGNMENT = 32
-_F32, _Q4_0 = 0, 2  # ggml_type
 _BLOCK, _BLOCK_BYTES = 32, 18  # of Q4_0: a scale in F16, and 32 numbers of 4 bits
 _CHUNK_BLOCKS = 1 << 14  # some 300 KB, which a processor's cache holds
 _SPREAD = math.sqrt(2 * sum(n * n for n in range(1, 8)) / 16)  # of the numbers -7 to 7, 0 twice as often
@@ -36,7 +36,7 @@ _EVEN = bytes((one or 8) | (two or 8) << 4 for two in range(16) for one in range
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`width` is HEAD times `heads`; `vocabulary`: tokens, of which the first 259 are no text."""
+    """`width` is HEAD_ELEMENTS times `heads`; `vocabulary`: tokens, of which the first 259 are no text."""
 
     layers: int
     width: int
@@ -101,7 +101,7 @@ def write_model(file: BinaryIO, shape: Shape, *, name: str) -> None:
     parts = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)), *pairs]
     offset = 0
     for tensor in tensors:
-        kind = _F32 if tensor.gain is None else _Q4_0
+        kind = F32 if tensor.gain is None else Q4_0
         dims = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
         parts += [_string(tensor.name), dims, struct.pack("<IQ", kind, offset)]
         offset += _padded(tensor.size)
@@ -114,7 +114,7 @@ def write_model(file: BinaryIO, shape: Shape, *, name: str) -> None:
 
 
 def _tensors(shape: Shape) -> Iterator[_Tensor]:
-    width, inner, kv = shape.width, shape.inner, shape.kv_heads * HEAD
+    width, inner, kv = shape.width, shape.inner, shape.kv_heads * HEAD_ELEMENTS
     yield _Tensor("token_embd.weight", (width, shape.vocabulary), _VOCABULARY_SCALE * math.sqrt(width))
     yield _Tensor("output_norm.weight", (width,))
     yield _Tensor("output.weight", (width, shape.vocabulary), _VOCABULARY_SCALE * math.sqrt(width))
@@ -175,7 +175,7 @@ def _metadata(shape: Shape, name: str) -> Iterator[bytes]:
     yield _number("llama.feed_forward_length", shape.inner)
     yield _number("llama.attention.head_count", shape.heads)
     yield _number("llama.attention.head_count_kv", shape.kv_heads)
-    yield _number("llama.rope.dimension_count", HEAD)
+    yield _number("llama.rope.dimension_count", HEAD_ELEMENTS)
     yield _string("llama.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-5)
     yield from _tokenizer(shape.vocabulary)
 

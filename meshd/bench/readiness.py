@@ -31,8 +31,8 @@ from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.node import LocalNode
 
-LOOK_SECONDS = 0.02  # for the beginning of a start, which the log dates
-READY_SECONDS = 300.0
+_LOOK_SECONDS = 0.02  # for the beginning of a start, which the log dates
+_READY_SECONDS = 300.0
 REMOTE = ("--device", "none")  # the head computes nothing but what is always its own: each token crosses
 
 
@@ -141,10 +141,10 @@ class Serving:
         return await self._until_ready()
 
     async def _until_ready(self) -> float:
-        async with asyncio.timeout(READY_SECONDS):
+        async with asyncio.timeout(_READY_SECONDS):
             asked = await asyncio.to_thread(self._asked)
             while len(asked) <= self._starts:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(_LOOK_SECONDS)
                 asked = await asyncio.to_thread(self._asked)
             await until_served(self._url)
         ready_at = time.time()

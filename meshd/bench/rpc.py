@@ -2,7 +2,7 @@
 
 All three run the same binaries with the same split at the same time and are asked in turn, so that a ratio
 compares neighbours in time. The bounds are those that meshd holds itself to (docs/benchmarks.md). Rows of the
-bare pump have none: they show what two hops in Python cost, whoever wrote them.
+bare pump have none: they show what any two hops in Python cost.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import first_error
+from meshd.bench.distant_run import PROMPT_TOKENS
 from meshd.bench.figures import Table, with_spread
 from meshd.bench.interface import BenchOutput, RpcBenchArgs
 from meshd.bench.llama import measure
@@ -26,7 +27,6 @@ from meshd.build.interface import BuildProgress, NativeInfo
 from meshd.build.native import build
 
 DECODE_TOKENS = 96
-PROMPT_TOKENS = 512
 LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: the output stays on the worker
 
 

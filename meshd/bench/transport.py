@@ -31,7 +31,7 @@ BESIDE_SECONDS = 12.0
 LINES = tuple(
     WanLine(rtt_ms=rtt, loss=loss, mbit=MBIT) for loss in (0.0, 0.005) for rtt in (20.0, 50.0, 100.0)
 )
-OURS = ("tcp", "quic", "webrtc")
+_OURS = ("tcp", "quic", "webrtc")
 FAST = frozenset({"tcp", "tls", "plain"})
 LIMIT_SECONDS = 150.0
 
@@ -78,7 +78,7 @@ async def _figures(args: TransportBenchArgs, out: BenchOutput) -> list[Figure]:
                     found.append(await measure(transport, line, bulk=WAN_BYTES, control=control))
     for other in ("cubic", "bbr") if args.beside else ():
         for transport in args.transports:
-            if transport in OURS:
+            if transport in _OURS:
                 out.progress(f"{transport} beside TCP {other}")
                 found.append(await share(transport, WanLine(rtt_ms=50.0, mbit=MBIT), other))
     return found

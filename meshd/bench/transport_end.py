@@ -22,13 +22,13 @@ from meshd.bench import transport_stock as stock
 from meshd.bench import wan
 from meshd.bench.transport_kinds import BenchPipe, BenchPlace, BenchTransport
 
-BLOCK = bytes(64 << 10)
+_BLOCK = bytes(64 << 10)
 MOST_TALK = 64 << 10
 PING_SIZES = (64, 10 << 10)
 WARM_PINGS = 30
 WARM_SECONDS = 2.0  # of a flow without end that do not count
 
-TRANSPORTS: Mapping[str, BenchTransport] = {
+_TRANSPORTS: Mapping[str, BenchTransport] = {
     "tcp": kinds.tcp,
     "webrtc": kinds.webrtc,
     "tls": kinds.tls,
@@ -102,13 +102,13 @@ async def _near(pipe: BenchPipe, orders: EndOrders) -> tuple[float, tuple[float,
     seconds = 0.0
     if orders.bulk:
         began = loop.time()
-        for _ in range(orders.bulk // len(BLOCK)):
-            await pipe.send([BLOCK])
+        for _ in range(orders.bulk // len(_BLOCK)):
+            await pipe.send([_BLOCK])
         await _read(pipe, 1)
         seconds = loop.time() - began
     end = loop.time() + orders.seconds
     while loop.time() < end:
-        await pipe.send([BLOCK])
+        await pipe.send([_BLOCK])
     medians = []
     for size in PING_SIZES if orders.pings else ():
         times = []
@@ -128,7 +128,7 @@ async def _far(pipe: BenchPipe, orders: EndOrders) -> float:
     await _read(pipe, 1)
     await pipe.send([b"!"])
     if orders.bulk:
-        await _read(pipe, orders.bulk // len(BLOCK) * len(BLOCK))
+        await _read(pipe, orders.bulk // len(_BLOCK) * len(_BLOCK))
         await pipe.send([b"!"])
     for size in PING_SIZES if orders.pings else ():
         for _ in range(WARM_PINGS + orders.pings):
@@ -155,7 +155,7 @@ async def _measure(orders: EndOrders) -> EndResult:
         sock.setblocking(False)
         talk = _SocketTalk(sock)
         isolated = orders.device >= 0 or orders.join > 0
-        own, other = (wan.NEAR, wan.FAR) if orders.is_near else (wan.FAR, wan.NEAR)
+        own, other = (wan.NEAR_HOST, wan.FAR_HOST) if orders.is_near else (wan.FAR_HOST, wan.NEAR_HOST)
         place = BenchPlace(
             is_near=orders.is_near,
             host=own if isolated else "127.0.0.1",
@@ -166,7 +166,7 @@ async def _measure(orders: EndOrders) -> EndResult:
         _write("ready")
         await asyncio.to_thread(sys.stdin.readline)  # all pairs begin together
         began = asyncio.get_running_loop().time()
-        async with TRANSPORTS[orders.transport](place) as pipe:
+        async with _TRANSPORTS[orders.transport](place) as pipe:
             connected = asyncio.get_running_loop().time() - began
             seconds, rate = 0.0, 0.0
             pings: tuple[float, ...] = ()
@@ -207,7 +207,7 @@ def _settle(orders: EndOrders) -> deque[int]:
     if orders.join:
         wan.join(orders.join)
     elif orders.device >= 0:
-        own, other = (wan.NEAR, wan.FAR) if orders.is_near else (wan.FAR, wan.NEAR)
+        own, other = (wan.NEAR_HOST, wan.FAR_HOST) if orders.is_near else (wan.FAR_HOST, wan.NEAR_HOST)
         device = wan.enter(own, other)
         kept.append(device)
         with socket.socket(fileno=orders.device) as sock:

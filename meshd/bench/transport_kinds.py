@@ -30,7 +30,7 @@ from meshd.link.webrtc.links import WebRtcLinks
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 
-READ_BYTES = 256 << 10
+_READ_BYTES = 256 << 10
 
 
 class BenchTalk(Protocol):
@@ -191,7 +191,7 @@ class _BenchStreamPipe:
         await self._writer.drain()
 
     async def receive(self) -> bytes:
-        return await self._reader.read(READ_BYTES)
+        return await self._reader.read(_READ_BYTES)
 
 
 @asynccontextmanager
@@ -214,7 +214,7 @@ async def _streams(
 ) -> AsyncIterator[BenchPipe]:
     if place.is_near:
         port = int(await place.talk.receive())
-        reader, writer = await asyncio.open_connection(place.far_host, port, ssl=client, limit=READ_BYTES)
+        reader, writer = await asyncio.open_connection(place.far_host, port, ssl=client, limit=_READ_BYTES)
         if place.control and sys.platform == "linux":
             # by socket: a network of its own takes no default but the machine's (tcp_congestion_control)
             sock = writer.get_extra_info("socket")
@@ -228,7 +228,7 @@ async def _streams(
         place.host,
         0,
         ssl=server,
-        limit=READ_BYTES,
+        limit=_READ_BYTES,
     )
     await place.talk.send(str(listening.sockets[0].getsockname()[1]).encode())
     async with listening:

@@ -13,8 +13,8 @@ from meshd.bench.transport_kinds import BenchPipe, BenchPlace
 from meshd.identity.certificate import make_link_certificate
 
 MESSAGE_BYTES = 16 << 10
-HIGH_BYTES = 1 << 20  # what is queued inside the library before the sender waits
-READ_BYTES = 256 << 10
+_HIGH_BYTES = 1 << 20  # what is queued inside the library before the sender waits
+_READ_BYTES = 256 << 10
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ class _ChannelPipe:
         self._channel = channel
         self._chunks: deque[bytes] = deque()
         self._readable, self._writable = asyncio.Event(), asyncio.Event()
-        channel.bufferedAmountLowThreshold = HIGH_BYTES // 2
+        channel.bufferedAmountLowThreshold = _HIGH_BYTES // 2
         channel.on("message", self._arrived)
         channel.on("bufferedamountlow", self._writable.set)
 
@@ -65,7 +65,7 @@ class _ChannelPipe:
         whole = b"".join(data)
         for at in range(0, len(whole), MESSAGE_BYTES):
             self._channel.send(whole[at : at + MESSAGE_BYTES])
-        while self._channel.bufferedAmount > HIGH_BYTES:
+        while self._channel.bufferedAmount > _HIGH_BYTES:
             self._writable.clear()
             await self._writable.wait()
 
@@ -123,11 +123,11 @@ class _StockQuicPipe:
         transport = self._writer.transport
         connection = transport.protocol._quic  # type: ignore[attr-defined]
         sender = connection._streams[transport.stream_id].sender  # type: ignore[attr-defined]
-        while len(sender._buffer) > HIGH_BYTES:  # noqa: ASYNC110 - nobody tells
+        while len(sender._buffer) > _HIGH_BYTES:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
 
     async def receive(self) -> bytes:
-        data = await self._reader.read(READ_BYTES)
+        data = await self._reader.read(_READ_BYTES)
         if not data:
             raise MeshdError("the connection ended")
         return data
@@ -163,7 +163,7 @@ async def iroh(place: BenchPlace) -> AsyncIterator[BenchPipe]:
             await stream.send().write_all(b"".join(data))
 
         async def receive(self) -> bytes:
-            return bytes(await stream.recv().read(READ_BYTES))
+            return bytes(await stream.recv().read(_READ_BYTES))
 
     yield StockStream()
     await endpoint.close()

@@ -13,9 +13,9 @@ from meshd.base.errors import MeshdError
 
 BULK_BYTES = 512 << 20
 CHUNK_BYTES = 256 << 10
-ROUND_TRIPS = 2000
+_ROUND_TRIPS = 2000
 SMALL_BYTES = 64
-START_SECONDS = 30.0
+_START_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ async def _ping(port: int) -> float:
     loop = asyncio.get_running_loop()
     times = []
     small = bytes(SMALL_BYTES)
-    for _ in range(ROUND_TRIPS):
+    for _ in range(_ROUND_TRIPS):
         began = loop.time()
         writer.write(small)
         await reader.readexactly(SMALL_BYTES)
@@ -141,7 +141,7 @@ async def program(*arguments: str) -> AsyncIterator[str]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(START_SECONDS):
+        async with asyncio.timeout(_START_SECONDS):
             line = await process.stdout.readline()
         if not line:
             raise MeshdError(f"the endpoint `{arguments[0]}` did not start")

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.base.errors import UserError
+from meshd.fleet.networks import CLONE_NEWNET, CLONE_NEWUSER
 from meshd.fleet.tun import make_device
+from meshd.fleet.wire import BATCH
 
-NEAR, FAR = "10.77.0.1", "10.77.0.2"
-QUEUE_BYTES = 512 << 10
+NEAR_HOST, FAR_HOST = "10.77.0.1", "10.77.0.2"
+_QUEUE_BYTES = 512 << 10
 TICK = 0.0002  # seconds; what is due within one is sent with it
-_BATCH = 64
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def enter(own: str, other: str) -> int:
     Raises UserError where that is not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNET) != 0 and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+    if libc.unshare(CLONE_NEWNET) != 0 and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
         reason = os.strerror(ctypes.get_errno()).lower()
         raise UserError(f"cannot create a network namespace: {reason}", hint="run the bench as root")
     try:
@@ -59,7 +59,7 @@ def join(process: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     number = os.open(f"/proc/{process}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if libc.setns(number, _CLONE_NEWNET) != 0:
+        if libc.setns(number, CLONE_NEWNET) != 0:
             reason = os.strerror(ctypes.get_errno()).lower()
             raise UserError(
                 f"cannot enter the network of `{process}`: {reason}", hint="run the bench as root"
@@ -95,7 +95,7 @@ class _Direction:
         self._free_at = 0.0
 
     def read(self, now: float) -> None:
-        for _ in range(_BATCH):
+        for _ in range(BATCH):
             try:
                 packet = os.read(self.source, 1 << 16)
             except OSError:
@@ -107,7 +107,7 @@ class _Direction:
         due = now
         if self._line.mbit:
             rate = self._line.mbit * 125_000
-            if (self._free_at - now) * rate + len(packet) > QUEUE_BYTES:
+            if (self._free_at - now) * rate + len(packet) > _QUEUE_BYTES:
                 return
             self._free_at = due = max(now, self._free_at) + len(packet) / rate
         self._held.append((due + self._line.rtt_ms / 2000, packet))

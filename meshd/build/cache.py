@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.interface import STOCK, BuildProgress, NativeInfo, ProgressCallback, Stage
+from meshd.build.interface import BuildProgress, NativeInfo, ProgressCallback, Stage
+from meshd.wire.native import STOCK_PATCHES
 
 _STAMP = "stamp.json"
 _MAX_STAMP = 64 * 1024
@@ -30,7 +31,7 @@ class BuildKey:
 
     @property
     def name(self) -> str:
-        patches = self.patches_sha256 if self.patches_sha256 == STOCK else self.patches_sha256[:12]
+        patches = self.patches_sha256 if self.patches_sha256 == STOCK_PATCHES else self.patches_sha256[:12]
         return f"{self.commit[:9]}-{patches}-{self.backend}-{self.cpu}"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-STOCK = "stock"  # in place of the patches' hash: upstream as it is
+from meshd.wire.native import STOCK_PATCHES
 
 RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, LLAMA_QUANTIZE = (
     "rpc-server",
@@ -36,7 +36,7 @@ class NativeInfo:
 
     @property
     def patched(self) -> bool:
-        return self.patches_sha256 != STOCK
+        return self.patches_sha256 != STOCK_PATCHES
 
 
 class Stage(StrEnum):

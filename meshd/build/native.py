@@ -15,7 +15,6 @@ from meshd.build.interface import (
     LLAMA_QUANTIZE,
     LLAMA_SERVER,
     RPC_SERVER,
-    STOCK,
     BuildProgress,
     NativeInfo,
     ProgressCallback,
@@ -24,6 +23,7 @@ from meshd.build.interface import (
 from meshd.build.machine import cpu_kind, need_compiler, need_tools, resolve_backend
 from meshd.build.pin import Pin, read_pin
 from meshd.build.tree import Tree, check_source
+from meshd.wire.native import STOCK_PATCHES
 
 _TARGETS = {RPC_SERVER: "ggml-rpc-server", LLAMA_SERVER: "llama-server", LLAMA_BENCH: "llama-bench"}
 _TOOLS = {LLAMA_QUANTIZE: "llama-quantize"}
@@ -87,7 +87,7 @@ async def _make(
     tree: Tree, pin: Pin, key: BuildKey, folder: Path, targets: Mapping[str, str], progress: ProgressCallback
 ) -> NativeInfo:
     """Patch, compile, and store what came of it. Raises UserError, OSError."""
-    patched = key.patches_sha256 != STOCK
+    patched = key.patches_sha256 != STOCK_PATCHES
     await asyncio.to_thread(tree.patch, pin.patches if patched else ())
     await compile_tree(tree, backend=key.backend, targets=list(targets.values()), progress=progress)
     built = {name: tree.build / "bin" / target for name, target in targets.items()}
@@ -113,7 +113,7 @@ async def _fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress
 
 
 def _key(pin: Pin, backend: str, *, patched: bool) -> BuildKey:
-    return BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK, backend, cpu_kind())
+    return BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK_PATCHES, backend, cpu_kind())
 
 
 def read_bin_dir(path: Path, *, head: bool = True) -> NativeInfo:
@@ -143,4 +143,4 @@ def read_bin_dir(path: Path, *, head: bool = True) -> NativeInfo:
                 hint="name the directory with llama.cpp's binaries, usually `build/bin`; a build without "
                 "`-DGGML_RPC=ON` has no rpc-server",
             )
-    return NativeInfo("unknown", STOCK, "unknown", path, found)
+    return NativeInfo("unknown", STOCK_PATCHES, "unknown", path, found)

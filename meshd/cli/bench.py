@@ -24,8 +24,7 @@ _USUAL = {  # workers, round trips
     "latency": ("2", "0,5,10,20,30,50"),
     "ready": ("1,2,4", "0,20,50"),
 }
-MOST_WORKERS = 15  # llama.cpp takes 16 devices
-USAGE = """\
+_USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--compute-only]
                                       [--without push] [--svg FILE] [--json]
        meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
@@ -36,7 +35,7 @@ meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, and on what."""
-    parser.usage = USAGE
+    parser.usage = _USAGE
     parser.add_argument(
         "what",
         metavar=WHAT,
@@ -48,6 +47,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pairs", metavar="N", help="number of paired runs; for ready, runs per cell (default: 3)"
     )
+    _distance_arguments(parser)
+    _proxy_arguments(parser)
+    transport = parser.add_argument_group("transport")
+    transport.add_argument(
+        "--ways", metavar="LIST", help="links to measure, such as webrtc,aiortc (default: all)"
+    )
+    transport.add_argument(
+        "--only", choices=("loopback", "lines", "beside"), help="part to run (default: all three)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _distance_arguments(parser: argparse.ArgumentParser) -> None:
     distance = parser.add_argument_group("load, nodes, latency and ready (which takes --workers and --rtt)")
     distance.add_argument(
         "--workers",
@@ -68,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also measure meshd without: push (activations straight from worker to worker)",
     )
     distance.add_argument("--svg", metavar="FILE", help="write a plot to this file")
+
+
+def _proxy_arguments(parser: argparse.ArgumentParser) -> None:
     alone = parser.add_argument_group("latency, as a proxy only")
     alone.add_argument(
         "--proxy", metavar="LISTEN:TARGET", help="run only the delaying proxy: two ports, or HOST:PORT each"
@@ -76,14 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     alone.add_argument(
         "--count-rpc", action="store_true", help="count round trips and bytes of llama.cpp's RPC"
     )
-    transport = parser.add_argument_group("transport")
-    transport.add_argument(
-        "--ways", metavar="LIST", help="links to measure, such as webrtc,aiortc (default: all)"
-    )
-    transport.add_argument(
-        "--only", choices=("loopback", "lines", "beside"), help="part to run (default: all three)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -123,9 +130,11 @@ def _rpc(args: Arguments, out: Output) -> int:
 
 def _cells(args: Arguments) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Workers and round trips."""
+    from meshd.model.llama_placement import MAX_SPLIT_DEVICES
+
     usual = _USUAL[args.what]
     workers = tuple(
-        number("--workers", part, 1, MOST_WORKERS) for part in (args.workers or usual[0]).split(",")
+        number("--workers", part, 1, MAX_SPLIT_DEVICES) for part in (args.workers or usual[0]).split(",")
     )
     return workers, milliseconds("--rtt", args.rtt or usual[1])
 

@@ -26,7 +26,7 @@ from meshd.cli.output import Output
 from meshd.config import home_here
 
 USE = "`meshd expose NAME HOST:PORT --to PEER`, `meshd expose ls` or `meshd expose rm NAME`"
-USAGE = """\
+_USAGE = """\
 meshd expose NAME HOST:PORT [--to PEER ...] [--json]
        meshd expose ls [--json]
        meshd expose rm NAME"""
@@ -34,7 +34,7 @@ meshd expose NAME HOST:PORT [--to PEER ...] [--json]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """NAME HOST:PORT, or ls, or rm NAME; --to, --json."""
-    parser.usage = USAGE
+    parser.usage = _USAGE
     parser.add_argument("words", metavar="NAME HOST:PORT | ls | rm NAME", nargs="+", help="as above")
     parser.add_argument(
         "--to",

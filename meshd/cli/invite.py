@@ -28,9 +28,9 @@ from meshd.config import home_here
 DEFAULT_EXPIRES = "24h"
 DEFAULT_USES = "1"
 DEFAULT_ROLES = ("use", "work")
-MAX_NAMED = 20  # of those who joined by an invite
-ROLES = ("work", "use", "invite", "admin")
-USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--json]
+MAX_JOINED_SHOWN = 20  # of those who joined by an invite
+_ROLES = ("work", "use", "invite", "admin")
+_USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--json]
        meshd invite ls [--json]
        meshd invite revoke ID [--yes]"""
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--qr", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    parser.usage = USAGE
+    parser.usage = _USAGE
     below = parser.add_subparsers(
         dest="action", prog="meshd invite", help=argparse.SUPPRESS, parser_class=Parser
     )
@@ -93,8 +93,8 @@ def run(args: Arguments, out: Output) -> int:
 def _request(args: Arguments) -> InviteRequest:
     roles = [part for text in args.role or DEFAULT_ROLES for part in text.split(",")]
     for role in roles:
-        if role not in ROLES:
-            raise UsageError(f"cannot use `--role {role}`: expected one of {', '.join(ROLES)}")
+        if role not in _ROLES:
+            raise UsageError(f"cannot use `--role {role}`: expected one of {', '.join(_ROLES)}")
     return InviteRequest(
         expires_s=duration("--expires", args.expires),
         uses=number("--uses", args.uses, 1, 1000),
@@ -111,7 +111,7 @@ def _create(home: Path, request: InviteRequest) -> InviteReply:
 
     from meshd.admin.authority import load_addresses
     from meshd.cli.offline import authority
-    from meshd.identity.invite import SECRET_BYTES
+    from meshd.identity.invite import INVITE_SECRET_BYTES
 
     with authority(home) as (store, books):
         candidates = load_addresses(store)
@@ -125,7 +125,7 @@ def _create(home: Path, request: InviteRequest) -> InviteReply:
             expires_s=request.expires_s,
             uses=request.uses,
             roles=request.roles,
-            secret=secrets.token_bytes(SECRET_BYTES),
+            secret=secrets.token_bytes(INVITE_SECRET_BYTES),
             candidates=candidates,
         )
 
@@ -171,7 +171,7 @@ def _called(nodes: Sequence[Joined], count: int) -> str:
             return short
         return node.name if names.count(node.name) == 1 else f"{node.name} ({short})"
 
-    shown = [called(node) for node in reversed(nodes)][:MAX_NAMED]
+    shown = [called(node) for node in reversed(nodes)][:MAX_JOINED_SHOWN]
     return ", ".join(shown) + (f" and {count - len(shown)} more" if count > len(shown) else "")
 
 

@@ -15,7 +15,7 @@ from meshd.cli.output import Output, clean
 from meshd.config import home_here
 
 DEFAULT_LINES = 100
-LOOK_SECONDS = 0.25
+_LOOK_SECONDS = 0.25
 TAIL_BYTES = 4 << 20  # of each file; its lines are long enough for any --lines worth reading
 
 
@@ -53,7 +53,7 @@ def run(args: Arguments, out: Output) -> int:
         for text in log.tail(lines):
             _print(out, log, text, several)
     while args.follow:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)
         known = {log.path for log in followed}
         followed += [Followed(path) for path in _choose(folder, args.child) if path not in known]
         several = several or len(followed) > 1

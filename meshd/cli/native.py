@@ -16,7 +16,7 @@ from meshd.config import load
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
     from meshd.build.interface import BuildProgress, NativeInfo
 
-BACKENDS = ("auto", "cpu", "metal", "cuda", "vulkan", "hip")
+_BACKENDS = ("auto", "cpu", "metal", "cuda", "vulkan", "hip")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
-        choices=BACKENDS,
+        choices=_BACKENDS,
         default="auto",
         metavar="B",
-        help=f"what to compute on: {', '.join(BACKENDS)} (default: auto)",
+        help=f"what to compute on: {', '.join(_BACKENDS)} (default: auto)",
     )
 
 

@@ -11,7 +11,7 @@ from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
 from meshd.cli.output import Output
 
 OPTIONS = ("links.stun", "links.relays", "links.no_portmap")
-CHECK_SECONDS = 30.0
+_CHECK_SECONDS = 30.0
 _WIDTH = 14
 
 
@@ -44,7 +44,7 @@ def _reply(args: Arguments, out: Output) -> NetcheckReply:
     own = args.config is not None or any(vars(args).get(name) is not None for name in OPTIONS)
     if not own:
         try:
-            return ask(home_here(), NetcheckRequest(fresh=not args.cached), seconds=CHECK_SECONDS)
+            return ask(home_here(), NetcheckRequest(fresh=not args.cached), seconds=_CHECK_SECONDS)
         except NotRunning:
             if args.cached:
                 raise

@@ -14,7 +14,7 @@ from meshd.cli.output import Output
 from meshd.config import home_here
 
 DEFAULT_COUNT = 4
-PAUSE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.5
 REPLY_MARGIN_SECONDS = 5.0
 MISTAKE = "user"  # what was asked cannot be done: asking again changes nothing
 
@@ -43,7 +43,7 @@ def run(args: Arguments, out: Output) -> int:
     with Client(home_here()) as client:
         for turn in range(count):
             if turn:
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(_PAUSE_SECONDS)
             try:
                 reply = client.ask(
                     PingRequest(peer=args.peer, timeout_s=seconds),

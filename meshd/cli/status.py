@@ -69,6 +69,29 @@ def summary(status: Status) -> str:
 
 def show(status: Status, out: Output) -> None:
     """The whole status for a person."""
+    _show_node(status, out)
+    if status.model is not None:
+        _show_model(status.model, out)
+    if status.store is not None and (status.store.limit or status.store.bytes):
+        there, most = in_bytes(status.store.bytes), in_bytes(status.store.limit)
+        count = in_number(status.store.tensors, "tensor")
+        out.line(f"cache   {there} of {most}: {count} downloaded")
+    out.line()
+    print_peers(status, out)
+    _show_tunnels(status, out)
+    if status.children:
+        out.line()
+        out.table(
+            ("CHILD", "PROCESS", "STATE", "RESTARTS", "REASON"),
+            [(c.name, str(c.pid or "-"), c.state, str(c.restarts), c.reason) for c in status.children],
+        )
+    for warning in status.warnings:
+        out.line()
+        out.line(f"{warning.severity}: {warning.what} [{warning.code}]")
+        out.line(f"  hint: {warning.hint}")
+
+
+def _show_node(status: Status, out: Output) -> None:
     node = status.node
     out.line(f"node    {node.name} ({node.id[:10]})  {node.role}, meshd {node.version}, process {node.pid}")
     out.line(f"        up {in_time(node.uptime_s)}, {in_bytes(node.rss_bytes)} of memory")
@@ -86,40 +109,24 @@ def show(status: Status, out: Output) -> None:
         ready = "ready" if api.ready else "not ready"
         requests, tokens = in_number(api.requests, "request"), in_number(api.tokens, "token")
         out.line(f"api     {api.url}  {ready}, {requests}, {tokens}")
-    if status.model is not None:
-        _show_model(status.model, out)
-    if status.store is not None and (status.store.limit or status.store.bytes):
-        there, most = in_bytes(status.store.bytes), in_bytes(status.store.limit)
-        count = in_number(status.store.tensors, "tensor")
-        out.line(f"cache   {there} of {most}: {count} downloaded")
+
+
+def _show_tunnels(status: Status, out: Output) -> None:
+    if not status.tunnels:
+        return
+    rows = [
+        (
+            _peer_name(status, tunnel.peer),
+            tunnel.service,
+            tunnel.listen,
+            str(tunnel.streams),
+            in_bytes(tunnel.sent_bytes),
+            in_bytes(tunnel.received_bytes),
+        )
+        for tunnel in status.tunnels
+    ]
     out.line()
-    print_peers(status, out)
-    if status.tunnels:
-        out.line()
-        out.table(
-            ("TUNNEL TO", "SERVICE", "LISTENS ON", "STREAMS", "SENT", "RECEIVED"),
-            [
-                (
-                    _peer_name(status, tunnel.peer),
-                    tunnel.service,
-                    tunnel.listen,
-                    str(tunnel.streams),
-                    in_bytes(tunnel.sent_bytes),
-                    in_bytes(tunnel.received_bytes),
-                )
-                for tunnel in status.tunnels
-            ],
-        )
-    if status.children:
-        out.line()
-        out.table(
-            ("CHILD", "PROCESS", "STATE", "RESTARTS", "REASON"),
-            [(c.name, str(c.pid or "-"), c.state, str(c.restarts), c.reason) for c in status.children],
-        )
-    for warning in status.warnings:
-        out.line()
-        out.line(f"{warning.severity}: {warning.what} [{warning.code}]")
-        out.line(f"  hint: {warning.hint}")
+    out.table(("TUNNEL TO", "SERVICE", "LISTENS ON", "STREAMS", "SENT", "RECEIVED"), rows)
 
 
 def _show_model(model: ModelStatus, out: Output) -> None:

@@ -18,7 +18,7 @@ from meshd.cli.output import Output
 from meshd.config import home_here
 
 DEFAULT_SECONDS = 60
-POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +89,7 @@ def end_daemon(home: Path, request: StopRequest | LeaveRequest, seconds: float) 
 
 
 class StoppingDaemon:
-    """A process whose end can be waited for, whoever its parent is; a context manager."""
+    """A process whose end can be waited for, even by another than its parent; a context manager."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -122,7 +122,7 @@ class StoppingDaemon:
         while not _is_gone(self.pid):
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return True
 
 

@@ -43,7 +43,7 @@ class NodeConfig:
     """Who this node is. `join` is the invite token itself once the verb has read it, else empty."""
 
     name: str = field(default_factory=host_name)
-    join: str = field(default="", repr=False)  # a secret: whoever holds it may join the mesh
+    join: str = field(default="", repr=False)  # a secret: it admits its bearer to the mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,12 +31,10 @@ from meshd.admin.authority import Authority
 from meshd.admin.health import examine
 from meshd.admin.net_api import NetcheckReply, NetcheckRequest
 from meshd.admin.snapshot import (
-    api_view,
     child_views,
     link_path,
     mdns_view,
     peer_views,
-    store_view,
     tunnel_views,
 )
 from meshd.admin.status import MeshView, NodeView, Status
@@ -119,9 +117,9 @@ class DaemonControl(TunnelAnswers):
             tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), self._names()),
             children=child_views(role.children),
             model=role.model,
-            api=api_view(parts.gateway()),
+            api=parts.gateway(),
             mdns=mdns_view(parts.mdns()),
-            store=store_view(role.store),
+            store=role.store,
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
         return examine(

@@ -69,23 +69,10 @@ class MemberNode:
         self.book = self._kept_book.book
         remember(entered, self._kept_book, self.bans, home)
         keep_name(home, config.node.name)
-        numbers = Numbering(
-            home.counters.reserve_sequences, last=home.counters.last_sequence(), now=int(time.time())
-        )
         self._callers = Callers()
         self.mesh_port = mesh_port
         self.node = self._make_node(role, native)
-        self.transports = Transports(
-            self,
-            config=config,
-            home=home,
-            key=key,
-            membership=membership,
-            node=self.node,
-            book=self.book,
-            invites=self.invites,
-            mesh_port=mesh_port,
-        )
+        self.transports = self._make_transports()
         self.mesh = PeerMesh(
             node=self.node,
             book=self.book,
@@ -93,13 +80,7 @@ class MemberNode:
             rng=secrets.SystemRandom().random,
             signer=Signer(key, membership.mesh),
         )
-        self.local = LocalMember(
-            Signature(key, membership.chain, config.node.name, role),
-            reach=self.transports,
-            mesh=self.mesh,
-            numbers=numbers,
-            save=partial(save_addresses, home),
-        )
+        self.local = self._make_local(role)
         self._inviter = self._make_inviter()
 
     def _make_node(self, role: str, native: NativeVersion) -> Node:
@@ -117,6 +98,31 @@ class MemberNode:
             random=secrets.token_bytes,
             save_bans=lambda: self._home.keep_revocations(self.bans),
             host=self,
+        )
+
+    def _make_transports(self) -> Transports:
+        return Transports(
+            self,
+            config=self._config,
+            home=self._home,
+            key=self._key,
+            membership=self.membership,
+            node=self.node,
+            book=self.book,
+            invites=self.invites,
+            mesh_port=self.mesh_port,
+        )
+
+    def _make_local(self, role: str) -> LocalMember:
+        counters = self._home.counters
+        return LocalMember(
+            Signature(self._key, self.membership.chain, self._config.node.name, role),
+            reach=self.transports,
+            mesh=self.mesh,
+            numbers=Numbering(
+                counters.reserve_sequences, last=counters.last_sequence(), now=int(time.time())
+            ),
+            save=partial(save_addresses, self._home),
         )
 
     def _make_inviter(self) -> Inviter:

@@ -42,7 +42,7 @@ class PortMember(Protocol):
 class MeshPort:
     """The mesh port, bound before it is known as which member this node answers there.
 
-    Whoever connects waits until the listener is served, which is after `answer_as`.
+    Connections wait until the listener is served, which is after `answer_as`.
     """
 
     def __init__(self, *, asked: HostPort | None, home: Home) -> None:

@@ -11,22 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import RemoteProtocolError, UserError
+from meshd.base.listening_socket import LOOPBACK_HOST
 from meshd.base.tasks import Owner, first_error
 from meshd.process.child import OwnedChild
 from meshd.process.handover import ReportPipe
-from meshd.process.interface import ChildFailed, ChildSpec
-from meshd.process.ports import HOST, listening_socket
+from meshd.process.interface import SHOWN_LINES, ChildFailed, ChildSpec
+from meshd.process.ports import listening_socket
 from meshd.process.ready import port_open
 from meshd.process.run import run_to_end
 from meshd.role.interface import NativeBuild
 from meshd.role.native.command_lines import REPORT_VARIABLE
 from meshd.rpc import probe
 from meshd.rpc.protocol import ANSWER
-from meshd.wire.native import STOCK, UNKNOWN
+from meshd.wire.native import STOCK_PATCHES, UNKNOWN
 
-START_SECONDS = 30.0  # a backend for a GPU takes seconds for its first device
+_START_SECONDS = 30.0  # a backend for a GPU takes seconds for its first device
 LIST_SECONDS = 60.0
-SHOWN_LINES = 3
 OWN_BUILD = (
     "build the pinned version of llama.cpp with `-DGGML_RPC=ON`, or omit --native-bin and run "
     "`meshd native build`"
@@ -67,8 +67,8 @@ async def check_native(native: NativeBuild, *, protocol: str, logs: Path, head: 
 def _patches(stamped: str, *, patched: bool) -> str:
     """What is known of the patches: the binaries say whether there are any, a stamp which."""
     if not patched:
-        return STOCK
-    return UNKNOWN if stamped == STOCK else stamped
+        return STOCK_PATCHES
+    return UNKNOWN if stamped == STOCK_PATCHES else stamped
 
 
 def _fits(spoken: str, protocol: str) -> bool:
@@ -84,10 +84,10 @@ async def _running(program: Path, logs: Path) -> AsyncIterator[int]:
         port: int = free.getsockname()[1]
     spec = ChildSpec(
         name=program.name,
-        argv=(str(program), "--host", HOST, "--port", str(port)),
+        argv=(str(program), "--host", LOOPBACK_HOST, "--port", str(port)),
         log=logs / "native-check.log",
         probe=port_open(port),
-        ready_timeout=START_SECONDS,
+        ready_timeout=_START_SECONDS,
     )
     child = OwnedChild(lambda: spec, name=program.name)
     async with Owner() as owner:
@@ -104,8 +104,8 @@ async def _greet(program: Path, port: int) -> probe.Greeting:
     """Its answer to HELLO."""
     writer = None
     try:
-        async with asyncio.timeout(START_SECONDS):
-            reader, writer = await asyncio.open_connection(HOST, port)
+        async with asyncio.timeout(_START_SECONDS):
+            reader, writer = await asyncio.open_connection(LOOPBACK_HOST, port)
             writer.write(probe.hello())
             (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
             if size > _HELLO_BYTES:
@@ -127,7 +127,7 @@ async def _list_devices(program: Path, port: int, logs: Path) -> bool:
     with ReportPipe() as report:
         spec = ChildSpec(
             name="llama-server check",
-            argv=(str(program), "--rpc", f"{HOST}:{port}", "--list-devices"),
+            argv=(str(program), "--rpc", f"{LOOPBACK_HOST}:{port}", "--list-devices"),
             log=logs / "native-check-head.log",
             on_line=lines.append,
             env={REPORT_VARIABLE: str(report.child_end)},

@@ -13,7 +13,7 @@ from pathlib import Path
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
 from meshd.base.errors import UserError
-from meshd.base.listening_socket import listen_in, remove_stale
+from meshd.base.listening_socket import LOOPBACK_HOST, listen_in, remove_stale
 from meshd.base.stopped_process import is_stopped
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.build.machine import how_to_build
@@ -27,12 +27,12 @@ from meshd.process.child import OwnedChild
 from meshd.process.connections import Address, ConnectionOwners
 from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
-from meshd.process.ports import HOST, listening_socket
+from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
 from meshd.process.spent import spent
 from meshd.role.interface import NativeBuild, Processes, RolePaths, RoleRuntime, TunnelRequest, Tunnels
-from meshd.tunnel.compressed import VERSION
+from meshd.tunnel.compressed import COMPRESSED_VERSION
 from meshd.tunnel.compression_policy import judge
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
@@ -81,7 +81,7 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime
             open=functools.partial(_open_tunnel, config.links.compress, mesh, sockets, ConnectionOwners()),
             connect_through=connect_through,
             random=secrets.token_bytes,
-            compressed=0 if config.links.compress == "off" else VERSION,
+            compressed=0 if config.links.compress == "off" else COMPRESSED_VERSION,
             always_compressed=config.links.compress == "on",
         ),
         paths=RolePaths(
@@ -112,7 +112,7 @@ def make_processes(sockets: Path) -> Processes:
 def _open_tunnel(
     setting: str, mesh: Mesh, sockets: Path, owners: ConnectionOwners, asked: TunnelRequest
 ) -> Forward:
-    takes = asked.compressed == VERSION
+    takes = asked.compressed == COMPRESSED_VERSION
     owner_pid, secret = asked.client.owner_pid, asked.client.secret
     return Forward(
         mesh=mesh,
@@ -121,7 +121,7 @@ def _open_tunnel(
         metadata=asked.metadata,
         secret=secret,
         owner_check=None if secret or owner_pid is None else _owned_by(owner_pid, owners),
-        listen=sockets if secret else (HOST, 0),  # who shows a secret is patched, and knows both
+        listen=sockets if secret else (LOOPBACK_HOST, 0),  # who shows a secret is patched, and knows both
         saved=asked.client.saved,
         watch=asked.watch,
         greeting=asked.greeting,
@@ -168,7 +168,7 @@ async def _first_token(place: Path) -> ReadyReport:
 def _owned_by(pid: Callable[[], int | None], owners: ConnectionOwners) -> OwnerCheck:
     """For a stock llama-server, which shows no secret: the system must say that the connection is its own.
 
-    Where it does not tell, whoever reaches the loopback port is taken for it, and that is said once.
+    Where the system does not tell, every client of the loopback port is taken for it; the log says so once.
     """
 
     async def owned_by_child(client: Address, server: Address) -> bool:

@@ -154,7 +154,7 @@ class Daemon:
                         await built.gateway.started.wait()
                     work.start(built.role.serve(), name=self._role)
                     gc.collect()
-                    gc.freeze()  # what is there now stays: later collections need not walk it each time
+                    gc.freeze()  # objects that exist now stay: later collections need not walk them each time
                     await member.transports.network_state.first_look()
                     await member.transports.known_outside()  # a token names the outer address, too
                     self._print_token(member)

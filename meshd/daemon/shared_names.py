@@ -1,4 +1,4 @@
-"""Says in the log when two nodes have one name: whoever means one of them by it means neither."""
+"""Logs when two nodes have one name, which then stands for neither of them."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh
 
-LOOK_SECONDS = 5.0  # between two looks: in a large mesh something changes all the time
+_LOOK_SECONDS = 5.0  # between two looks: in a large mesh something changes all the time
 LOG = log.get("daemon")
 
 
@@ -27,4 +27,4 @@ async def watch_names(mesh: Mesh, me: PeerId, name: str) -> None:
                     "name_shared", name=one, peer=other[: naming.SHORT_CHARS], what=same_name(one, nodes)
                 )
         told = shared
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(_LOOK_SECONDS)

@@ -21,6 +21,7 @@ from meshd.admin.snapshot import exposed_view, tunnel_views
 from meshd.admin.status import TunnelView
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.base.listening_socket import LOOPBACK_HOST
 from meshd.config import HostPort
 from meshd.config.forms import parse_address
 from meshd.identity import naming
@@ -33,7 +34,6 @@ from meshd.tunnel.interface import OwnerCheck, TunnelStatus
 from meshd.tunnel.user_tunnels import OwnTunnels
 
 TUNNELS_BLOB = "tunnels"
-LOOPBACK = "127.0.0.1"
 LOG = log.get("tunnel")
 
 
@@ -47,7 +47,7 @@ def make_tunnels(mesh: PeerMesh, home: Home) -> OwnTunnels:
 
 
 def of_this_user() -> OwnerCheck:
-    """A tunnel on loopback is for the programs of whoever runs this daemon, as its control socket is."""
+    """A tunnel on loopback is for programs of the user that runs this daemon, as its control socket is."""
     owners = ConnectionOwners()
 
     async def owned_by_user(client: Address, server: Address) -> bool:
@@ -78,7 +78,9 @@ class TunnelAnswers(Answers):
         if not place.port:
             raise UserError(f"`{request.target}` has no port", hint="give the service as HOST:PORT")
         peers = [self._peer(text) for text in request.to] or None
-        status = self._tunnels.expose(request.name, host=place.host or LOOPBACK, port=place.port, peers=peers)
+        status = self._tunnels.expose(
+            request.name, host=place.host or LOOPBACK_HOST, port=place.port, peers=peers
+        )
         return exposed_view(status, self._names())
 
     @ExposeListRequest.answer
@@ -94,8 +96,8 @@ class TunnelAnswers(Answers):
     @TunnelOpenRequest.answer
     async def open_tunnel(self, request: TunnelOpenRequest) -> TunnelView:
         listen = request.listen
-        place = _place(listen, "the listener") if listen else HostPort(LOOPBACK, 0)
-        host = LOOPBACK if place.host == "localhost" else place.host or "0.0.0.0"
+        place = _place(listen, "the listener") if listen else HostPort(LOOPBACK_HOST, 0)
+        host = LOOPBACK_HOST if place.host == "localhost" else place.host or "0.0.0.0"
         try:
             ipaddress.ip_address(host)
         except ValueError:

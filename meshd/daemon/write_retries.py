@@ -6,7 +6,7 @@ from meshd.base.backoff import Backoff
 from meshd.base.tasks import in_thread
 from meshd.identity.keeping import Keeping
 
-RETRY = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.0)
+_RETRY = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.0)
 
 
 async def write_again(keeping: Keeping) -> None:
@@ -14,7 +14,7 @@ async def write_again(keeping: Keeping) -> None:
     tries = 0
     try:
         while True:
-            await asyncio.sleep(RETRY.delay(tries, 0.0))
+            await asyncio.sleep(_RETRY.delay(tries, 0.0))
             if keeping.waiting:
                 tries = 0 if await in_thread(keeping.retry) else tries + 1
     finally:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from meshd.base.errors import MeshdError
 
-ANSWER_SECONDS = 120.0  # of silence
+_ANSWER_SECONDS = 120.0  # of silence
 
 
 async def chat(url: str, prompt: str, *, max_tokens: int, on_text: Callable[[str], None]) -> int:
@@ -27,7 +27,7 @@ async def chat(url: str, prompt: str, *, max_tokens: int, on_text: Callable[[str
 
 def _stream(url: str, prompt: str, max_tokens: int) -> Iterator[str]:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
     body = {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,

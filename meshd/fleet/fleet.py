@@ -9,7 +9,7 @@ from meshd.base.tasks import Owner
 from meshd.fleet.distance import apart
 from meshd.fleet.networks import API_PORT, FleetPlace, listen_address
 from meshd.fleet.node import LocalNode, NodeSpec, start_all
-from meshd.tunnel.compression_policy import NEAR_SECONDS
+from meshd.model.output import NEAR_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,17 +24,16 @@ from functools import partial
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.base.listening_socket import listen_at
+from meshd.base.listening_socket import LOOPBACK_HOST, listen_at
 from meshd.base.tasks import Owner
 from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connecting, run_loop
-from meshd.fleet.tun import make_device
+from meshd.fleet.tun import SIOCSIFFLAGS, make_device
 from meshd.fleet.wire import NETMASK, Packets, Wire, host_of
+from meshd.link.net.local_addresses import IFF_UP
 
-HOST = "127.0.0.1"
-FIRST_PORT = 17001  # of the head; its API is at API_PORT
+FIRST_NODE_PORT = 17001  # of the head; its API is at API_PORT
 API_PORT = 8090
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # netdevice(7)
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class FleetPlace:
 
 def listen_address(node: int, *, wire: bool = False) -> str:
     """Where a node listens in its network."""
-    return f"{host_of(node) if wire else HOST}:{FIRST_PORT + node}"
+    return f"{host_of(node) if wire else LOOPBACK_HOST}:{FIRST_NODE_PORT + node}"
 
 
 def one_way(round_trips: Sequence[float], here: int, there: int) -> float:
@@ -103,20 +102,20 @@ class _Networks:
     def _become_root(self) -> None:
         """Of a user namespace only, in which files still belong to whom they did."""
         user, group = os.geteuid(), os.getegid()
-        self._check(self._libc.unshare(_CLONE_NEWUSER))
+        self._check(self._libc.unshare(CLONE_NEWUSER))
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"0 {user} 1", encoding="ascii")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1", encoding="ascii")
 
     def _make(self) -> int:
-        self._check(self._libc.unshare(_CLONE_NEWNET))
+        self._check(self._libc.unshare(CLONE_NEWNET))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+            fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
         return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
     def enter(self, node: int) -> None:
         """Sockets that are made from now on belong there; those that exist stay where they are."""
-        self._check(self._libc.setns(self.numbers[node], _CLONE_NEWNET))
+        self._check(self._libc.setns(self.numbers[node], CLONE_NEWNET))
 
     def device(self, node: int) -> int:
         """A way out of a network."""
@@ -128,15 +127,15 @@ class _Networks:
 
     def listen(self, node: int, port: int) -> socket.socket:
         self.enter(node)
-        return listen_at(socket.AF_INET, HOST, port)
+        return listen_at(socket.AF_INET, LOOPBACK_HOST, port)
 
     def connect(self, node: int, port: int) -> socket.socket:
         self.enter(node)
-        return connecting(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (HOST, port))
+        return connecting(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (LOOPBACK_HOST, port))
 
 
 async def _serve(orders: NetworkOrders) -> None:
-    outside = listen_at(socket.AF_INET, HOST, 0)  # before there is no way back
+    outside = listen_at(socket.AF_INET, LOOPBACK_HOST, 0)  # before there is no way back
     networks = _Networks(len(orders.round_trips) + 1)
     async with Owner() as owner:
         to_api = DelayingProxy(outside, partial(networks.connect, 0, API_PORT), rules=ProxyRules())
@@ -164,7 +163,7 @@ def _pass_connections(owner: Owner, networks: _Networks, orders: NetworkOrders) 
     for here in nodes:
         for there in nodes:
             if here != there:
-                port = FIRST_PORT + there
+                port = FIRST_NODE_PORT + there
                 rules = ProxyRules(one_way=one_way(orders.round_trips, here, there))
                 proxy = DelayingProxy(
                     networks.listen(here, port),

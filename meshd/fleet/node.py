@@ -20,7 +20,7 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildFailed, ChildSpec
 
 TOKEN_PREFIX = "meshd1"
-POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 STOP_SECONDS = 15.0
 
 
@@ -90,7 +90,7 @@ class LocalNode:
         """The invite token that it prints. Raises ChildFailed when it ends before."""
         while not self._token:
             self._check_alive()
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         return self._token
 
     async def status(self) -> Status:
@@ -112,7 +112,7 @@ class LocalNode:
                     return status
                 if on_status is not None:
                     on_status(status)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _check_alive(self) -> None:
         status = self._child.status
@@ -129,7 +129,7 @@ def is_token(line: str) -> bool:
 
 
 def without_token(line: str) -> str:
-    """A line as the node's log may have it: whoever has a token may join."""
+    """A line as the log may contain it: without the token, which would admit any reader."""
     return "[the invite token]" if is_token(line) else line
 
 

@@ -20,8 +20,8 @@ from meshd.base.tasks import Owner
 from meshd.fleet.delay_line import HELD_BYTES, DelayLine
 from meshd.fleet.rpc_count import RpcCounts, RpcListener
 
-READ_BYTES = 256 << 10
-MOST_LATE = 0.001  # seconds; what is later has been held up by something else
+_READ_BYTES = 256 << 10
+MOST_LATE_SECONDS = 0.001  # seconds; what is later has been held up by something else
 LEARN = 0.2
 MOST_CONNECTIONS = 400  # two sockets each; select(2) knows 1024
 _RESET, _NO_RESET = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)  # SO_LINGER: what closing does
@@ -43,7 +43,7 @@ class ProxyRules:
 
 @dataclass(slots=True)
 class Counts:
-    """What has passed. `up` is from whoever connected."""
+    """What has passed. `up` is from the side that connected."""
 
     connections: int = 0
     up: int = 0
@@ -151,7 +151,7 @@ class _OneWay:
             while not self._line.room:
                 self._room.clear()
                 await self._room.wait()
-            data = await loop.sock_recv(self._source, READ_BYTES)
+            data = await loop.sock_recv(self._source, _READ_BYTES)
             self._put(data, loop.time())
             self._changed.set()
 
@@ -197,7 +197,7 @@ class _OneWay:
         loop = asyncio.get_running_loop()
         wanted = at - self._late
         await asyncio.sleep(wanted - loop.time())
-        self._late += LEARN * (min(loop.time() - wanted, MOST_LATE) - self._late)
+        self._late += LEARN * (min(loop.time() - wanted, MOST_LATE_SECONDS) - self._late)
 
 
 async def _until_connected(sock: socket.socket) -> None:

@@ -5,13 +5,14 @@ import os
 import socket
 import struct
 
+from meshd.link.net.local_addresses import IFF_UP
+
 NAME = b"wan"
 MOST_QUEUED = 10_000  # packets: a burst of a fast sender must not be lost before it is read
 _TUNSETIFF = 0x400454CA  # if_tun.h
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
-_SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFDSTADDR, _SIOCSIFTXQLEN = 0x8914, 0x8916, 0x8918, 0x8943
+SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFDSTADDR, _SIOCSIFTXQLEN = 0x8914, 0x8916, 0x8918, 0x8943
 _SIOCSIFNETMASK = 0x891C
-_IFF_UP = 0x1
 
 
 def make_device(host: str, *, other: str = "", netmask: str = "") -> int:
@@ -30,7 +31,7 @@ def make_device(host: str, *, other: str = "", netmask: str = "") -> int:
                 _configure(sock, _SIOCSIFNETMASK, NAME, _address(netmask))
             _configure(sock, _SIOCSIFTXQLEN, NAME, struct.pack("i", MOST_QUEUED))
             for name in (NAME, b"lo"):
-                _configure(sock, _SIOCSIFFLAGS, name, struct.pack("h", _IFF_UP))
+                _configure(sock, SIOCSIFFLAGS, name, struct.pack("h", IFF_UP))
     except BaseException:
         os.close(device)
         raise

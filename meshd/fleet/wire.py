@@ -39,7 +39,7 @@ class Packets:
         return self._under_way[0][0] if self._under_way else None
 
     def put(self, source: int, packet: bytes, now: float) -> None:
-        """One that a node sent; what is for nobody here is dropped."""
+        """One that a node sent; it is dropped if no node here has its address."""
         there = self._nodes.get(packet[_DESTINATION]) if packet and packet[0] >> 4 == _IPV4 else None
         if there is None or there == source or len(self._under_way) >= MOST_UNDER_WAY:
             return

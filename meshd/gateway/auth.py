@@ -86,7 +86,7 @@ def _reason(error: OSError) -> str:
 
 
 class KeyRing:
-    """The keys that open the API; without any, the API is open to whoever reaches it."""
+    """The keys that open the API; without any, every client may use it."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         # digests have one length: the comparison does not tell how long a key is

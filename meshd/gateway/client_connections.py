@@ -17,10 +17,10 @@ from meshd.base.work_slots import Release, Slots
 
 STRANGER_SECONDS = 10.0  # for a whole request head
 SWEEP_SECONDS = 1.0
-LINE_BYTES = 4096  # of a request line, or one header
+HEADER_LINE_BYTES = 4096  # of a request line, or one header
 MAX_HEADERS = 64
-READ_BYTES = 64 << 10  # of a body that nobody reads yet
-LINGER_SECONDS = 2.0  # for the rest of a body that nobody wants
+_READ_BYTES = 64 << 10  # of a body that nobody reads yet
+_LINGER_SECONDS = 2.0  # for the rest of a body that nobody wants
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -80,10 +80,10 @@ class Visitor(web.RequestHandler):
             loop=loop,
             access_log=None,  # type: ignore[arg-type]  # as aiohttp itself passes it on
             keepalive_timeout=idle,
-            lingering_time=LINGER_SECONDS,
-            read_bufsize=READ_BYTES,
-            max_line_size=LINE_BYTES,
-            max_field_size=LINE_BYTES,
+            lingering_time=_LINGER_SECONDS,
+            read_bufsize=_READ_BYTES,
+            max_line_size=HEADER_LINE_BYTES,
+            max_field_size=HEADER_LINE_BYTES,
             max_headers=MAX_HEADERS,
         )
         self._door = door

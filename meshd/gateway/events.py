@@ -8,7 +8,7 @@ import re
 from enum import StrEnum
 
 # An event of llama-server is well under this; a longer one is passed on in pieces.
-HELD_BYTES = 256 << 10
+EVENT_BYTES = 256 << 10
 
 # Where the blank line after an event ends; a CRLF blank line contains `\n\r\n` (WHATWG HTML, 9.2.5).
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
@@ -33,13 +33,13 @@ _PIECES = {
 
 
 class EventSplitter:
-    """Cut a byte stream after its last whole event, so that what is sent always ends between events.
+    """Cut a byte stream after its last whole event, so that each piece sent ends between events.
 
     Keeps at most `held_bytes` of an unfinished event, and one read beyond. A longer event is let
     through in pieces; `between_events` is False until it has ended.
     """
 
-    def __init__(self, *, held_bytes: int = HELD_BYTES) -> None:
+    def __init__(self, *, held_bytes: int = EVENT_BYTES) -> None:
         self._held = bytearray()
         self._most = held_bytes
         self._seen = b""  # the last 2 bytes fed: a blank line of 3 bytes may begin there
@@ -63,7 +63,7 @@ class EventSplitter:
         return self.rest()
 
     def rest(self) -> bytes:
-        """What is held when the stream has ended: an event without its blank line, or nothing."""
+        """What remains when the stream has ended: an event without its blank line, or nothing."""
         out = bytes(self._held)
         self._held.clear()
         return out

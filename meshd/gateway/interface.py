@@ -74,13 +74,12 @@ class GatewayConfig:
 
 @dataclass(frozen=True, slots=True)
 class GatewayStatus:
-    """`requests` were passed on to the model since the start, `active` are under way; `tokens` generated."""
+    """The OpenAI-compatible API of a serving node."""
 
     url: str
-    ready: bool
-    requests: int
-    tokens: int
-    active: int
+    ready: bool  # a real token has been generated
+    requests: int  # since the daemon's start
+    tokens: int  # generated since the daemon's start
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import aiohttp
 from meshd.gateway.interface import ReadyReport
 from meshd.gateway.upstream import open_session
 
-POLL_SECONDS = 0.02  # asked once `/health` is 200, so that the answer is seldom 503
+_POLL_SECONDS = 0.02  # asked once `/health` is 200, so that the answer is seldom 503
 _ANSWER_BYTES = 1 << 20
 
 _REQUEST = {
@@ -22,7 +22,7 @@ _REQUEST = {
 }
 
 
-async def one_token(socket_path: Path, *, poll_seconds: float = POLL_SECONDS) -> ReadyReport:
+async def one_token(socket_path: Path, *, poll_seconds: float = _POLL_SECONDS) -> ReadyReport:
     """Ask llama-server for one real token at temperature 0.
 
     Waits without limit while the socket is not there yet or the answer is 503 (loading): the caller
@@ -58,7 +58,7 @@ async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    """All of it, however many pieces it comes in; what is longer than an answer can be is cut."""
+    """All of it, however many pieces it comes in; anything longer than an answer can be is cut."""
     body = await answer.content.read(_ANSWER_BYTES)
     while not answer.content.at_eof() and len(body) < _ANSWER_BYTES:
         body += await answer.content.read(_ANSWER_BYTES)

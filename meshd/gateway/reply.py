@@ -8,7 +8,7 @@ from aiohttp import web
 from meshd.base.errors import Broken
 
 COMMENT = b": keep-alive\n\n"  # clients drop it (WHATWG HTML, 9.2.6)
-LOOK_SECONDS = 1.0  # between two looks at whether there is something to tell
+_LOOK_SECONDS = 1.0  # between two looks at whether there is something to tell
 
 
 class ClientGone(Broken):
@@ -75,7 +75,7 @@ class StreamReply:
         told = False
         while True:
             due = self._last + self._silence - loop.time()
-            await asyncio.sleep(min(LOOK_SECONDS, max(0.0, due)))
+            await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, due)))
             async with self._lock:
                 notice, is_due = self._notice(), loop.time() >= self._last + self._silence
                 told = told and bool(notice)
@@ -87,7 +87,7 @@ class StreamReply:
                 try:
                     await self._write(_comment(notice) if notice else COMMENT)
                 except ClientGone:
-                    return  # whoever sends the answer finds it out too
+                    return  # sending the answer will fail as well
                 told = bool(notice)
 
     async def _write(self, data: bytes) -> None:

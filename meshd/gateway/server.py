@@ -22,7 +22,7 @@ from meshd.gateway.routes import Router, Tally
 from meshd.model.status import ModelState
 
 IDLE_CONNECTION_SECONDS = 75.0
-SHUTDOWN_SECONDS = 1.0  # for clients to take the last event; who does not read is cut off
+SHUTDOWN_SECONDS = 1.0  # for clients to take the last event; those that do not read are cut off
 
 _log = get("gateway")
 
@@ -99,7 +99,6 @@ class Gateway:
             ready=self._upstream.readiness.state is ModelState.READY,
             requests=self._tally.requests,
             tokens=self._tally.tokens,
-            active=self._tally.active,
         )
 
     async def serve(self) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.tracing import Trace
 
-READ_BYTES = 64 << 10  # aiohttp stops reading from llama-server at twice this
+_READ_BYTES = 64 << 10  # aiohttp stops reading from llama-server at twice this
 QUEUE_FULL_SECONDS = 0.01  # until the next try; the kernel does not tell when there is room
 
 
@@ -66,5 +66,5 @@ def open_session(path: Path) -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
-        read_bufsize=READ_BYTES,
+        read_bufsize=_READ_BYTES,
     )

@@ -12,7 +12,7 @@ from meshd.base.errors import UserError
 from meshd.identity.keys import from_base32, to_base32
 
 CHECKSUM_BYTES = 4
-MAX_PASTED_CHARS = 4096  # what is looked at; a token has 300 at most
+MAX_PASTED_CHARS = 4096  # longer input is cut; a token has 300 at most
 
 _LENGTH_BYTES = 2
 _LENGTH_CHARS = 4  # characters that hold the length

@@ -14,7 +14,7 @@ from meshd.wire.news import AWAY_BYTES
 
 _HEAD = struct.Struct(">32sQI32s")
 assert _HEAD.size + SIGNATURE_BYTES == AWAY_BYTES
-CONTEXT = "meshd away v1"
+_CONTEXT = "meshd away v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Away:
     def sign(cls, key: KeyPair, *, mesh: MeshId, peer: PeerId, order: tuple[int, int]) -> "Away":
         """By this node; `order` is that of the last sign of life of `peer`."""
         head = _HEAD.pack(peer.raw, *order, key.peer.raw)
-        return cls(peer, *order, key.peer, key.sign(CONTEXT, mesh.raw + head))
+        return cls(peer, *order, key.peer, key.sign(_CONTEXT, mesh.raw + head))
 
     @property
     def order(self) -> tuple[int, int]:
@@ -43,7 +43,7 @@ class Away:
 
     def holds(self, mesh: MeshId) -> bool:
         """True when the reporter signed it for this mesh."""
-        return verify(self.reporter, CONTEXT, mesh.raw + self._head(), self.signature)
+        return verify(self.reporter, _CONTEXT, mesh.raw + self._head(), self.signature)
 
     def to_bytes(self) -> bytes:
         """140 bytes."""

@@ -11,8 +11,8 @@ from enum import StrEnum
 from meshd.base.errors import LocalProtocolError, Refused, RemoteProtocolError
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import SIGNATURE_BYTES, KeyPair, MeshId, PeerId, joined, verify
-from meshd.identity.membership import MAX_CHAIN_BYTES, Chain, Member
-from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES, MAX_UNPROVEN_BYTES
+from meshd.identity.membership import Chain, Member
+from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.message import Fields, Value, pack, unpack
 
 MAGIC = b"MESHD"
@@ -21,7 +21,7 @@ HIGHEST_VERSION = 1
 NONCE_BYTES = 32
 MAC_BYTES = 32
 
-_LENGTH_BYTES = 2
+_BODY_LENGTH_BYTES = 2
 DIALLER = "meshd proof dialler v1"
 LISTENER = "meshd proof listener v1"
 _JOIN = b"meshd proof join v1"
@@ -107,7 +107,7 @@ def frame(fields: dict[str, Value]) -> bytes:
     body = pack(fields)
     if len(body) > MAX_UNPROVEN_BYTES:
         raise LocalProtocolError(f"proof message of {len(body)} bytes")
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+    return len(body).to_bytes(_BODY_LENGTH_BYTES, "big") + body
 
 
 class Exchange(ABC):
@@ -170,17 +170,17 @@ class Exchange(ABC):
                 return None
             del self._buffer[: len(self._magic)]
             self._magic, self._silent = b"", False
-        if len(self._buffer) < _LENGTH_BYTES:
+        if len(self._buffer) < _BODY_LENGTH_BYTES:
             return None
-        size = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        size = int.from_bytes(self._buffer[:_BODY_LENGTH_BYTES], "big")
         if size > self._budget:
             raise RemoteProtocolError(
                 f"more than {MAX_UNPROVEN_BYTES} bytes before the proof", code="too_long"
             )
-        end = _LENGTH_BYTES + size
+        end = _BODY_LENGTH_BYTES + size
         if len(self._buffer) < end:
             return None
-        body = bytes(self._buffer[_LENGTH_BYTES:end])
+        body = bytes(self._buffer[_BODY_LENGTH_BYTES:end])
         del self._buffer[:end]
         self._budget -= end
         return unpack(body)

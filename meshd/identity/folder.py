@@ -17,7 +17,7 @@ from meshd.base.errors import UserError
 
 DAEMON = "daemon"  # purpose of the lock that a daemon holds on its home
 
-_VERSION = 1
+_FOLDER_VERSION = 1
 _LOOSE = 0o077
 _WRITABLE = 0o022
 _MAX_LOCK_BYTES = 64
@@ -64,7 +64,7 @@ class PrivateFolder:
         """Replace file `name` so that after a crash either the old or the new one is there, whole."""
         self.prepare()
         path = self.path / name
-        kind = f"meshd {name} {_VERSION}\n{hashlib.sha256(payload).hexdigest()}\n"
+        kind = f"meshd {name} {_FOLDER_VERSION}\n{hashlib.sha256(payload).hexdigest()}\n"
         temporary = self.path / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -208,7 +208,7 @@ def _unwrap(path: Path, data: bytes, limit: int) -> bytes:
     words = head.split(b" ")
     if words[:2] != [b"meshd", path.name.encode()] or len(words) != 3:
         raise damaged(path, "its first line is wrong")
-    if words[2] != str(_VERSION).encode():
+    if words[2] != str(_FOLDER_VERSION).encode():
         raise UserError(f"`{path}` was written by another version of meshd", hint="run the newer version")
     if len(payload) > limit:
         raise damaged(path, f"it has more than {limit} bytes")

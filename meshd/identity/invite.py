@@ -1,8 +1,8 @@
 """Invites: the token that is pasted, and the keys that its secret gives. Pure.
 
 A token is a list of fields (tag, length, value) in one word of base32 (armour.py). The top bit of a tag
-says that a reader who does not know the field must not go on. Addresses in it are hints only: whoever
-answers there proves itself by the inviter's key. How often a token may be used is counted at the inviter.
+says that a reader who does not know the field must not go on. Addresses in it are hints only: the node
+that answers there proves itself by the inviter's key. The inviter counts how often a token is used.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ from meshd.identity.membership import INVITE_ID_BYTES
 from meshd.wire.address import Candidate, order, pack_candidates, unpack_candidates
 
 MAX_TOKEN_CHARS = 300  # what chats and terminals carry in one piece
-SECRET_BYTES = 16
+INVITE_SECRET_BYTES = 16
 MAILBOX_BYTES = 16
 MAX_RELAY_PLACE_BYTES = 96
 FIRST_CANDIDATES = 2  # those that go in before a relay does
 
-_CRITICAL = 0x80
-_MESH, _INVITER, _SECRET, _EXPIRES = (_CRITICAL | tag for tag in (1, 2, 3, 4))
+_CRITICAL_TAG = 0x80
+_MESH, _INVITER, _SECRET, _EXPIRES = (_CRITICAL_TAG | tag for tag in (1, 2, 3, 4))
 _CANDIDATES, _RELAY = 5, 6
 _TIME_BYTES = 5
 
@@ -78,8 +78,8 @@ class JoinKeys:
 
 def derive(secret: bytes) -> JoinKeys:
     """The keys of an invite."""
-    if len(secret) != SECRET_BYTES:
-        raise LocalProtocolError(f"secret of {len(secret)} bytes, must be {SECRET_BYTES}")
+    if len(secret) != INVITE_SECRET_BYTES:
+        raise LocalProtocolError(f"secret of {len(secret)} bytes, must be {INVITE_SECRET_BYTES}")
     middle = hmac.digest(b"meshd invite v1", secret, "sha256")
 
     def expand(what: str, size: int) -> bytes:
@@ -99,8 +99,8 @@ def encode_token(invite: Invite) -> str:
 
     The nearest addresses are kept first; four of IPv4 and two of IPv6 always fit when there is no relay.
     """
-    if len(invite.secret) != SECRET_BYTES:
-        raise LocalProtocolError(f"secret of {len(invite.secret)} bytes, must be {SECRET_BYTES}")
+    if len(invite.secret) != INVITE_SECRET_BYTES:
+        raise LocalProtocolError(f"secret of {len(invite.secret)} bytes, must be {INVITE_SECRET_BYTES}")
     must = (
         _field(_MESH, invite.mesh.raw)
         + _field(_INVITER, invite.inviter.raw)
@@ -145,7 +145,7 @@ def parse_token(text: str) -> Invite:
             if tag in found:
                 raise TOKEN.wrong("a field occurs twice")
             found[tag] = value
-        elif tag & _CRITICAL:
+        elif tag & _CRITICAL_TAG:
             raise TOKEN.newer()
     try:
         candidates = unpack_candidates(found.get(_CANDIDATES, b""))
@@ -154,7 +154,7 @@ def parse_token(text: str) -> Invite:
     return Invite(
         mesh=MeshId(_exact(found, _MESH, KEY_BYTES, "mesh")),
         inviter=PeerId(_exact(found, _INVITER, KEY_BYTES, "inviter")),
-        secret=_exact(found, _SECRET, SECRET_BYTES, "secret"),
+        secret=_exact(found, _SECRET, INVITE_SECRET_BYTES, "secret"),
         expires_at=int.from_bytes(_exact(found, _EXPIRES, _TIME_BYTES, "expiry"), "big"),
         candidates=candidates,
         relays=tuple(relays),

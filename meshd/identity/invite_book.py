@@ -8,14 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
-from meshd.identity.invite import SECRET_BYTES, JoinKeys, derive, expired_text
+from meshd.identity.invite import INVITE_SECRET_BYTES, JoinKeys, derive, expired_text
 from meshd.identity.keys import KEY_BYTES, MeshId, PeerId
-from meshd.identity.membership import MAX_CERTIFICATE_BYTES, MAX_TIME, Certificate, Role, read_roles
+from meshd.identity.membership import MAX_CERTIFICATE_BYTES, Certificate, Role, read_roles
+from meshd.wire.limits import MAX_TIME
 from meshd.wire.message import Fields, Value, pack, unpack
 
-MAX_ENTRIES = 256
+MAX_INVITES = 256
 MAX_USES = 1000
-MAX_BOOK_BYTES = 32 << 20
+MAX_INVITE_BOOK_BYTES = 32 << 20
 KEEP_EXPIRED_SECONDS = 30 * 86400  # so that a late joiner hears "expired", not "unknown"
 
 NEW_INVITE = "ask for a new one: `meshd invite` on a machine of that mesh"
@@ -117,9 +118,9 @@ class InviteBook:
         for entry in list(self._entries.values()):
             if now >= entry.expires_at + KEEP_EXPIRED_SECONDS:
                 del self._entries[entry.invite_id]
-        if len(self._entries) >= MAX_ENTRIES:
+        if len(self._entries) >= MAX_INVITES:
             raise UserError(
-                f"there are already {MAX_ENTRIES} invites, which is the maximum",
+                f"there are already {MAX_INVITES} invites, which is the maximum",
                 hint="create one invite with more uses; invites are deleted 30 days after they expire",
             )
         entry = InviteEntry(derive(secret).invite_id, secret, wanted, now, expires_at, uses, printed=printed)
@@ -220,9 +221,9 @@ class InviteBook:
     @classmethod
     def decode(cls, data: bytes) -> "InviteBook":
         """Read what `encode` gave. Raises RemoteProtocolError."""
-        fields = unpack(data, limit=MAX_BOOK_BYTES)
+        fields = unpack(data, limit=MAX_INVITE_BOOK_BYTES)
         mesh = MeshId(fields.raw("mesh", exact=KEY_BYTES))
-        return cls(mesh, (_read_entry(item) for item in fields.maps("entries", count=MAX_ENTRIES)))
+        return cls(mesh, (_read_entry(item) for item in fields.maps("entries", count=MAX_INVITES)))
 
 
 def _pack_entry(entry: InviteEntry) -> Value:
@@ -243,7 +244,7 @@ def _pack_entry(entry: InviteEntry) -> Value:
 
 
 def _read_entry(fields: Fields) -> InviteEntry:
-    secret = fields.raw("secret", exact=SECRET_BYTES)
+    secret = fields.raw("secret", exact=INVITE_SECRET_BYTES)
     uses = fields.number("uses", low=1, high=MAX_USES)
     return InviteEntry(
         invite_id=derive(secret).invite_id,

@@ -18,12 +18,11 @@ from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.armour import Armour
 from meshd.identity.counters import Counters
 from meshd.identity.folder import DAEMON, PrivateFolder, damaged
-from meshd.identity.invite_book import MAX_BOOK_BYTES, InviteBook
+from meshd.identity.invite_book import MAX_INVITE_BOOK_BYTES, InviteBook
 from meshd.identity.keeping import Keeping
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
     ALL_ROLES,
-    MAX_CHAIN_BYTES,
     SERIAL_BYTES,
     Certificate,
     Chain,
@@ -34,6 +33,7 @@ from meshd.identity.membership import (
 )
 from meshd.identity.naming import NAME_BLOB
 from meshd.identity.revocation import MAX_SET_BYTES, RevocationSet
+from meshd.wire.limits import MAX_CHAIN_BYTES
 from meshd.wire.message import Fields, pack, unpack
 
 MAX_BLOB_BYTES = 16 << 20
@@ -254,7 +254,7 @@ class Home:
 
     def load_invites(self, mesh: MeshId) -> InviteBook:
         """This node's invites of `mesh`; an empty book when there are none."""
-        data = self._folder.read(_INVITES, limit=MAX_BOOK_BYTES)
+        data = self._folder.read(_INVITES, limit=MAX_INVITE_BOOK_BYTES)
         book = self._decode(_INVITES, InviteBook.decode, data) if data is not None else None
         return book if book is not None and book.mesh == mesh else InviteBook(mesh)
 

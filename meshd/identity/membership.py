@@ -14,14 +14,13 @@ from functools import lru_cache
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.signed import Statement
+from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_TIME
 from meshd.wire.message import Fields, pack, unpack
 
 SERIAL_BYTES = 16
 INVITE_ID_BYTES = 8
 MAX_CERTIFICATE_BYTES = 640
-MAX_CHAIN_BYTES = 1536
-MAX_DEPTH = 2
-MAX_TIME = 1 << 40  # unix seconds, far behind any clock
+MAX_CHAIN_CERTIFICATES = 2
 
 _CONTEXT = "meshd certificate v1"
 
@@ -172,7 +171,7 @@ class Chain:
     def decode(cls, data: bytes) -> "Chain":
         """Read what `encode` gave; no signature is checked here. Raises RemoteProtocolError."""
         fields = unpack(data, limit=MAX_CHAIN_BYTES)
-        parts = fields.raws("certs", most=MAX_CERTIFICATE_BYTES, count=MAX_DEPTH)
+        parts = fields.raws("certs", most=MAX_CERTIFICATE_BYTES, count=MAX_CHAIN_CERTIFICATES)
         if not parts:
             raise RemoteProtocolError("the chain has no certificates", code="chain")
         root = PeerId(fields.raw("root", exact=KEY_BYTES))
@@ -210,7 +209,7 @@ def may_give(chain: Chain, *, is_root: bool) -> frozenset[Role]:
     """
     if is_root:
         return ALL_ROLES
-    if Role.INVITE not in chain.leaf.roles or len(chain.certificates) >= MAX_DEPTH:
+    if Role.INVITE not in chain.leaf.roles or len(chain.certificates) >= MAX_CHAIN_CERTIFICATES:
         return frozenset()
     return chain.leaf.roles & INVITER_GIVES
 
@@ -222,8 +221,10 @@ def check_chain(chain: Chain, mesh: MeshId, node: PeerId) -> Member:
     """
     if MeshId.of(chain.root) != mesh:
         raise _bad("its root belongs to another mesh")
-    if not 1 <= len(chain.certificates) <= MAX_DEPTH:
-        raise _bad(f"it has {len(chain.certificates)} certificates, at most {MAX_DEPTH} are allowed")
+    if not 1 <= len(chain.certificates) <= MAX_CHAIN_CERTIFICATES:
+        raise _bad(
+            f"it has {len(chain.certificates)} certificates, at most {MAX_CHAIN_CERTIFICATES} are allowed"
+        )
     holder = node
     for certificate in chain.certificates:
         if certificate.mesh != mesh:
@@ -235,7 +236,7 @@ def check_chain(chain: Chain, mesh: MeshId, node: PeerId) -> Member:
         holder = certificate.issuer
     if holder != chain.root:
         raise _bad("it does not end at the root of the mesh")
-    if len(chain.certificates) == MAX_DEPTH:
+    if len(chain.certificates) == MAX_CHAIN_CERTIFICATES:
         _check_inviter(chain.leaf, chain.certificates[1])
     return Member(node, mesh, chain.leaf.roles, chain)
 

@@ -15,7 +15,7 @@ SHORT_CHARS = 10  # of an id, as people see and give it: 50 bits
 LEAST_CHARS = 4  # of an id that are taken for its beginning
 MAX_NAME_CHARS = 63
 NAME_BLOB = "name"  # under which a home keeps the name that was given
-UNNAMED = "?"  # leads what is shown for a name that a node may not have; no name has it
+UNNAMED = "?"  # precedes the text shown in place of a forbidden name; no name contains it
 
 _ID_PART = re.compile(r"[A-Za-z2-7]+")
 _WORD = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARS - 1}}}")
@@ -38,7 +38,7 @@ def is_name(text: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """What a peer calls itself: `name` if a node may be called so, else `?` and what is harmless of it."""
+    """A peer's own name: `name` if it is allowed, else `?` and its harmless characters."""
     if is_name(name):
         return name
     return UNNAMED + _UNFIT.sub("?", name)[: MAX_NAME_CHARS - 1]
@@ -68,7 +68,7 @@ def _may_begin_id(text: str) -> bool:
 
 
 def shared(names: Mapping[str, str]) -> dict[str, list[str]]:
-    """The names that several nodes have, by id, and which. What is only shown for a name does not count."""
+    """The names that several nodes have, by id, and which. Texts shown in place of a name do not count."""
     nodes: dict[str, list[str]] = {}
     for node, name in sorted(names.items()):
         if is_name(name):

@@ -1,7 +1,7 @@
 """Signs of life: signed statements, small enough for all nodes of a large mesh to receive all of them. Pure.
 
 108 bytes: node, sequence number of its record, a count that goes up, signature. The pair (sequence, count)
-orders them; clocks do not. Who hears a new one knows that the node was there after the last one.
+orders them; clocks do not. A new one shows that the node was there after the last one.
 """
 
 import struct
@@ -14,7 +14,7 @@ from meshd.wire.news import PRESENCE_BYTES
 
 _HEAD = struct.Struct(">32sQI")
 assert _HEAD.size + SIGNATURE_BYTES == PRESENCE_BYTES
-CONTEXT = "meshd presence v1"
+_CONTEXT = "meshd presence v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Presence:
     def sign(cls, key: KeyPair, *, mesh: MeshId, sequence: int, count: int) -> "Presence":
         """One of this node's own."""
         head = _HEAD.pack(key.peer.raw, sequence, count)
-        return cls(key.peer, sequence, count, key.sign(CONTEXT, mesh.raw + head))
+        return cls(key.peer, sequence, count, key.sign(_CONTEXT, mesh.raw + head))
 
     @property
     def order(self) -> tuple[int, int]:
@@ -40,7 +40,7 @@ class Presence:
     def holds(self, mesh: MeshId) -> bool:
         """True when the node itself signed it for this mesh."""
         head = _HEAD.pack(self.peer.raw, self.sequence, self.count)
-        return verify(self.peer, CONTEXT, mesh.raw + head, self.signature)
+        return verify(self.peer, _CONTEXT, mesh.raw + head, self.signature)
 
     def to_bytes(self) -> bytes:
         """108 bytes."""

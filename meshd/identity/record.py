@@ -1,7 +1,7 @@
 """Peer records: a node's signed statement about itself, which others forward. Pure.
 
 Which of two records of one node is newer is decided by its sequence number, which the node persists:
-clocks lie. A record carries the node's chain, so that whoever gets it by hearsay can check membership.
+clocks lie. A record carries the node's chain, so that a node that got it from another can check membership.
 """
 
 import functools
@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
-from meshd.identity.membership import MAX_CHAIN_BYTES, Chain, Member, check_chain
+from meshd.identity.membership import Chain, Member, check_chain
 from meshd.identity.signed import Statement
 from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
-from meshd.wire.limits import MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
+from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_SEQUENCE
 from meshd.wire.message import Fields, pack
 
 MAX_RELAYS = 4

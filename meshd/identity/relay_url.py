@@ -1,7 +1,7 @@
 """The URL of a relay: where it is, and the key that it must prove. Pure.
 
-`relay://KEY@HOST:PORT`, the key as a node id's 52 characters. Whoever has the URL needs to trust nobody
-else: a relay under that name with another key is refused.
+`relay://KEY@HOST:PORT`, the key as a node id's 52 characters. The URL is all one has to trust: a
+relay at that address with another key is refused.
 """
 
 from meshd.base.errors import UserError

@@ -2,7 +2,7 @@
 
 A joiner that cannot reach the node of its token prints one; `meshd accept CODE` there makes that node send
 to the addresses in it, which opens its own NAT for the joiner. The code is no secret: its MAC shows that
-whoever made it holds the token, and what it leads to is nothing but datagrams to those addresses.
+its maker holds the token, and what it leads to is nothing but datagrams to those addresses.
 """
 
 import hmac
@@ -17,7 +17,7 @@ from meshd.identity.membership import INVITE_ID_BYTES
 from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
 
 MAX_REPLY_CANDIDATES = 6
-MAC_BYTES = 16
+REPLY_MAC_BYTES = 16
 _CONTEXT = b"meshd reply v1\0"
 
 REPLY = Armour(
@@ -48,7 +48,7 @@ def encode_reply(reply: Reply, keys: JoinKeys) -> str:
 def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply:
     """Read what `encode_reply` wrote; `invites` has the keys by an invite's id. Raises UserError."""
     payload = REPLY.read(text)
-    mac, body = payload[:MAC_BYTES], payload[MAC_BYTES:]
+    mac, body = payload[:REPLY_MAC_BYTES], payload[REPLY_MAC_BYTES:]
     invite_id, key = body[:INVITE_ID_BYTES], body[INVITE_ID_BYTES : INVITE_ID_BYTES + KEY_BYTES]
     try:
         candidates = unpack_candidates(body[INVITE_ID_BYTES + KEY_BYTES :])
@@ -68,4 +68,4 @@ def parse_reply(text: str, invites: Callable[[bytes], JoinKeys | None]) -> Reply
 
 
 def _mac(body: bytes, keys: JoinKeys) -> bytes:
-    return hmac.digest(keys.join_key, _CONTEXT + body, "sha256")[:MAC_BYTES]
+    return hmac.digest(keys.join_key, _CONTEXT + body, "sha256")[:REPLY_MAC_BYTES]

@@ -21,16 +21,14 @@ from meshd.identity.keys import KEY_BYTES, KeyPair, MeshId, PeerId
 from meshd.identity.membership import (
     INVITE_ID_BYTES,
     MAX_CERTIFICATE_BYTES,
-    MAX_CHAIN_BYTES,
-    MAX_DEPTH,
-    MAX_TIME,
+    MAX_CHAIN_CERTIFICATES,
     Certificate,
     Chain,
     Role,
     check_chain,
 )
 from meshd.identity.signed import Statement
-from meshd.wire.limits import MAX_BAN_BYTES
+from meshd.wire.limits import MAX_BAN_BYTES, MAX_CHAIN_BYTES, MAX_TIME
 from meshd.wire.message import pack, unpack
 
 MAX_BANS = 4096
@@ -143,7 +141,7 @@ def _rank(ban: Ban) -> int:
     issuer = check_chain(ban.issuer_chain, ban.mesh, ban.issuer)
     if issuer.may(Role.ADMIN):
         return _ADMIN
-    if not issuer.may(Role.INVITE) or len(ban.issuer_chain.certificates) >= MAX_DEPTH:
+    if not issuer.may(Role.INVITE) or len(ban.issuer_chain.certificates) >= MAX_CHAIN_CERTIFICATES:
         raise _bad("its issuer is neither an admin nor an inviter")
     if ban.kind == "node":
         _check_evidence(ban)
@@ -250,7 +248,7 @@ class RevocationSet:
         return self._digest
 
     def why_banned(self, chain: Chain) -> str | None:
-        """Why the node of `chain` is out (it, whoever admitted it, or an invite in between), else None."""
+        """Why the node of `chain` is out (a ban of it, of its inviter, or of the invite), else None."""
         for place, certificate in enumerate(chain.certificates):
             if self._refuses("node", certificate.node.raw, certificate.issuer):
                 who = "" if place == 0 else ", who admitted it,"

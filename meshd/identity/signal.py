@@ -1,6 +1,6 @@
 """Signals as their sender signs them and their receiver checks them (wire/signal.py has the fields). Pure.
 
-A signal carries its sender's chain: whoever gets it, over whatever way, can tell whether a member speaks.
+A signal carries its sender's chain: its receiver can check that a member sent it, by whatever route.
 When it is too old or comes again is judged in signal_guard.py.
 """
 

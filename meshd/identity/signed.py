@@ -1,6 +1,6 @@
 """Signed statements: a body and a signature over it, kept as received.
 
-Certificates, bans and records are statements. The body's bytes are what is signed and they are never
+Certificates, bans and records are statements. The signature covers the body's bytes, and they are never
 encoded anew, so that a node passes on, unharmed, fields that a later version added. Only the outer
 wrapping is made here, which leaves one encoding for one statement.
 """

@@ -1,6 +1,6 @@
 """Attempts that two nodes make together, talked over by signals: which is whose, and who gives way to whom.
 
-A *talk* is one attempt: begun by whoever dials, answered by the other side, ended by either. Kinds of link
+A *talk* is one attempt: begun by the dialer, answered by the other side, ended by either. Kinds of link
 bring the words (each has the id of its `attempt`; the last of all may be `No`) and what is done about them.
 """
 
@@ -19,7 +19,8 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import DialError, DialFailure, LinkKind, Signals
 from meshd.link.punch.attempts import Attempts, PunchAttempt, PunchVerdict
-from meshd.wire.punching import ATTEMPT_BYTES, No
+from meshd.wire.punching import No
+from meshd.wire.signal import ATTEMPT_BYTES
 
 YIELD_SECONDS = 8.0  # for the other side's attempt, when ours yields to it
 _INBOX = 4  # messages of one attempt that wait; there are three in all

@@ -2,10 +2,10 @@
 
 What BBR is about (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016; its
 second version: draft-ietf-ccwg-bbr): a path is described by the most it has delivered lately and by the
-shortest round trip seen, and what is on its way is held to a little more than their product. A loss by itself
+shortest round trip seen, and the bytes in flight are held slightly above their product. A loss by itself
 says nothing: half a percent of random ones holds a Reno or Cubic window at a tenth of what 50 ms could carry.
 
-Where it departs from BBR: every few round trips what is on its way is let go below the product, so that a
+Where it departs from BBR: every few round trips the bytes in flight fall below the product, so that a
 queue of our own making empties. If the round trip stays long even then, somebody else fills the queue, and
 the model would starve (or, made stronger, starve the other): beside others the window goes up by some
 segments in each round trip, and down where packets are lost, at most every other second, until the queue is
@@ -35,7 +35,7 @@ MOST_UP_SEGMENTS = 5.4  # in a round trip
 DOWN = 0.85
 CUT_SECONDS = 2.0  # between two reductions; BBR takes no loss for a sign, and would starve us
 KEEP_RTT_SECONDS = 10.0  # a shortest round trip that was not seen again for so long is looked for
-LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.2
 UNPACED_RTT_SECONDS = 0.002  # within a LAN pacing costs more than it brings
 
 
@@ -73,7 +73,7 @@ class ModelWindow:
     def acked(self, now: float, size: int, rtt: float | None, *, starved: bool = False) -> None:
         """`size` bytes were acknowledged, `rtt` seconds after they were sent (None: not known).
 
-        `starved`: nothing waits to be sent, so what is delivered says little of the path.
+        `starved`: nothing waits to be sent, so the delivery rate says little of the path.
         """
         if self._acked_at is not None and not starved:
             self._busy += min(now - self._acked_at, 0.2)
@@ -187,7 +187,7 @@ class ModelWindow:
         if now - self._min_seen > KEEP_RTT_SECONDS:
             self.phase, self._look_end, self._step_min = (
                 "look",
-                now + max(LOOK_SECONDS, 2 * self._last_rtt),
+                now + max(_LOOK_SECONDS, 2 * self._last_rtt),
                 0.0,
             )
             return

@@ -19,6 +19,7 @@ from meshd.base.errors import (
 )
 
 MAX_SEND_BYTES = 1 << 20  # one call of send; four of the largest frames
+SEND_HIGH_BYTES = 64 << 10  # what a kind takes and has not sent before it stops the sender
 CLOSE_SECONDS = 0.8  # for the goodbyes of both sides; the contract of a link is 1 s
 
 
@@ -153,7 +154,7 @@ class BufferedPipe(ABC):
     # --- inside
 
     def _finish(self, kind: type[MeshdError], what: str) -> None:
-        """Nothing more is sent, and nothing comes but what is unread. The first end counts."""
+        """Nothing more is sent, and only unread bytes still come. The first end counts."""
         self._end = self._end or (kind, what)
         self._readable.set()
         self._writable.set()

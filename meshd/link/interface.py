@@ -24,6 +24,8 @@ from meshd.link.transport import Transport as Transport
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 
+RELAYED = "relayed"  # a path of LinkInfo
+
 
 class DialFailure(StrEnum):
     """Why a dial did not end in a link."""

@@ -23,7 +23,7 @@ class LinkKind(StrEnum):
 
 
 class Transport(StrEnum):
-    """How a link is made; what is tried by itself first, what needs others last."""
+    """How a link is made; those that need no other node come first."""
 
     TCP = "tcp"
     TCP_PUNCH = "tcp-punch"

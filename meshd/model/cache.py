@@ -15,7 +15,7 @@ from meshd.model.gguf import Header
 CELL_PADDING = 256  # llama-context.cpp: n_ctx = GGML_PAD(n_ctx, 256)
 _STATE_BYTES = 4  # GGML_TYPE_F32 in create_memory
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
-_MOST_ELEMENTS = 1 << 32  # of anything one header field gives; keeps hostile numbers out of the sums
+_MOST_IN_A_FIELD = 1 << 32  # of anything one header field gives; keeps hostile numbers out of the sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Hyperparameters:
 
     def number(self, key: str, default: int = 0) -> int:
         value = self.header.integer(f"{self.architecture}.{key}", default)
-        return min(max(value, 0), _MOST_ELEMENTS)
+        return min(max(value, 0), _MOST_IN_A_FIELD)
 
     def has(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.header.metadata
@@ -124,7 +124,7 @@ class Hyperparameters:
         """A number for all layers, or an array with one for each; `default` when the key is absent."""
         values = self.array(key)
         if values is not None:
-            padded = [min(max(value, 0), _MOST_ELEMENTS) for value in values[:layers]]
+            padded = [min(max(value, 0), _MOST_IN_A_FIELD) for value in values[:layers]]
             return padded + [0] * (layers - len(padded))
         return [self.number(key)] * layers if self.has(key) else list(default)
 

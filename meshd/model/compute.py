@@ -15,13 +15,13 @@ alive at once, in bytes, with T tokens a step and N cells of cache:
 and 512 a step, by device: 20 MiB, bound 76 MiB with flash attention, 165 MiB, bound 264 MiB without.
 """
 
+from meshd.base.byte_format import MIB
 from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
 
 PIPELINE_COPIES = 4
-_MIB = 1 << 20
-_FIXED_CPU = 32 * _MIB
-_FIXED_GPU = 64 * _MIB
+_FIXED_CPU = 32 * MIB
+_FIXED_GPU = 64 * MIB
 
 
 def compute_bound(

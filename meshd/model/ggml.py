@@ -34,6 +34,7 @@ class TensorType:
         return self.row_bytes(dims[0] if dims else 1) * rows
 
 
+F32, Q4_0 = 0, 2  # types that code names, by their numbers
 _TABLE: tuple[tuple[int, str, int, int], ...] = (
     (0, "f32", 1, 4),
     (1, "f16", 1, 2),

@@ -18,11 +18,11 @@ from meshd.model.ggml import TENSOR_TYPES, TensorType
 MAX_KEYS = 16_384  # real files have 20 to 100
 MAX_TENSORS = 65_536  # the largest models with unmerged experts have about 60,000
 MAX_KEY_BYTES = 256  # upstream allows 65535; real keys have up to 60
-MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with its final zero
+MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with its final zero
 MAX_ARRAY_ELEMENTS = 1 << 24  # vocabularies have up to 300,000, merges up to 600,000
 MAX_KEPT_ELEMENTS = 1024  # arrays up to this length are kept: one value a layer, 512 layers at most
 MAX_KEPT_STRING_BYTES = 4096  # longer ones (chat templates) are of no use here
-MAX_KEPT_BYTES = 4 * 1024 * 1024  # all kept values together
+MAX_VALUES_BYTES = 4 * 1024 * 1024  # all kept values together
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 
@@ -114,7 +114,7 @@ def read_header(
 ) -> Header:
     """Read the header of a file of `size` bytes; `label` names it in errors.
 
-    Keeps at most about `window` bytes of the file and MAX_KEPT_BYTES of values at a time. Checks that every
+    Keeps at most about `window` bytes of the file and MAX_VALUES_BYTES of values at a time. Checks that every
     tensor lies inside the file. Raises UserError for anything that is not a complete, well-formed GGUF file.
     With `partial` its end may be missing: the header has the tensors that are whole, and `missing_bytes`.
     """
@@ -182,7 +182,7 @@ class _Metadata:
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
-        self._budget = MAX_KEPT_BYTES
+        self._budget = MAX_VALUES_BYTES
 
     def read(self, count: int) -> tuple[Mapping[str, Value], Mapping[str, bytes]]:
         cursor = self._cursor
@@ -250,7 +250,7 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
 
 def _tensor(cursor: Cursor, number: int) -> TensorInfo:
     """One entry of the tensor table; `offset` is still relative to the data section."""
-    name = _text(cursor, f"the name of tensor {number}", MAX_NAME_BYTES)
+    name = _text(cursor, f"the name of tensor {number}", MAX_TENSOR_NAME_BYTES)
     part = f"tensor `{name}`"
     rank = cursor.u32(part)
     if rank > 4:

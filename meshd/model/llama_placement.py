@@ -14,7 +14,7 @@ from meshd.base.errors import LocalProtocolError
 from meshd.model.split_values import Device, Plan
 
 ON_CPU = -1
-MAX_DEVICES = 15  # llama_max_devices() is 16, and -ts wants fewer values than that
+MAX_SPLIT_DEVICES = 15  # llama_max_devices() is 16, and -ts wants fewer values than that
 _F32 = struct.Struct("<f")
 
 

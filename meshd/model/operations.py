@@ -9,11 +9,11 @@ from itertools import islice
 from meshd.model.cache import MAX_LAYERS, ContextShape, Hyperparameters
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.model.gguf import Header, TensorInfo
+from meshd.wire.limits import MAX_OPERATIONS
 
-MAX_OPERATIONS = 64  # of one trial, as in wire/lease.py: real models need 15 to 40
 MAX_LENGTHS = 4  # of rows, for one operation and type: kernels differ by type, hardly by length
 MAX_SHAPES = 3  # of attention: layers with and without a window, say
-_MOST = 1 << 18  # of any number
+_MOST_NUMBER = 1 << 18  # of any number
 _NOT_MULTIPLIED = ("conv", "lerp", "first", "rope_", "token_embd", "position_embd", "token_types")
 
 # what a trial without a model computes, for `meshd doctor`
@@ -45,7 +45,7 @@ def operations(headers: Sequence[Header], shape: ContextShape) -> tuple[str, ...
 
 def _word(name: str, *parts: str | int) -> Iterator[str]:
     """None for numbers that no model has."""
-    if all(isinstance(part, str) or 0 < part <= _MOST for part in parts):
+    if all(isinstance(part, str) or 0 < part <= _MOST_NUMBER for part in parts):
         yield ":".join([name, *map(str, parts)])
 
 

@@ -18,10 +18,10 @@ from meshd.model.layers import ModelLayers
 
 CPU_RATE, GPU_RATE = 10e9, 200e9  # bytes a second of weights, of small machines: 13e9 on two cores of an EPYC
 AT_ONCE = 64 << 10  # bytes in flight on a path of which nothing was measured (mux/pacing.py)
-NEAR_SECONDS = 0.002  # a shorter round trip is a wired network
+NEAR_SECONDS = 0.002  # a shorter round trip is a wired network, and taken for fast
 NEAR_RATE, FAR_RATE = 100e6, 5e6  # bytes a second of a path that was never seen full
 SAMPLED_BYTES = 48  # of a token that was chosen there: four numbers with the headers of their answers
-GAIN = 0.8  # of the head's time: less than that makes the worker worth it, as these are estimates
+_GAIN = 0.8  # of the head's time: less than that makes the worker worth it, as these are estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def choose_output(
     worker = model.output / (GPU_RATE if worker_is_gpu else CPU_RATE)
     worker += path.seconds(slots * (SAMPLED_BYTES if sampled else 4 * widths.vocabulary))
     why = f"{head * 1000:.1f} ms per token on the head, {worker * 1000:.1f} ms on the worker, estimated"
-    return OutputChoice(worker >= GAIN * head, why)
+    return OutputChoice(worker >= _GAIN * head, why)
 
 
 def output_on_cpu(model: ModelLayers) -> str:

@@ -13,7 +13,7 @@ from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
-from meshd.model.llama_placement import MAX_DEVICES, check_placed, one_to_spare
+from meshd.model.llama_placement import MAX_SPLIT_DEVICES, check_placed, one_to_spare
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
 from meshd.model.partition import partition, share_out
 from meshd.model.split_values import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
@@ -166,8 +166,8 @@ class _Planner:
         if not workers:
             return None
         on_dev = [device for device in order if device is not self._cpu]
-        if len(on_dev) > MAX_DEVICES:
-            return LeftOut(one_to_spare(workers), f"llama.cpp supports at most {MAX_DEVICES} devices")
+        if len(on_dev) > MAX_SPLIT_DEVICES:
+            return LeftOut(one_to_spare(workers), f"llama.cpp supports at most {MAX_SPLIT_DEVICES} devices")
         if len(order) > self._model.count:
             return LeftOut(one_to_spare(workers), f"the model has only {self._model.count} layers")
         room = self._room(order)

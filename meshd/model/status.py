@@ -1,4 +1,6 @@
-"""The state of the model that a head serves, as reported by the role, the API and `meshd status`.
+"""The state of the model that a head serves, and of the weights that a worker keeps.
+
+Reported by the roles, the API and `meshd status`.
 
 `meshd status --json` shows them as they are: fields may be added, never renamed or dropped. Times are
 seconds, sizes bytes.
@@ -81,3 +83,13 @@ class ModelStatus:
     split: tuple[SplitPart, ...]
     progress: float | None = None  # 0 to 1 while loading
     workers: tuple[WorkerWeights, ...] = ()  # while the model is loading, and afterwards
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """Weights that came over the network to this worker and are kept for the next load."""
+
+    path: str
+    bytes: int  # kept now
+    limit: int  # maximum
+    tensors: int  # complete ones

@@ -8,15 +8,13 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.mux.due_timer import DueTimer
 from meshd.mux.link import LinkState
 from meshd.mux.stream import Piece, StreamState
-from meshd.mux.stream_table import StreamTable
+from meshd.mux.stream_table import MOST_LATE, StreamTable
 from meshd.wire.frame import ack_frame, encode
 from meshd.wire.frame_types import Ack, Data, LinkAck, MaxData
-from meshd.wire.limits import MAX_STREAMS
 
 ACK_DELAY = 0.1  # seconds that an Ack waits for data to travel with
 ACK_CRUMB_DELAY = 0.04  # seconds after which one of a few bytes travels with any data
 _ACK_CRUMB = 16 << 10  # bytes of a stream that are acknowledged with company only if they have waited
-_MOST_LATE = 4 * MAX_STREAMS  # answers owed about forgotten streams; an honest peer asks about fewer
 
 
 class AckQueue:
@@ -94,7 +92,7 @@ class AckQueue:
         ended = data.fin or (before is not None and before.ended)
         end = max(end, before.received if before is not None else 0)
         late[data.stream_id] = Ack(data.stream_id, end, end, accepted=True, ended=ended)
-        if len(late) > _MOST_LATE:
+        if len(late) > MOST_LATE:
             raise RemoteProtocolError("too many frames for streams that have ended", code="stream")
 
     def drop(self, stream: StreamState) -> None:

@@ -60,7 +60,7 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class StreamReset:
-    """The peer threw the stream away, both directions; what is unread of it is void."""
+    """The peer threw the stream away, both directions; unread bytes are void."""
 
     stream_id: int
     code: int

@@ -1,9 +1,10 @@
 """The fast path for one small message on an otherwise idle session: many steps combined into one.
 
 A question and its answer, a token say, meet an idle session each time, and caches that the model has emptied
-meanwhile: each step costs a microsecond or more there, and half of them ask for what is not due. Whatever is
-not plain here is left to the long way (inbound.py, outbound.py), with nothing changed. Both ways leave the
-same behind; only acknowledgements that wait for company may go up to ACK_CRUMB_DELAY later on this one.
+meanwhile: each step costs a microsecond or more there, and half of them look for work that is not due. All
+that is not plain here is left to the long way (inbound.py, outbound.py), with nothing changed. Both ways
+leave the same behind; only acknowledgements that wait for company may go up to ACK_CRUMB_DELAY later on this
+one.
 """
 
 from meshd.mux.ack_queue import ACK_CRUMB_DELAY
@@ -13,7 +14,7 @@ from meshd.mux.state import State
 from meshd.mux.stream import Piece
 from meshd.wire.frame import DATA_OVERHEAD, data_header
 
-MOST = 16 << 10  # bytes of a message: of a longer one, the steps are not what costs
+MOST_FAST_BYTES = 16 << 10  # bytes of a message: of a longer one, the steps are not what costs
 
 
 class FastPath:
@@ -36,7 +37,7 @@ class FastPath:
             link is None
             or stream is None
             or stream.resetting
-            or not 0 < size <= MOST
+            or not 0 < size <= MOST_FAST_BYTES
             or link_id != self._links.data_link
             or link.awaits_resume
             or now < link.hold_until
@@ -81,7 +82,7 @@ class FastPath:
         """
         state = self._state
         link = self._links.by_id.get(link_id)
-        if link is None or len(data) > MOST or self._sending.blocked or state.events:
+        if link is None or len(data) > MOST_FAST_BYTES or self._sending.blocked or state.events:
             return None
         head = link.parser.whole(data)
         if head is None:

@@ -152,7 +152,7 @@ class Pacing:
     def on_sent(self, count: int, now: float, *, starved: bool) -> None:
         """`count` bytes were handed to the link; `starved`: there was room for more, and nothing to send.
 
-        What is in flight after that says nothing about the link's rate.
+        Bytes in flight after that say nothing about the link's rate.
         """
         if self.sent == self.acked:  # idle until now: the time before says nothing about the link
             if now > self._acked_at + _PAUSE:

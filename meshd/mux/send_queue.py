@@ -141,7 +141,7 @@ class SendQueue:
         self.upload_at = at
 
     def upload_ripe(self, now: float) -> None:
-        """Whoever asks for frames now finds out whether the node gives more."""
+        """The next call for frames finds out whether the node has more credit."""
         if self.upload_at is not None and now >= self.upload_at:
             self.upload_at = None
 

@@ -1,7 +1,7 @@
 """One stream: a half that sends and a half that receives, in offsets; no frames, no links.
 
 What was written stays here until the peer has acknowledged it, because a link may be lost at any byte:
-`rewind` makes all of it unsent again. What is received twice is dropped by its offset.
+`rewind` makes all of it unsent again. Bytes received twice are dropped by their offset.
 """
 
 from bisect import insort

@@ -13,7 +13,7 @@ from meshd.wire.frame import encode
 from meshd.wire.frame_types import Open
 from meshd.wire.limits import MAX_STREAMS
 
-_MOST_LATE = 4 * MAX_STREAMS  # answers owed about forgotten streams; an honest peer asks about fewer
+MOST_LATE = 4 * MAX_STREAMS  # answers owed about forgotten streams; an honest peer asks about fewer
 
 
 class StreamTable:
@@ -100,7 +100,7 @@ class StreamTable:
     def answer_reset(self, stream_id: int) -> None:
         """The peer's reset is done."""
         self.reset_acks_due[stream_id] = None
-        if len(self.reset_acks_due) > _MOST_LATE:
+        if len(self.reset_acks_due) > MOST_LATE:
             raise RemoteProtocolError("too many resets", code="stream")
 
     def start_reset(self, stream: StreamState, code: int, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Limits a node's upload over all links together: a token bucket that sessions share fairly.
 
 Each session has a count of what it was given (self-clocked fair queueing: one that comes back begins where
-those are that waited meanwhile). Of those that wait, who was given least goes first; one that comes when
+those are that waited meanwhile). Of those that wait, the one given least goes first; one that comes when
 there is enough for all before it, and for itself, need not wait for them. So none starves another, a slow
 link waits for no fast one, and what one does not use the others get. Control frames are never held back: they
 count, and the data behind them waits a little longer for it.
@@ -14,7 +14,7 @@ _SHARE_TIME = 0.02  # what one session takes at once while others wait
 _LEAST_SHARE = 4 << 10  # bytes; a frame is not cut smaller
 _ABSENT = 0.25  # who does not come for so long after its time has lost its turn
 _SOON = 0.001
-_MOST_KNOWN = 512  # sessions whose count is remembered; a node has 256 peers
+_MOST_SESSIONS = 512  # sessions whose count is remembered; a node has 256 peers
 
 
 class Upload:
@@ -46,7 +46,7 @@ class Upload:
         self.spend_control(count, now)
         if who in self._given:
             self._given[who] += count
-        if len(self._given) > _MOST_KNOWN:
+        if len(self._given) > _MOST_SESSIONS:
             self._given = {one: given for one, given in self._given.items() if one in self._waiting}
 
     def spend_control(self, count: int, now: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from meshd.netcheck.interface import ConnectionFacts, FilterTest, Observations, Outcome, Seen
+from meshd.wire.address import CARRIER_NETWORK, PRIVATE_V4
 from meshd.wire.netfacts import (
     Filtering,
     Mapped,
@@ -24,10 +25,7 @@ from meshd.wire.stun import Endpoint
 HTTPS = 443
 MOST_STEP = 32  # ports: a NAT that counts skips those that others took meanwhile
 FEWEST_PORTS = 3  # to call them random or counting
-_SITES = tuple(
-    map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"))
-)
-_CARRIER = ipaddress.IPv4Network("100.64.0.0/10")
+_SITES = (*PRIVATE_V4, ipaddress.IPv4Network("169.254.0.0/16"))
 
 
 def classify(seen: Observations) -> NetFacts:
@@ -114,7 +112,7 @@ def ports_of(seen: Sequence[Seen]) -> tuple[Ports, int]:
 
 
 def tcp_of(connections: Sequence[ConnectionFacts], udp: Udp) -> Tcp:
-    """What is let through, judged by the servers that were tried."""
+    """Which ports are open, judged by the servers that were tried."""
     if any(one.outcome is Outcome.ODD for one in connections):
         return Tcp.INTERCEPTED
     working = {one.server.port for one in connections if one.outcome in (Outcome.OK, Outcome.MUTE)}
@@ -179,7 +177,7 @@ def _in_carrier(host: str) -> bool:
     if not host:
         return False
     address = ipaddress.ip_address(host)
-    return address.version == 4 and address in _CARRIER
+    return address.version == 4 and address in CARRIER_NETWORK
 
 
 def _answer(answer: bool | None) -> TriState:

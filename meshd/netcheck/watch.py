@@ -11,9 +11,9 @@ from meshd.netcheck.interface import NetReport, Observations
 from meshd.netcheck.probe import Servers, observe
 from meshd.wire.netfacts import Mapped
 
-AGAIN_SECONDS = 1200.0  # mappings and providers change seldom; addresses that change are told by `poke`
+_AGAIN_SECONDS = 1200.0  # mappings and providers change seldom; addresses that change are told by `poke`
 SETTLE_SECONDS = 1.0  # after a change: routes and address lookups follow a moment later
-LEAST_SECONDS = 30.0  # between two checks, however often something changes
+_LEAST_SECONDS = 30.0  # between two checks, however often something changes
 LOG = log.get("netcheck")
 
 Observe = Callable[[Servers, Sequence[str]], Awaitable[tuple[Observations, tuple[str, ...]]]]
@@ -66,9 +66,9 @@ class NetWatch:
         """Check, and check again, until cancelled."""
         while True:
             await self.check()
-            await asyncio.sleep(LEAST_SECONDS)
+            await asyncio.sleep(_LEAST_SECONDS)
             try:
-                async with asyncio.timeout(AGAIN_SECONDS - LEAST_SECONDS):
+                async with asyncio.timeout(_AGAIN_SECONDS - _LEAST_SECONDS):
                     await self._poked.wait()
                     await asyncio.sleep(SETTLE_SECONDS)
             except TimeoutError:

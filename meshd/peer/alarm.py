@@ -1,4 +1,4 @@
-"""One timer of the event loop with an owner: set at will, cheaply, and cancelled with whoever runs it.
+"""One timer of the event loop with an owner: set at will, cheaply, and cancelled with its owner.
 
 A session moves its next timeout with nearly every message. Waking a task for each would cost more than the
 message; a handle of the loop costs a few microseconds.

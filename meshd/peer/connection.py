@@ -1,13 +1,13 @@
 """The driver of one peer: links in, one durable session, streams out.
 
-`run_link` owns one link from its greeting to its end, in the task of whoever made or took it in;
+`run_link` owns one link from its greeting to its end, in the task that made or accepted it;
 `serve` owns the session's timers and the handlers of streams that the peer opens. What happens is handed on:
 to the links (links.py), the session (session_holder.py), what status shows (status_view.py). Whether a link
 may go on is decided in admission.py, which one carries data in path_selection.py.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
@@ -27,7 +27,7 @@ from meshd.peer.greeting import greet
 from meshd.peer.interface import MetadataValue, PathStatus, PeerState, PeerStatus
 from meshd.peer.link_driver import LinkDriver
 from meshd.peer.links import PeerLinks
-from meshd.peer.node import Node
+from meshd.peer.node import DiallingSide, Node
 from meshd.peer.session_holder import SessionHolder
 from meshd.peer.status_view import StatusView
 from meshd.peer.stream import MeshStream
@@ -41,22 +41,22 @@ LOG = log.get("peer")
 class PeerConnection:
     """Everything this node has with one peer."""
 
-    def __init__(self, node: Node, peer: PeerId) -> None:
+    def __init__(self, node: Node, peer: PeerId, dialling: DiallingSide) -> None:
         self._node = node
         self.peer = peer
+        self._dialling = dialling
         self.leads = node.peer > peer  # this side decides which link carries data
         self._room = Slots(LINKS)
         self._links = PeerLinks(peer=peer, leads=self.leads, now=node.now)
         self._held = SessionHolder(node, peer, self._links, leads=self.leads, blame=self.blame)
         self._admission = Admission(node, self._held, self._links, replace=self._end_session)
-        self.view = StatusView(node, peer)
+        self.view = StatusView(node, peer, dialling)
         self._alarm = Alarm(self._ring)
         self._chosen_at = 0.0
         self._owner: Owner | None = None
         self._begun = asyncio.Event()
         self._fault: MeshdError | None = None
         self._contained = Contained(f"peer {peer.short}", "link", self.blame)
-        self.on_links: Callable[[], None] = lambda: None  # one came, went, fell silent, or is used now
         self._shown: tuple[Present, ...] = ()
 
     # What others ask.
@@ -271,7 +271,7 @@ class PeerConnection:
         self._look_again()
         self._set_alarm()
         self._node.changed()
-        self._node.on_link(self.peer, hello, link.info)
+        self._node.link_made(self.peer, hello, link.info)
 
     def _detach(self, driver: LinkDriver) -> None:
         happened = self._links.detach(driver)
@@ -299,7 +299,7 @@ class PeerConnection:
         present = self.present()
         if present != self._shown:
             self._shown = present
-            self.on_links()
+            self._dialling.links_changed()
 
     # Events.
 
@@ -322,13 +322,13 @@ class PeerConnection:
                 case events.GoodbyeReceived(code=code, reason=reason):
                     self._end_session(reason or "the peer said goodbye")
                     self.view.said_goodbye(code, reason)
-                    self._node.on_goodbye(self.peer, code)
+                    self._node.said_goodbye(self.peer, code)
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)
                 case events.Switched(link_id=link_id):
                     if link_id is not None:
                         self.view.carried()
-                    self.on_links()
+                    self._dialling.links_changed()
                     self._node.changed()
                 case _:
                     streams.feed(event, self.view.member)

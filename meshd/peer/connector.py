@@ -14,6 +14,7 @@ from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtoco
 from meshd.base.fault_boundary import Fault, contained
 from meshd.base.peer_limits import DIALS, RETRIES
 from meshd.base.tasks import Owner
+from meshd.identity.keys import PeerId
 from meshd.link.interface import TRANSPORTS, Dialer, DialError, DialFailure, Link, LinkKind
 from meshd.peer.connection import PeerConnection
 from meshd.peer.dial_schedule import DialPlan, DialSchedule, Facts
@@ -24,27 +25,26 @@ from meshd.peer.reasons import Failed, last_error
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import CAPABILITY, NetFacts
 
-ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
+_ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
 LOG = log.get("peer")
 
 
 class Connector:
-    """The dialling side of one peer connection; of two `dialers` that are due the first begins first."""
+    """A DiallingSide, which makes its connection; of two `dialers` that are due the first begins first."""
 
     def __init__(
         self,
         *,
         node: Node,
-        connection: PeerConnection,
+        peer: PeerId,
         book: Book,
         dialers: Sequence[Dialer],
         rng: Callable[[], float],
     ) -> None:
         self._node = node
-        self._connection = connection
         self._book = book
         self._dialers = dialers
-        self._source = f"peer {connection.peer.short}"
+        self._source = f"peer {peer.short}"
         self._rng = rng
         self._schedule = DialSchedule(tuple(dialer.transport for dialer in dialers))
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -56,8 +56,7 @@ class Connector:
         self._wanted = True
         self._dials = DIALS.bucket(node.now())
         self._retries = RETRIES.bucket(node.now())
-        connection.on_links = self._wake.set
-        connection.view.why_not_direct = self.why_not_direct
+        self.connection = PeerConnection(node, peer, self)
 
     def poke(self, *, although_connected: bool = False) -> None:
         """Something changed (a record, a NAT; `although_connected`: our addresses, or we slept): dial now.
@@ -66,6 +65,10 @@ class Connector:
         """
         self._schedule.changed(self._facts(), again=although_connected)
         self._test = self._test or although_connected
+        self._wake.set()
+
+    def links_changed(self) -> None:
+        """See DiallingSide."""
         self._wake.set()
 
     def told(self) -> None:
@@ -91,8 +94,8 @@ class Connector:
         self._wake.set()
 
     def why_not_direct(self) -> str:
-        """In one sentence, for a peer that is connected by a relay."""
-        record = self._book.record(self._connection.peer)
+        """See DiallingSide."""
+        record = self._book.record(self.connection.peer)
         theirs = None
         if record is not None and CAPABILITY in record.capabilities:
             with suppress(RemoteProtocolError):  # of a later version, say
@@ -113,25 +116,25 @@ class Connector:
                     self._tasks[index] = owner.start_for(
                         self._source,
                         self._attempt(index, owner),
-                        name=f"dial {self._connection.peer.short}",
-                        blame=self._connection.blame,
+                        name=f"dial {self.connection.peer.short}",
+                        blame=self.connection.blame,
                     )
-                self._connection.view.dialling = self._schedule.running
+                self.connection.view.dialling = self._schedule.running
                 await self._until(plan.at)
 
     def _facts(self) -> Facts:
-        peer = self._connection.peer
-        present, candidates = self._connection.present(), self._places()
+        peer = self.connection.peer
+        present, candidates = self.connection.present(), self._places()
         return Facts(
             present,
             possible=bool(candidates) or self._book.record(peer) is not None,
-            leads=self._connection.leads,
+            leads=self.connection.leads,
             near=not present and self._node.host.is_near(candidates),
         )
 
     def _places(self) -> list[Dialable]:
         """Where the peer may be dialled, best first."""
-        peer = self._connection.peer
+        peer = self.connection.peer
         found = [
             place
             for source, told in self._book.told(peer)
@@ -144,7 +147,7 @@ class Connector:
         proto, places = TRANSPORTS[self._dialers[index].transport].proto, self._places()
         if proto is None:
             return places
-        peer, now = self._connection.peer, self._node.now()
+        peer, now = self.connection.peer, self._node.now()
         sure = {one for source, told in self._book.told(peer) if source is Source.GIVEN for one in told}
         return [
             place for place in places if place.proto == proto and (place in sure or self._dials.spend(1, now))
@@ -155,38 +158,38 @@ class Connector:
             return DialPlan(drop=tuple(index for index in self._tasks if index not in self._greeting))
         if self._test:
             self._test = False
-            self._connection.test_links()
+            self.connection.test_links()
         return self._schedule.plan(self._facts(), self._node.now())
 
     def _look(self) -> None:
         """What became of the links that were greeting, and of the last session."""
         for index, link in list(self._greeting.items()):
-            if self._connection.carries(link):
+            if self.connection.carries(link):
                 del self._greeting[index]
                 self._tasks.pop(index, None)
                 self._failed.pop(index, None)
                 self._schedule.made(index)
                 info = link.info
                 if info.kind is LinkKind.TCP and not fragile(info.kind, info.path):
-                    self._book.worked(self._connection.peer, info.remote)
-        fault = self._connection.take_fault()
+                    self._book.worked(self.connection.peer, info.remote)
+        fault = self.connection.take_fault()
         if fault is not None:
-            self._connection.view.last_error = fault.what
+            self.connection.view.last_error = fault.what
             self._schedule.refused(self._node.now(), self._rng())
 
     async def _attempt(self, index: int, owner: Owner) -> None:
         """Dial, and hand the link to a task of its own: giving up the attempt must not end it."""
-        dialer, peer = self._dialers[index], self._connection.peer
+        dialer, peer = self._dialers[index], self.connection.peer
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
                 link = await contained(
                     dialer.dial(peer, self._affordable(index)),
                     source=self._source,
                     name=f"dial {dialer.transport.value}",
-                    blame=self._connection.blame,
+                    blame=self.connection.blame,
                 )
         except TimeoutError:
-            what = f"no link within {ATTEMPT_SECONDS:.0f} s"
+            what = f"no link within {_ATTEMPT_SECONDS:.0f} s"
             kind = TRANSPORTS[dialer.transport].kind
             self._fell_through(index, DialError(what, kind=kind, failure=DialFailure.TIMEOUT))
         except MeshdError as error:
@@ -208,7 +211,7 @@ class Connector:
                 self._source,
                 self._run(index, link),
                 name=f"link to {link.info.peer.short}",
-                blame=self._connection.blame,
+                blame=self.connection.blame,
             )
         except Closed:  # everything ends
             await link.aclose()
@@ -217,7 +220,7 @@ class Connector:
         error: MeshdError | None = None
         began = self._node.now()
         try:
-            await self._connection.run_link(link)
+            await self.connection.run_link(link)
         except MeshdError as caught:
             error = caught
         finally:
@@ -234,7 +237,7 @@ class Connector:
 
     def _fell_through(self, index: int, error: MeshdError) -> None:
         self._tasks.pop(index, None)
-        connection = self._connection
+        connection = self.connection
         failure = error.failure if isinstance(error, DialError) else None
         self._failed[index] = Failed(self._dialers[index].transport, failure, error.what)
         # what fails in a way that nobody foresaw fails again; a peer that broke the rules: see take_fault

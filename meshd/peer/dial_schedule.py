@@ -94,7 +94,7 @@ class _DialState:
     forced: bool = False  # runs whatever the wishes
     stale: bool = False  # begun before something changed
     refused: bool = (
-        False  # by whoever answered there, who need not be the peer: a matter of this transport alone
+        False  # by the node that answered there, maybe not the peer: it concerns this transport alone
     )
     failures: int = 0
     failed_at: float = 0.0
@@ -158,7 +158,7 @@ class DialSchedule:
         start = [index for at, index in later if at <= now]
         later = sorted(one for one in later if one[0] > now)
         if not linked and not start and not self.running and now >= self._held_until:
-            # Nothing is left to wait for: who has not failed yet need not hold back.
+            # Nothing is left to wait for: those that have not failed yet need not hold back.
             start = [index for _, index in later if not self._states[index].failures][:1]
         ahead = [at for at, index in later if index not in start]
         return DialPlan(tuple(start), tuple(drop), ahead[0] if ahead else None)
@@ -182,7 +182,7 @@ class DialSchedule:
         self._states[index].running = False
 
     def failed(self, index: int, now: float, draw: float, *, refused: bool = False) -> None:
-        """It ended without a link (`refused`: whoever is there wants none), or the link was short-lived.
+        """It ended without a link (`refused`: the node there wants none), or the link was short-lived.
 
         `draw` lies in [0, 1).
         """

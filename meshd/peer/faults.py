@@ -11,7 +11,6 @@ from meshd.base.peer_limits import FAULTS, FAULTS_KNOWN
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 
-MAX_PEERS = FAULTS_KNOWN.most  # of whom failures are remembered; the oldest is forgotten
 REFUSED_SECONDS = 60.0
 TOLD_MINUTES = 60  # after which nobody needs to know
 _MAX_WORDS = 200
@@ -51,7 +50,7 @@ class Faults:
             self._until.pop(peer, None)
             self._until[peer] = now + REFUSED_SECONDS
         for kept in (self._buckets, self._until):
-            if len(kept) > MAX_PEERS:
+            if len(kept) > FAULTS_KNOWN.most:
                 del kept[next(iter(kept))]
         self.broke(peer, now, what)
 
@@ -59,7 +58,7 @@ class Faults:
         """It broke the rules of the protocol."""
         record = self._records.pop(peer, None) or _Record()
         self._records[peer] = record
-        if len(self._records) > MAX_PEERS:
+        if len(self._records) > FAULTS_KNOWN.most:
             del self._records[next(iter(self._records))]
         record.add(now, what)
 

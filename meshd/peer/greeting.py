@@ -1,6 +1,6 @@
 """The greeting on a proven link: who is there, which session goes on, who is banned.
 
-Drives wire/hello.py over one link. Who speaks first does not depend on who dialled: the leader of the
+Drives wire/hello.py over one link. The one that speaks first need not be the dialer: the leader of the
 pair (higher PeerId) does, so that racing links agree on one session (mux/session_choice.py).
 """
 

@@ -29,7 +29,7 @@ from meshd.peer.send_turn import (
 )
 
 SEND_BYTES = 256 << 10  # one turn of the sender: small enough that a control frame does not wait long
-FAREWELL_SECONDS = 0.5
+_FAREWELL_SECONDS = 0.5
 
 
 class LinkDriver:
@@ -114,7 +114,7 @@ class LinkDriver:
             self._rearm(at)
 
     def end(self, why: str) -> None:
-        """Send what is left (a goodbye), then leave `carry` with Broken(why)."""
+        """Send the rest (a goodbye), then leave `carry` with Broken(why)."""
         if not self._ending.is_set():
             self.why = why
             self._ending.set()
@@ -192,7 +192,7 @@ class LinkDriver:
 
     async def _farewell(self) -> None:
         try:
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
                 while pieces := self.session.transmit(self.link_id, self._now(), SEND_BYTES):
                     await self.link.send(pieces)
         except (TimeoutError, Broken):

@@ -23,7 +23,7 @@ from meshd.peer.path_selection import SILENT_AFTER, Chooser, Path, surplus
 
 SUSPECT_AFTER = 0.5  # seconds without an answer, or four round trips, that cast doubt on a link being tested
 TEST_SECONDS = 1.5  # more, after which it ends
-FULL = 0.8  # of what may be in flight: from here on the link is the bottleneck, and its rate what it can do
+_FULL = 0.8  # of what may be in flight: from here on the link is the bottleneck, and its rate what it can do
 LOG = log.get("peer")
 
 
@@ -178,7 +178,7 @@ class PeerLinks:
 
     def _note_rates(self, links: Sequence[LinkStatus]) -> None:
         for numbers in links:
-            if numbers.bandwidth is not None and numbers.in_flight >= FULL * numbers.allowance:
+            if numbers.bandwidth is not None and numbers.in_flight >= _FULL * numbers.allowance:
                 self._rates[numbers.link_id] = numbers.bandwidth
 
     def _path(self, numbers: LinkStatus) -> Path:

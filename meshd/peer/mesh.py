@@ -35,13 +35,13 @@ from meshd.peer.suspend_detector import boot_seconds, watch_sleep
 from meshd.wire.hello import Hello
 from meshd.wire.news import NEWS_SERVICE
 
-LOOK_SECONDS = 2.0  # how often a large mesh is looked at
-IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
+MESH_LOOK_SECONDS = 2.0  # how often a large mesh is looked at
+SESSION_IDLE_SECONDS = 60.0  # without a stream, until a session that neither end keeps is ended
 LOG = log.get("peer")
 
 
 class PeerMesh:
-    """Implements `Mesh`. `serve` must run for anything to happen."""
+    """Implements `Mesh` and `NodeEvents`. `serve` must run for anything to happen."""
 
     def __init__(
         self,
@@ -63,9 +63,7 @@ class PeerMesh:
         self._roster = MemberRoster(node, book, self._presence, self._peers)
         self._news = News(node, book, self._presence.gossip, heard=self._heard)
         book.spare(self._peers.is_linked)
-        node.on_link = self._link_made
-        node.on_goodbye = self._said_goodbye
-        node.on_bans = lambda _entries: self.bans_changed()
+        node.subscribe(self)
         node.services[NEWS_SERVICE] = Service(self._news.talk, lambda _member, _metadata: None, once=True)
 
     # Mesh.
@@ -215,7 +213,7 @@ class PeerMesh:
     async def _keep_sessions(self) -> None:
         """In a large mesh: keep few sessions, and end those that nobody needs."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(MESH_LOOK_SECONDS)
             self._presence.tick(self.reachable())
             self._add_wanted()
             now = self._node.now()
@@ -225,7 +223,7 @@ class PeerMesh:
                     self._presence.demand(peer)
                 if entry.connector.wanted or entry.connection.in_use:
                     entry.used_at = now
-                elif now - entry.used_at < IDLE_SECONDS:
+                elif now - entry.used_at < SESSION_IDLE_SECONDS:
                     continue
                 elif not entry.connection.linked and not entry.connection.session_id:
                     self._peers.retire(peer, entry)
@@ -263,7 +261,7 @@ class PeerMesh:
         if entry is not None:
             entry.connector.wanted = self._presence.wants(peer)
 
-    def _link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
+    def link_made(self, peer: PeerId, hello: Hello, _info: LinkInfo) -> None:
         """Raises RemoteProtocolError where the peer shows no good record: it would never be a member here."""
         record = PeerRecord.decode(hello.record)
         if record.peer != peer:
@@ -299,7 +297,7 @@ class PeerMesh:
             blame=connection.blame,
         )
 
-    def _said_goodbye(self, peer: PeerId, code: int) -> None:
+    def said_goodbye(self, peer: PeerId, code: int) -> None:
         if code != Code.IDLE:
             LOG.info("peer_left", peer=peer.short, code=code)
             self._presence.parted(peer)
@@ -307,7 +305,7 @@ class PeerMesh:
             self._drop(peer, Code.NONE, "it has left the mesh")
 
     def bans_changed(self) -> None:
-        """Somebody is banned: close what is open with them, and tell the others."""
+        """A node is banned: close its sessions, and tell the others."""
         bans = self._node.bans
         for peer in dict.fromkeys([*self._peers, *self._book.peers()]):
             entry, record = self._peers.get(peer), self._book.record(peer)

@@ -4,8 +4,8 @@ What changes is told once to each. Nothing is queued: what there is is the queue
 journal with a mark of its own (peer/news_outbox.py). At first, and each minute in which nothing happens, the
 two compare a hash of everything, and tell each other what one of them lacks (peer/news_digest.py).
 
-What a member tells is read at a pace: whoever tells more waits, and whoever tells what does not hold is not
-listened to for long (peer/news_limits.py).
+A member's news are read at a bounded rate: one that sends more waits, and one whose news do not verify is
+soon ignored (peer/news_limits.py).
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, Presence
 
 MAX_COMPARE_SECONDS = 3600.0  # while they never come to have the same: it is doubled each time
 QUIET_SECONDS = 5.0  # after a change until hashes are compared: it may be on its way
-AGAIN = Backoff(first=5.0, most=300.0)  # until a stream that was lost is opened again
+_AGAIN = Backoff(first=5.0, most=300.0)  # until a stream that was lost is opened again
 LASTING_SECONDS = 600.0  # one that was open for so long was no failure
-AT_ONCE = 16  # signs of life that are checked before others have a turn
+_AT_ONCE = 16  # signs of life that are checked before others have a turn
 LOG = log.get("peer")
 
 
@@ -73,7 +73,7 @@ class News:
                 LOG.info("news_refused", peer=peer.short, why=error.what)
             if self._node.now() - began >= LASTING_SECONDS:
                 lost = 0
-            await asyncio.sleep(AGAIN.delay(lost, rng()))
+            await asyncio.sleep(_AGAIN.delay(lost, rng()))
             lost += 1
 
     async def talk(self, stream: Stream) -> None:
@@ -201,8 +201,8 @@ class News:
                 case RecordNews(record=raw):
                     await limits.pause(self._learn_record(raw, told, limits))
                 case PresenceNews(entries=entries):
-                    for at in range(0, len(entries), AT_ONCE):
-                        part = entries[at : at + AT_ONCE]
+                    for at in range(0, len(entries), _AT_ONCE):
+                        part = entries[at : at + _AT_ONCE]
                         await limits.pause(sum(self._learn_sign(raw, told, limits) for raw in part))
                 case AwayNews(away=raw):
                     await limits.pause(self._learn_away(raw, peer, told, limits))
@@ -265,7 +265,7 @@ class News:
         if not new:
             return KNOWN_COST
         with (
-            suppress(Fault),  # counted for its signer: who told it may know no better
+            suppress(Fault),  # counted for its signer: the member that told it may know no better
             Contained(f"peer {record.peer.short}", "record", partial(self._blame, record.peer)),
         ):
             self._heard(record)

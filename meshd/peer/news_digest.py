@@ -1,7 +1,7 @@
 """Hashes of all that this node tells, by which two nodes find out that one of them lacks something. Pure.
 
-What is told has 256 parts, by the first byte of a node's id or a ban's hash. Two nodes with the same digest
-have told each other everything; else they compare the parts, and tell what is in those that differ.
+News have 256 parts, by the first byte of a node's id or a ban's hash. Two nodes with the same digest
+have told each other everything; else they compare the parts, and send the contents of those that differ.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _ENTRY = struct.Struct(">32sQQIB")
 
 
 class NewsLedger:
-    """Of what is in `book`, `bans` and `gossip` now; made anew when that has changed and somebody asks."""
+    """Of the current content of `book`, `bans` and `gossip`; recomputed on demand after a change."""
 
     def __init__(self, *, me: PeerId, book: Book, bans: RevocationSet, gossip: PresenceGossip) -> None:
         self._me = me

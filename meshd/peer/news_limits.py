@@ -25,7 +25,7 @@ NEW_COST = 1.0  # a statement whose signatures are checked
 NEW_BAN_COST = 5.0  # one that is written to the disk before it is acted on, too
 KNOWN_COST = 0.1  # one that is known: a hash
 LEAST_PAUSE = 0.001  # shorter ones are what rounding leaves
-MANY = 64  # members that are remembered before those that owe nothing are forgotten
+_MANY_MEMBERS = 64  # members that are remembered before those that owe nothing are forgotten
 LOG = log.get("peer")
 
 
@@ -87,7 +87,7 @@ class NewsLimitsByMember:
 
     def of(self, peer: PeerId, now: float, *, admitter: Admitter | None = None) -> NewsLimits:
         """The same one for as long as it owes something; `admitter`: who let it in, where that is known."""
-        if len(self._of) >= MANY:
+        if len(self._of) >= _MANY_MEMBERS:
             self._of = {one: limits for one, limits in self._of.items() if not limits.clear(now)}
         limits = self._of.get(peer)
         if limits is None:

@@ -16,7 +16,7 @@ from meshd.identity.revocation import RevocationSet
 from meshd.peer.interface import Book
 from meshd.peer.presence_gossip import PresenceGossip
 
-SLACK = 64  # entries of the journal of what is gone, until they are looked for
+SLACK = 64  # journal entries of vanished items, until they are cleaned up
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class BanItem:
 
 @dataclass(frozen=True, slots=True)
 class LifeItem:
-    """What is said of a node's being there: its last sign of life, or that it is away."""
+    """A report about a node's presence: its last sign of life, or that it is away."""
 
     peer: PeerId
 
 
 Item = PeerId | BanItem | LifeItem
-"""What is told: a node's record, a ban, or whether a node is there."""
+"""One piece of news: a node's record, a ban, or a node's presence."""
 
 
 class NewsOutbox:

@@ -76,6 +76,34 @@ class Service:
     once: bool = False
 
 
+class DiallingSide(Protocol):
+    """What dials one peer, as its connection sees it."""
+
+    def links_changed(self) -> None:
+        """A link came, went, fell silent, or is used now."""
+        ...
+
+    def why_not_direct(self) -> str:
+        """In one sentence, for a peer whose data is relayed."""
+        ...
+
+
+class NodeEvents(Protocol):
+    """Is told what connections learn that concerns the whole mesh."""
+
+    def link_made(self, peer: PeerId, hello: Hello, info: LinkInfo) -> None:
+        """A link has greeted. Raises RemoteProtocolError where the peer shows no good record."""
+        ...
+
+    def said_goodbye(self, peer: PeerId, code: int) -> None:
+        """A peer ended its session on purpose."""
+        ...
+
+    def bans_changed(self) -> None:
+        """There are new bans, and they are saved."""
+        ...
+
+
 @dataclass(slots=True)
 class Node:
     """Shared by all peer connections of one daemon.
@@ -92,9 +120,7 @@ class Node:
     config: MuxConfig = field(default_factory=MuxConfig)
     services: dict[str, Service] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
-    on_link: Callable[[PeerId, Hello, LinkInfo], None] = lambda _peer, _hello, _info: None
-    on_goodbye: Callable[[PeerId, int], None] = lambda _peer, _code: None
-    on_bans: Callable[[Sequence[bytes]], None] = lambda _entries: None
+    _events: list[NodeEvents] = field(default_factory=list)
     _banned: bool = False  # the log has it
     version: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -151,11 +177,26 @@ class Node:
                         new.append(entry)
             except (RemoteProtocolError, Fault) as error:
                 invalid += 1
-                LOG.debug("ban_refused", why=error.what)  # who told it is named by whoever counts them
+                LOG.debug("ban_refused", why=error.what)  # the caller names the sender, and counts these
         if new:
             self.save_bans()
-            self.on_bans(new)
+            for each in self._events:
+                each.bans_changed()
         return invalid
+
+    def subscribe(self, events: NodeEvents) -> None:
+        """Tell `events` from now on."""
+        self._events.append(events)
+
+    def link_made(self, peer: PeerId, hello: Hello, info: LinkInfo) -> None:
+        """See NodeEvents."""
+        for each in self._events:
+            each.link_made(peer, hello, info)
+
+    def said_goodbye(self, peer: PeerId, code: int) -> None:
+        """See NodeEvents."""
+        for each in self._events:
+            each.said_goodbye(peer, code)
 
     def why_banned(self, member: Member) -> str | None:
         """Why a member is out, or None."""
@@ -169,7 +210,7 @@ class Node:
             LOG.warning("banned", peer=peer.short, why=what, hint=BANNED_HINT)
 
     def changed(self) -> None:
-        """Something about a peer changed: wake whoever waits in `wait_changed`."""
+        """Something about a peer changed: wake `wait_changed`."""
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()

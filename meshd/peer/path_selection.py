@@ -5,8 +5,8 @@ Only the leader of a pair decides (mux/session.py tells the follower). The rules
 1. a link on which both directions are heard beats one that is silent: that counts as the death of a path;
 2. direct beats relayed, TCP beats UDP: TLS over TCP costs a tenth of any UDP link in Python;
 3. of one rank the one that costs less time for an exchange: round trip, what it was seen to carry, CPU;
-4. whoever carries data stays, unless it died, or is relayed and a direct one is there. Any other move is for
-   a gain only: at most one in five minutes. A passing link (LinkInfo) gives way to any other.
+4. the link that carries data stays, unless it died, or is relayed and a direct one is there. Any other move
+   is for a gain only: at most one in five minutes. A passing link (LinkInfo) gives way to any other.
 
 A direct path that dies young is on probation when it comes again: it stands by, pinged in both directions,
 and carries data when it has lived a while. So a path that comes and goes does not drag the data to and fro.
@@ -15,7 +15,7 @@ and carries data when it has lived a while. So a path that comes and goes does n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshd.link.interface import KINDS, LinkKind, Rank
+from meshd.link.interface import KINDS, RELAYED, LinkKind, Rank
 
 SILENT_AFTER = 2.5  # seconds; one heartbeat of 1.5 s missed
 MOVE_PAUSE = 300.0  # seconds between two moves that are for a gain only
@@ -24,11 +24,10 @@ STANDBY_FOR = 30.0  # seconds that links of no further use are kept after a move
 YOUNG = 60.0  # seconds; a direct path that dies before this age was not a good one
 PROBATION_FIRST = 5.0
 PROBATION_MOST = 30.0  # a path that is possible again is used within a minute, together with the dialling
-GAIN = 0.7  # a move within a rank must save this much: the new cost is less than so much of the old
+_GAIN = 0.7  # a move within a rank must save this much: the new cost is less than so much of the old
 EXCHANGE_BYTES = 64 << 10  # an activation of a few tokens; what the costs below are counted for
 UNKNOWN_RTT = 0.2
 
-RELAYED = "relayed"
 PUNCHED = "punched"
 
 
@@ -159,7 +158,7 @@ class Chooser:
         if best.rank != carrying.rank or best.rtt is None or carrying.rtt is None:
             return False
         settled = self._linked_at is not None and now - self._linked_at >= SETTLED_AFTER
-        return settled and self._may_gain(now) and best.cost() < GAIN * carrying.cost()
+        return settled and self._may_gain(now) and best.cost() < _GAIN * carrying.cost()
 
     def _take(self, path: Path, why: str, now: float) -> Choice:
         self._carrying, self._since = path, now
@@ -199,7 +198,7 @@ def _preference(path: Path) -> tuple[Rank, float, float]:
 def surplus(paths: Sequence[Path], chosen: int | None, *, since: float, now: float) -> tuple[int, ...]:
     """Links to close; the chosen one, which carries data `since` then, stays.
 
-    One of each kind is enough, and behind a link that carries data well only what is of use: a relay behind
+    One of each kind is enough, and behind a link that carries data well only useful ones: a relay behind
     one that a router may end, everything behind a relayed one. A newer link waits until the one that makes it
     needless has been heard from since: after a change of addresses that one may be dead and not know it, and
     the newer one is what there is. A passing one goes as soon as another carries data: what waits

@@ -24,8 +24,8 @@ from meshd.peer.interface import Book
 from meshd.peer.node import Node
 from meshd.peer.presence import MemberPresence
 
-AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
-FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
+_AGAIN_SECONDS = 5.0  # after something failed that nobody foresaw, until a peer is looked after again
+_FAREWELL_SECONDS = 3.0  # for the goodbye to a node that is dropped; then its links are cut
 
 
 @dataclass(slots=True)
@@ -84,14 +84,10 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
             return entry
         if self.owner is None or peer == self._node.peer or not self._has_room(peer, caller):
             return None
-        connection = PeerConnection(self._node, peer)
         connector = Connector(
-            node=self._node,
-            connection=connection,
-            book=self._book,
-            dialers=self._dialers,
-            rng=self._rng,
+            node=self._node, peer=peer, book=self._book, dialers=self._dialers, rng=self._rng
         )
+        connection = connector.connection
         entry = PeerEntry(connection, connector, admitter=caller, used_at=self._node.now())
         connector.wanted = self._presence.wants(peer)
         self.name_from_record(connection)
@@ -136,7 +132,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
         return sum(not self._presence.keeps(other) for other in alike) < TABLED_ADMITTED.most
 
     def retire(self, peer: PeerId, entry: PeerEntry) -> None:
-        """Nothing is left with a member that nobody needs: what is known of it stands in the book."""
+        """Drop a member that nobody needs: its record stays in the book."""
         del self._peers[peer]
         entry.connector.stop()
         entry.gone.set()
@@ -152,7 +148,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
                 del self._peers[peer]
             with suppress(Fault), Contained(source, "connection", blame):
                 entry.connection.close(Code.NONE, "it failed here")  # the links that others own
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(_AGAIN_SECONDS)
             self.wish(peer)
 
     async def _one_life(self, entry: PeerEntry) -> None:
@@ -163,7 +159,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
             owner.start(entry.connector.serve(), name=f"connector {connection.peer.short}")
             await entry.gone.wait()
             try:
-                async with asyncio.timeout(FAREWELL_SECONDS):
+                async with asyncio.timeout(_FAREWELL_SECONDS):
                     seen = -1
                     while connection.linked:
                         seen = await self._node.wait_changed(seen)

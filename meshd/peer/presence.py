@@ -18,12 +18,12 @@ from meshd.peer.topology import DEGREE, Seat, wanted
 
 LOSS_SECONDS = 6.0  # without a link to one whom we had a session with, until we say that it is away
 VAIN_SECONDS = 30.0  # the same where there never was one: ways through NATs take their time
-AGAIN_SECONDS, MAX_AGAIN_SECONDS = 60.0, 3600.0  # until it is said again of one that has refuted it
+TOLD_AGAIN_SECONDS, MAX_AGAIN_SECONDS = 60.0, 3600.0  # until it is said again of one that has refuted it
 NEW_SECONDS = 75.0  # a member that is known by address only is taken to be there
 ALONE_SECONDS = 30.0  # without any session: of nobody is known whether it is there
 DEMAND_SECONDS = 120.0  # a session that somebody asked for, from its last use
 FEW = 3  # with fewer sessions than this, others are tried as well
-LOOK_SECONDS = (
+_LOOK_SECONDS = (
     15.0  # how long one who is not wanted is tried: when we have few, or to find a mesh that was cut in two
 )
 ALONE_TRIES, AWAY_TRIES = 4, 1
@@ -185,7 +185,7 @@ class MemberPresence:
                 self._said.pop(peer, None)
                 continue
             since, patience = self._missed.setdefault(peer, (now, VAIN_SECONDS))
-            until, wait = self._said.get(peer, (0.0, AGAIN_SECONDS))
+            until, wait = self._said.get(peer, (0.0, TOLD_AGAIN_SECONDS))
             if now - since >= patience and now >= until and self.gossip.report(peer, now):
                 self._said[peer] = now + wait, min(2 * wait, MAX_AGAIN_SECONDS)
                 self._node.changed()
@@ -194,7 +194,7 @@ class MemberPresence:
         """Some more while we have few sessions; and now and then one who seems to be away."""
         if now < self._tried_until:
             return
-        self._tried_until = now + LOOK_SECONDS
+        self._tried_until = now + _LOOK_SECONDS
         alone = sessions < FEW
         pool = in_order(self._members if alone else self._away)
         picked = (pool[int(self._rng() * len(pool))] for _ in range(ALONE_TRIES if alone else AWAY_TRIES))

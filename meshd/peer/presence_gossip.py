@@ -20,7 +20,7 @@ from meshd.identity.membership import Admitter
 from meshd.identity.presence import Presence
 from meshd.peer.interface import Book
 
-SUSPECT_SECONDS = 8.0  # in which a node that lives refutes what is said of it
+SUSPECT_SECONDS = 8.0  # for a live node to refute that it is gone
 
 Order = tuple[int, int]
 
@@ -41,7 +41,7 @@ class _MemberLife:
 
 
 class PresenceGossip:
-    """What is said of the presence of each member in `book`; `now` is loop time in seconds."""
+    """The reported presence of each member in `book`; `now` is loop time in seconds."""
 
     def __init__(self, *, me: PeerId, own: Callable[[], int], book: Book, signer: Signer | None) -> None:
         """`own` gives the sequence number of our record."""
@@ -79,7 +79,7 @@ class PresenceGossip:
         return sign, away
 
     def mark_of(self, peer: PeerId) -> tuple[int, int, int]:
-        """The greater is the newer, of what is told of one node's life."""
+        """Orders reports about one node: the greater is the newer."""
         return *self.order(peer), self.statements(peer)[1] is not None
 
     def away_since(self, peer: PeerId, now: float) -> float | None:

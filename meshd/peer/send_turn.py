@@ -18,7 +18,7 @@ class SendState(Enum):
     """Of the sending side."""
 
     WORKING = "working"  # the task is at work: it asks the session again before it rests
-    IDLE = "idle"  # the task rests: who has something to send does so at once
+    IDLE = "idle"  # the task rests: a caller with something to send does so at once
     SENDING = "sending"  # somebody does
     HELD = "held"  # the link has not taken all of it: the task was woken for the rest
 

@@ -20,11 +20,10 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Allow, Handler, MetadataValue, Stream
 from meshd.wire.signal import SIGNAL_SERVICE
 
-MAX_PEERS = SIGNALLERS_KNOWN.most  # of whom anything is remembered
 MAX_UNDER_WAY = SIGNALS_SENT.most
 FORWARDERS = 3  # members asked at once to pass a signal on
 ROUTE_SECONDS = 3.0  # that a route may take; then it counts as none
-TO = "to"  # metadata of a stream whose signal is to be passed on: the node id
+SIGNAL_TO = "to"  # metadata of a stream whose signal is to be passed on: the node id
 LOG = log.get("peer")
 T = TypeVar("T")
 Work = Callable[[], Coroutine[object, object, None]]
@@ -74,7 +73,7 @@ class SignalRoutes:
         self._carriers = carriers
 
     async def serve(self, works: Sequence[Work]) -> None:
-        """Own what is under way, and `works`, until cancelled."""
+        """Own running deliveries, and `works`, until cancelled."""
         try:
             async with Owner() as owner:
                 self._owner = owner
@@ -163,7 +162,7 @@ class SignalRoutes:
 
     async def _by_member(self, forwarder: PeerId, peer: PeerId, blob: bytes) -> None:
         try:
-            stream = self._open(forwarder, {TO: peer.raw})
+            stream = self._open(forwarder, {SIGNAL_TO: peer.raw})
             await self._write(stream, blob)
             await stream.accepted()  # its word only: that the peer has it, a signal of the peer shows
         except (MeshdError, asyncio.CancelledError):
@@ -209,5 +208,5 @@ def bounded(kept: dict[PeerId, T], peer: PeerId, value: T) -> None:
     """Put it at the end; of more peers than a mesh may have, the one silent longest goes."""
     kept.pop(peer, None)
     kept[peer] = value
-    if len(kept) > MAX_PEERS:
+    if len(kept) > SIGNALLERS_KNOWN.most:
         del kept[next(iter(kept))]

@@ -1,7 +1,7 @@
 """Signals to peers by whatever route there is: a session with the peer, a member with one, a relay's mailbox.
 
-Every signal is signed by its sender and checked by its receiver alone (identity/signal.py); who passes one on
-reads no more than from whom and to whom.
+Every signal is signed by its sender and checked by its receiver alone (identity/signal.py); a node that
+passes one on reads no more than from whom and to whom.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from meshd.identity.signal_guard import SignalGuard, SignalVerdict
 from meshd.link.interface import Signals
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.node import Node
-from meshd.peer.signal_routes import ROUTE_SECONDS, TO, Carriers, MailRoute, SignalRoutes, bounded
+from meshd.peer.signal_routes import ROUTE_SECONDS, SIGNAL_TO, Carriers, MailRoute, SignalRoutes, bounded
 from meshd.wire.signal import MAX_PAYLOAD_BYTES, MAX_SIGNAL_BYTES, SIGNAL_SERVICE, SignalBody
 
 STREAM_SECONDS = 10.0  # for a signal of 6 KiB to come in
@@ -95,7 +95,7 @@ class SignalService:
         carriers.handle(SIGNAL_SERVICE, self._take_stream, allow=self._allow, quiet=True)
 
     async def serve(self) -> None:
-        """Take the mail in, and own what is under way, until cancelled."""
+        """Take the mail in, and own running deliveries, until cancelled."""
         mail = self._mail
         await self._routes.serve(() if mail is None else (partial(self._take_mail, mail),))
 
@@ -131,7 +131,7 @@ class SignalService:
     # Receiving.
 
     def _allow(self, member: Member, metadata: Mapping[str, MetadataValue]) -> str | Release:
-        to = metadata.get(TO)
+        to = metadata.get(SIGNAL_TO)
         if to is not None and not self._routes.reaches(to):
             return "not connected to that node"
         return self._coming.take(member.peer, member.chain.admitter) or "too many signals at once"
@@ -156,7 +156,7 @@ class SignalService:
 
     async def _pass_on(self, signal: Signal, stream: Stream) -> None:
         """One hop, from the sender itself to a peer of ours."""
-        if signal.sender != stream.peer or stream.metadata.get(TO) != signal.to.raw:
+        if signal.sender != stream.peer or stream.metadata.get(SIGNAL_TO) != signal.to.raw:
             raise RemoteProtocolError("a signal from another sender is not forwarded", code="signal")
         if not self._forwarded.spend(signal.sender, self._node.now()):
             raise Refused("too many signals to forward", code="busy")
@@ -185,7 +185,7 @@ class SignalService:
         """
         sender, now = signal.sender, self._node.now()
         if not self._may_come(sender, by, now):
-            # `sender` has signed nothing yet: whoever brought it must not use up that node's lines
+            # `sender` has signed nothing yet: another node must not use up its log lines
             LOG.info("signal_dropped", node=sender.short, why="too many of them")
             return
         member = signal.verify(self._chain().leaf.mesh)
@@ -202,7 +202,7 @@ class SignalService:
         LOG.info("signal_dropped", peer=sender.short, kind=signal.body.topic, why=why)
 
     def _may_come(self, sender: PeerId, by: Hashable, now: float) -> bool:
-        """Nothing is checked yet: who brings it may have made it up, at the cost of its own share."""
+        """Nothing is checked yet: its carrier may have made it up, at the cost of its own share."""
         return (
             self._senders.spend((sender, by), now)
             and self._issuers_in.spend((self._issuer_of(sender), by), now)
@@ -220,7 +220,7 @@ class SignalService:
             box.put(sender, body.payload, member.chain.admitter)
 
     def _tell(self, peer: PeerId, cookie: bytes) -> None:
-        """Our cookie, to who cannot know it: its next signals prove by it that they are new."""
+        """Our cookie, to a sender that lacks it: its next signals prove by it that they are new."""
         if self._told.spend(peer, self._node.now()):
             blob = self._signed(peer, "", b"", echo=cookie)
             self._routes.start(partial(self._routes.hand, peer, blob), peer)

@@ -3,18 +3,17 @@
 Written here alone, by what a connection and its connector tell; the links are asked for when it is shown.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from meshd.base import log
 from meshd.base.errors import Refused
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
-from meshd.link.interface import LinkInfo
+from meshd.link.interface import RELAYED, LinkInfo
 from meshd.mux.events import Code
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
-from meshd.peer.node import Node
-from meshd.peer.path_selection import RELAYED
+from meshd.peer.node import DiallingSide, Node
 from meshd.wire.hello import Hello
 from meshd.wire.native import NativeVersion, difference
 
@@ -24,9 +23,10 @@ LOG = log.get("peer")
 class StatusView:
     """Of one peer, as long as there is a connection object for it."""
 
-    def __init__(self, node: Node, peer: PeerId) -> None:
+    def __init__(self, node: Node, peer: PeerId, dialling: DiallingSide) -> None:
         self._node = node
         self._peer = peer
+        self._dialling = dialling
         self._state = PeerState.KNOWN
         self._since = node.now()
         self._native: NativeVersion | None = None
@@ -40,7 +40,6 @@ class StatusView:
         self.member: Member | None = None
         self.last_error = ""
         self.dialling = False
-        self.why_not_direct: Callable[[], str] = lambda: ""
 
     @property
     def label(self) -> str:
@@ -63,7 +62,7 @@ class StatusView:
             last_error=self.last_error,
             clock_offset=self._clock_offset,
             says_banned=self._says_banned,
-            why_not_direct=self.why_not_direct() if relayed else "",
+            why_not_direct=self._dialling.why_not_direct() if relayed else "",
             grace=grace,
             stopped=self._stopped,
         )

@@ -195,7 +195,7 @@ class MeshStream:
 
 
 def _broken(error: Closed) -> Broken:
-    """The session is over and has not broken its streams yet: to whoever uses one it is a loss, no fault."""
+    """The session is over and has not broken its streams yet: to the user of one it is a loss, no fault."""
     return Broken(error.what)
 
 

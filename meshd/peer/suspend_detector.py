@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-LOOK_SECONDS = 2.0  # between two looks at the clocks
+CLOCK_LOOK_SECONDS = 2.0  # between two looks at the clocks
 SLEPT_LEAST = 5.0  # seconds; a busy machine is late by less
 
 
@@ -23,8 +23,8 @@ async def watch_sleep(woke: Callable[[float], None], *, boot: Callable[[], float
     loop = asyncio.get_running_loop()
     while True:
         since, booted = loop.time(), boot()
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CLOCK_LOOK_SECONDS)
         ran = loop.time() - since
-        slept = max(boot() - booted, ran) - LOOK_SECONDS
+        slept = max(boot() - booted, ran) - CLOCK_LOOK_SECONDS
         if slept >= SLEPT_LEAST:
             woke(slept)

@@ -3,10 +3,10 @@
 In a mesh of up to nine, everybody keeps a session with everybody. In a larger one the members that are there
 stand on a ring, in order of their places (random, none chooses its own: identity/membership.py). Each keeps a
 session with the two before and the two behind it, with two that two other parts of its place point at, and
-with two at most that point at it:
-eight, over which news reach everybody in a few steps. Whoever comes or goes changes the sessions of few
-others, however large the mesh is. A head also keeps one with each of the sixteen workers that it may use at
-most. The rule gives the same answer at both ends, so that neither closes what the other one wants.
+with two at most that point at it: eight, over which news reach everybody in a few steps. A node that comes or
+goes changes the sessions of few others, however large the mesh is. A head also keeps one with each worker
+that it may use, sixteen at most. The rule gives the same answer at both ends, so that neither closes what the
+other one wants.
 """
 
 from bisect import bisect_left

@@ -10,16 +10,16 @@ from meshd.wire.portmap import MapRefused, NotForUs
 
 T = TypeVar("T")
 
-FIRST_SECONDS = 0.25  # RFC 6886, 3.1; then twice as long each time
-ASK_SECONDS = 3.75  # so four times in all; home routers answer in milliseconds or never
-_MAX_WAITING = 16  # datagrams; more at once is no router's way
+_FIRST_SECONDS = 0.25  # RFC 6886, 3.1; then twice as long each time
+_ASK_SECONDS = 3.75  # so four times in all; home routers answer in milliseconds or never
+_MAX_DATAGRAMS = 16  # datagrams; more at once is no router's way
 
 
 class _RouterReplies(asyncio.DatagramProtocol):
     """What came, few of them; an error (nobody listens there) ends the wait."""
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[bytes | Exception] = asyncio.Queue(_MAX_WAITING)
+        self.queue: asyncio.Queue[bytes | Exception] = asyncio.Queue(_MAX_DATAGRAMS)
 
     def datagram_received(self, data: bytes, _address: object) -> None:
         if not self.queue.full():
@@ -36,7 +36,7 @@ async def ask(
     at: tuple[str, int],
     local: str,
     read: Callable[[bytes], T],
-    seconds: float = ASK_SECONDS,
+    seconds: float = _ASK_SECONDS,
 ) -> T:
     """The first answer that `read` takes. Raises NotMapped: refused, or silent for so many seconds.
 
@@ -51,7 +51,7 @@ async def ask(
         raise NotMapped(f"cannot reach the gateway: {error.strerror or error}", silent=True) from None
     try:
         async with asyncio.timeout(seconds):
-            pause = FIRST_SECONDS
+            pause = _FIRST_SECONDS
             while True:
                 transport.sendto(question)
                 try:

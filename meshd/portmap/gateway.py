@@ -17,7 +17,7 @@ from meshd.portmap.interface import GatewayRoute
 _ROUTES = Path("/proc/thread-self/net/route")  # /proc/net is that of the main thread
 _NETSTAT = ("/usr/sbin/netstat", "-rn", "-f", "inet")
 _NETSTAT_SECONDS = 3.0
-_MAX_TABLE_BYTES = 1 << 20
+_MAX_ROUTES_BYTES = 1 << 20
 _RTF_GATEWAY = 0x2
 
 
@@ -56,7 +56,7 @@ def read_proc(table: str, *, order: str) -> str | None:
     `order`: the machine's byte order; the kernel prints addresses as it holds them.
     """
     found: list[tuple[int, str]] = []
-    for line in table[:_MAX_TABLE_BYTES].splitlines()[1:]:
+    for line in table[:_MAX_ROUTES_BYTES].splitlines()[1:]:
         fields = line.split()
         try:
             target, gateway, flags, metric, mask = (fields[n] for n in (1, 2, 3, 6, 7))
@@ -71,7 +71,7 @@ def read_proc(table: str, *, order: str) -> str | None:
 
 def read_netstat(table: str) -> str | None:
     """The gateway of the first default route in the output of `netstat -rn -f inet`."""
-    for line in table[:_MAX_TABLE_BYTES].splitlines():
+    for line in table[:_MAX_ROUTES_BYTES].splitlines():
         fields = line.split()
         if len(fields) >= 3 and fields[0] in ("default", "0.0.0.0", "0/0") and "G" in fields[2]:
             try:

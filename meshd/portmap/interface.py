@@ -16,7 +16,7 @@ from meshd.wire.portmap import Granted, Wish
 
 
 class Language(StrEnum):
-    """How a router is asked, the best first: who asks PCP learns of a router's restart soonest."""
+    """How a router is asked, the best first: with PCP its restart is noticed soonest."""
 
     PCP = "pcp"
     NATPMP = "nat-pmp"

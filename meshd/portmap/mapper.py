@@ -28,7 +28,7 @@ from meshd.portmap.upnp import UpnpRouter
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.portmap import Granted, Wish
 
-FAREWELL_SECONDS = 1.0  # to take the mappings away at the end; who does not answer keeps them for the lease
+_FAREWELL_SECONDS = 1.0  # to take the mappings away at the end; a silent router keeps them for the lease
 SILENT_PULSES = 3  # signs of life that failed one after the other, until all three languages are tried again
 LOG = log.get("portmap")
 
@@ -316,7 +316,7 @@ async def _unmap(router: HomeRouter, held: Sequence[Granted]) -> None:
             LOG.info("port_not_unmapped", why=refusal.what)
 
     try:
-        async with asyncio.timeout(FAREWELL_SECONDS), Owner() as owner:
+        async with asyncio.timeout(_FAREWELL_SECONDS), Owner() as owner:
             for granted in held:
                 owner.start(one(granted), name="unmap")
     except TimeoutError:

@@ -14,7 +14,7 @@ class NatPmpRouter:
 
     language = Language.NATPMP
 
-    def __init__(self, route: GatewayRoute, *, port: int = wire.PORT) -> None:
+    def __init__(self, route: GatewayRoute, *, port: int = wire.ROUTER_PORT) -> None:
         self._route = route
         self._at = (route.gateway, port)
 

@@ -16,7 +16,7 @@ class PcpRouter:
 
     language = Language.PCP
 
-    def __init__(self, route: GatewayRoute, *, secret: bytes, port: int = wire.PORT) -> None:
+    def __init__(self, route: GatewayRoute, *, secret: bytes, port: int = wire.ROUTER_PORT) -> None:
         self._route = route
         self._at = (route.gateway, port)
         self._secret = secret
@@ -58,4 +58,4 @@ class PcpRouter:
 
     def _nonce(self, proto: Proto, port: int) -> bytes:
         seed = b"meshd pcp nonce v1\0" + self._secret + f"{proto} {port} {self._route.local}".encode()
-        return hashlib.sha256(seed).digest()[: wire.NONCE_BYTES]
+        return hashlib.sha256(seed).digest()[: wire.PCP_NONCE_BYTES]

@@ -14,11 +14,11 @@ from meshd.wire import igd
 from meshd.wire.http_reply import HttpReply, ReplyParser
 from meshd.wire.portmap import Granted, Wish
 
-SEARCH_SECONDS = 2.5  # a router may take the second that we give it, and one search may get lost
+_SEARCH_SECONDS = 2.5  # a router may take the second that we give it, and one search may get lost
 CALL_SECONDS = 3.0
 OTHER_PORTS = 3  # tries when somebody else has the outside port
 LEASE_FOR_EVER = 1 << 31  # seconds; of routers that know no leases: ours is renewed all the same
-_MAX_WAITING = 32  # answers; other devices answer too
+_MAX_ANSWERS_WAITING = 32  # answers; other devices answer too
 _SEARCHES = 2
 _READ_BYTES = 16 << 10
 
@@ -26,7 +26,7 @@ _READ_BYTES = 16 << 10
 class _SsdpAnswers(asyncio.DatagramProtocol):
     def __init__(self, gateway: str) -> None:
         self._gateway = gateway
-        self.queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING)
+        self.queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_ANSWERS_WAITING)
 
     def datagram_received(self, data: bytes, address: tuple[str | object, int]) -> None:
         if address[0] == self._gateway and not self.queue.full():
@@ -150,13 +150,13 @@ class UpnpRouter:
         why = ""
         try:
             _send_groups_by(transport, self._route.local)
-            async with asyncio.timeout(SEARCH_SECONDS):
+            async with asyncio.timeout(_SEARCH_SECONDS):
                 for _ in range(_SEARCHES):
                     for device in igd.DEVICES:
                         transport.sendto(igd.search(device, group=True), (igd.SSDP_GROUP, self._ssdp_port))
                         transport.sendto(igd.search(device, group=False), (gateway, self._ssdp_port))
                     try:
-                        async with asyncio.timeout(SEARCH_SECONDS / _SEARCHES):
+                        async with asyncio.timeout(_SEARCH_SECONDS / _SEARCHES):
                             while True:
                                 try:
                                     return igd.read_search_answer(await answers.queue.get(), sender=gateway)

@@ -1,7 +1,7 @@
 """One living process group: a guard, the program itself, and whatever it forked.
 
 `Group.spawn` starts it, `exited` returns the moment the program ends (the loop's child watcher says so,
-whoever holds its pipes), `bury` leaves nothing of it. Signals always go to the whole group.
+even while another process holds its pipes), `bury` leaves nothing of it. Signals go to the whole group.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from meshd.base.open_files import lower_for
 from meshd.process.interface import ChildSpec
 from meshd.process.orphans import Guard, group_lives
 
-GONE_SECONDS = 2.0  # after KILL the kernel needs milliseconds; a zombie that nobody reaps stays for ever
+_GONE_SECONDS = 2.0  # after KILL the kernel needs milliseconds; a zombie that nobody reaps stays for ever
 STUBBORN_SECONDS = 10.0  # after KILL: then a driver or the kernel holds it, which the log should say
 GONE_LOOK = 0.002  # seconds between looks at first; there is no event for "group is empty"
 
@@ -157,7 +157,7 @@ class Group:
         return await self._process.wait()
 
     async def bury(self) -> None:
-        """KILL what is left, reap, and wait until the group is empty (2 s at most for what others must reap).
+        """KILL the rest, reap, and wait until the group is empty (2 s at most for those that others reap).
 
         Cancelled, it finishes all the same and then raises: a group is never left behind.
         """
@@ -189,7 +189,7 @@ async def _reaped(process: asyncio.subprocess.Process, name: str) -> None:
 
 async def _emptied(group: int, name: str) -> None:
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + GONE_SECONDS
+    deadline = loop.time() + _GONE_SECONDS
     pause = GONE_LOOK
     while group_lives(group):
         if loop.time() > deadline:

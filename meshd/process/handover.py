@@ -133,7 +133,7 @@ class ReportPipe:
             self._reading = False
 
     def close(self) -> None:
-        """Close our end; who waits in `line` gets Closed. `child_end` is its owner's matter. Idempotent."""
+        """Close our end; a waiting `line` raises Closed. `child_end` is its owner's matter. Idempotent."""
         if self._read_end < 0:
             return
         if self._waiter is not None:

@@ -19,6 +19,8 @@ from typing import Protocol
 
 from meshd.base.errors import MeshdError
 
+SHOWN_LINES = 3  # of a child's output, in the message that says how it ended
+
 ReadyProbe = Callable[[], Awaitable[bool]]
 """Asked again and again while STARTING; True means ready. Must not raise but for cancellation."""
 
@@ -81,7 +83,7 @@ class ChildStatus:
     restarts: int
     reason: str  # why it is in this state, in words; the last error
     tail: tuple[str, ...]  # last lines of output, filled when it failed
-    crash_loop: bool = False  # fails again and again: only somebody who changes something will help
+    crash_loop: bool = False  # fails again and again until something is changed
 
     @property
     def is_up(self) -> bool:

@@ -35,7 +35,7 @@ echo
 read -r nothing
 kill -KILL 0
 """
-START_SECONDS = 10.0  # a shell starts in milliseconds; only a machine near its end needs longer
+_START_SECONDS = 10.0  # a shell starts in milliseconds; only a machine near its end needs longer
 REPLACEMENTS = 3  # guards that may be killed one after the other before we leave it at that
 
 logger = log.get("process")
@@ -60,12 +60,12 @@ class Guard:
         guard = cls(name)
         try:
             guard._spawn()
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(_START_SECONDS):
                 await guard._ready
         except TimeoutError:
             guard.end()
             raise MeshdError(
-                f"`{name}` could not be started: its guard was not ready within {START_SECONDS:g} s",
+                f"`{name}` could not be started: its guard was not ready within {_START_SECONDS:g} s",
                 hint="the machine may be out of memory or processes, or overloaded",
             ) from None
         except BaseException:

@@ -2,7 +2,7 @@
 
 A child may print without end (CUDA builds print lines at each token), without line ends, or bytes that are
 no text: everything here is bounded. The pipe is read as fast as READ_RATE, so a flood slows its child and
-not our loop; the file takes WRITE_RATE, so a flood does not wear the disk; what is left out is counted there.
+not our loop; the file takes WRITE_RATE, so a flood does not wear the disk; skipped lines are counted there.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from meshd.base.rotated_file import RotatedFile
 
 LINE_BYTES = 4096  # longer lines are cut: the longest of llama.cpp (system_info) has about 700
 TAIL_LINES = 20
-READ_BYTES = 64 << 10  # what a pipe holds
+_READ_BYTES = 64 << 10  # what a pipe holds
 READ_SLICE = 0.1  # seconds
 READ_RATE = 320 << 10  # bytes a slice: 3 MB/s cost a tenth of a core, and no sane child prints so much
 WRITE_RATE = 256 << 10  # bytes a second into the file, once the burst is used up
@@ -135,7 +135,7 @@ class ChildOutput:
         self._file.write(f"[meshd] {text}\n".encode())
 
     async def finish(self, seconds: float) -> None:
-        """Take what is still in the pipe, wait at most `seconds` for whoever else holds it, and close."""
+        """Take what is still in the pipe, wait at most `seconds` for other holders of it, and close."""
         try:
             if self._read_end >= 0:
                 async with asyncio.timeout(seconds):
@@ -172,7 +172,7 @@ class ChildOutput:
             self._slice_ends = now + READ_SLICE
             self._slice_left = READ_RATE
         try:
-            data = os.read(self._read_end, READ_BYTES)
+            data = os.read(self._read_end, _READ_BYTES)
         except BlockingIOError:
             return
         if not data:

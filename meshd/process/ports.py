@@ -6,9 +6,7 @@ Nothing can come between, as it could with the number of a port that was free at
 import socket
 
 from meshd.base.errors import UserError
-from meshd.base.listening_socket import listen_at
-
-HOST = "127.0.0.1"  # what is beyond this machine comes through meshd
+from meshd.base.listening_socket import LOOPBACK_HOST, listen_at
 
 
 def listening_socket() -> socket.socket:
@@ -18,6 +16,6 @@ def listening_socket() -> socket.socket:
     Raises UserError when the system has none left.
     """
     try:
-        return listen_at(socket.AF_INET, HOST, 0)
+        return listen_at(socket.AF_INET, LOOPBACK_HOST, 0)
     except OSError as error:
-        raise UserError(f"cannot listen on `{HOST}`: {error.strerror or error}") from error
+        raise UserError(f"cannot listen on `{LOOPBACK_HOST}`: {error.strerror or error}") from error

@@ -35,7 +35,7 @@ class Calls:
         return sum(one.caller == caller for one in self._to.get(callee, {}).values())
 
     def yielding(self, callee: NodeIdentity, caller: NodeIdentity, now: float) -> Circuit | None:
-        """Which gives way to one more of `caller`: the oldest of whoever has the most, and more than it."""
+        """Gives way to one more of `caller`: the oldest of the caller with the most, if it has more."""
         calls = self._to.get(callee, {}).values()
         held = Counter(one.caller for one in calls)
         loose = [one for one in calls if held[one.caller] > held[caller] and not self._is_settled(one, now)]

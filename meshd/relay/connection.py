@@ -13,17 +13,16 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.unproven_connections import origin
 from meshd.identity.exchange import MAGIC as PROOF_MAGIC
-from meshd.link.secure.tls import TlsEngine
+from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
 from meshd.relay.stage import Hold, RelayExchange, RelayStage, tune
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 from meshd.wire.relay import TICKET_MAGIC, TICKET_PREFACE_BYTES
 from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import StreamAnswers
 
-READ_BYTES = 64 << 10
-SEND_HIGH_BYTES = 64 << 10  # plus one read: what waits here for one end of a circuit
-SEND_LOW_BYTES = 16 << 10
-MAX_HANDSHAKE_BYTES = 8 << 10
+_READ_BYTES = 64 << 10
+_CIRCUIT_HIGH_BYTES = 64 << 10  # plus one read: what waits here for one end of a circuit
+_CIRCUIT_LOW_BYTES = 16 << 10
 _MAX_CONTROL_UNREAD = 16 << 10
 _MAX_BACKLOG = 512 << 10
 _TLS_HANDSHAKE = 0x16  # RFC 8446 5.1; STUN begins with two zero bits (RFC 8489 5)
@@ -34,8 +33,8 @@ class Spaces:
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.context = context
-        self.raw = memoryview(bytearray(READ_BYTES))
-        self.plain = memoryview(bytearray(READ_BYTES))
+        self.raw = memoryview(bytearray(_READ_BYTES))
+        self.plain = memoryview(bytearray(_READ_BYTES))
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -81,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
             self.host = origin(str(peer[0]))
             self._seen = Endpoint(str(peer[0]).partition("%")[0], int(peer[1]))
             self.remote = str(self._seen)
-        transport.set_write_buffer_limits(high=SEND_HIGH_BYTES, low=SEND_LOW_BYTES)
+        transport.set_write_buffer_limits(high=_CIRCUIT_HIGH_BYTES, low=_CIRCUIT_LOW_BYTES)
         tune(transport.get_extra_info("socket"))
         if not self._exchange.arrived(self):
             self.abort()
@@ -126,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         self._exchange.lost(self)
 
     def pause_writing(self) -> None:
-        """Over the high-water mark: whoever sends to it must wait."""
+        """Over the high-water mark: its senders must wait."""
         self._full = True
         self._writable.clear()
         if self.other is not None:
@@ -176,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def end_other(self, *, clean: bool) -> None:
-        """The circuit is over: let the other end have what is on its way, and close it."""
+        """The circuit is over: deliver the bytes on their way to the other end, and close it."""
         other, self.other = self.other, None
         if other is not None:
             other.other = None

@@ -62,7 +62,7 @@ class _Senders(Generic[To]):
         return self._held.get(host, 0)
 
     def next_to_go(self) -> _KeptLetter[To]:
-        """The oldest of who holds most."""
+        """The oldest of the largest holder."""
         return self.next_of(max(self._held, key=self._held.__getitem__))
 
     def next_of(self, host: str) -> _KeptLetter[To]:
@@ -114,7 +114,7 @@ class Mailroom(Generic[To]):
             self._drop(letter)
 
     def sweep(self, now: float) -> None:
-        """Drop what is too old."""
+        """Drop expired mail."""
         for to in list(self._waiting):
             self._drop_old(to, now)
 

@@ -33,7 +33,7 @@ from meshd.relay.throttle import Throttle
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.relay import MAX_RELAY_MESSAGE_BYTES, Mail, decode_from_node, encode
 
-SWEEP_SECONDS = 0.5
+_SWEEP_SECONDS = 0.5
 UDP_TRIES = 8  # for a port that is free in TCP and UDP
 
 _log = get("relay")
@@ -157,7 +157,7 @@ class RelayServer:
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(_SWEEP_SECONDS)
             now = loop.time()
             self._do(self.board.sweep(now))
             for connection in list(self._connections.values()):
@@ -321,7 +321,7 @@ class RelayServer:
         if connection is None:
             return
         if may_drop and connection.backlog > self.limits.control_backlog // 2:
-            self.board.counts["mail_dropped"] += 1  # whoever writes too much must not cost it its place
+            self.board.counts["mail_dropped"] += 1  # a sender of too much must not cost it its place
             return
         with contextlib.suppress(MeshdError):
             connection.try_send([data])

@@ -18,7 +18,7 @@ from meshd.link.net import local_addresses
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 from meshd.wire.stun_answer import answer_to
 
-_TRIES = 8  # for a second port that is free at both addresses
+_SQUARE_TRIES = 8  # for a second port that is free at both addresses
 
 Corner = tuple[int, int]  # which address, which port
 
@@ -81,13 +81,13 @@ class StunPorts:
         places = (first, self._second)
         for side, host in enumerate(places):
             self._square[side, 0] = _bound(host, port)
-        for attempt in range(_TRIES):
+        for attempt in range(_SQUARE_TRIES):
             above = _bound(first, port + 1 if attempt == 0 and port < 65535 else 0)
             try:
                 self._square[1, 1] = _bound(self._second, above.getsockname()[1])
             except OSError:
                 above.close()
-                if attempt == _TRIES - 1:
+                if attempt == _SQUARE_TRIES - 1:
                     raise
             else:
                 self._square[0, 1] = above
@@ -162,7 +162,7 @@ class _StunPort(asyncio.DatagramProtocol):
         """Somebody did not want an answer."""
 
     def pause_writing(self) -> None:
-        """Answers pile up: who asks now asks again."""
+        """Answers pile up: clients that ask now will ask again."""
         self._full = True
 
     def resume_writing(self) -> None:

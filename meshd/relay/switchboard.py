@@ -13,8 +13,8 @@ from meshd.relay.calls import Calls
 from meshd.relay.limits import Limits
 from meshd.relay.mailroom import Mailroom
 from meshd.relay.states import Action, Box, Circuit, ConnectedNode, Cut, Drop, NodeIdentity, Tell
+from meshd.wire.limits import PEER_BYTES
 from meshd.wire.relay import (
-    PEER_BYTES,
     TICKET_BYTES,
     Call,
     Called,
@@ -177,7 +177,7 @@ class Switchboard:
             self._boxes[found.box].joins -= 1
 
     def owed(self, circuit: int, side: int, size: int, now: float) -> float:
-        """Charge `size` bytes to whoever sent them; for how many seconds it must not be read."""
+        """Charge `size` bytes to their sender; returns for how many seconds it must not be read."""
         found = self._circuits.get(circuit)
         if found is not None and side == 1:
             found.answered += size
@@ -191,7 +191,7 @@ class Switchboard:
         return bucket.take(size, now)
 
     def sweep(self, now: float) -> list[Action]:
-        """Forget what is over; to be called about every second."""
+        """Forget finished calls; to be called about every second."""
         actions: list[Action] = []
         for circuit in list(self._circuits.values()):
             age = now - circuit.since

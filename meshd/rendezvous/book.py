@@ -3,10 +3,10 @@
 Of two records of one node the higher sequence number wins (clocks lie). The book is kept on disk, so that
 a restarted node finds its mesh without a token.
 
-The book is bounded. Whoever admits members fills its own share of it: an inviter has a fixed one, and of a
-full book the largest share gives way. Which record goes is decided by its node's place, which none can choose
-(identity/membership.py), the same on every node: else two nodes would tell each other for ever what the other
-one has just dropped. Whoever is connected with this node stays.
+The book is bounded. A node that admits members fills its own share of it: an inviter has a fixed one, and of
+a full book the largest share gives way. Which record goes is decided by its node's place, which none can
+choose (identity/membership.py), the same on every node: else two nodes would tell each other for ever what
+the other one has just dropped. Nodes connected with this one stay.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from meshd.wire.dialable import Source
 from meshd.wire.limits import MAX_ITEMS, MAX_RECORD_BYTES
 from meshd.wire.message import Fields, Value, pack, unpack
 
-MAX_PEERS = BOOK_RECORDS.most
+MAX_BOOK_PEERS = BOOK_RECORDS.most
 MAX_HINTS = (
     HINTS.most
 )  # addresses of a peer that are not in its record: from the token, or where it called from
-MAX_BOOK_BYTES = 16 << 20
+MAX_ADDRESS_BOOK_BYTES = 16 << 20
 LOG = log.get("rendezvous")
 
 
@@ -58,10 +58,10 @@ class AddressBook:
         if blob is None:
             return
         try:
-            fields = unpack(blob, limit=MAX_BOOK_BYTES)
-            for raw in fields.raws("records", most=MAX_RECORD_BYTES, count=MAX_ITEMS)[:MAX_PEERS]:
+            fields = unpack(blob, limit=MAX_ADDRESS_BOOK_BYTES)
+            for raw in fields.raws("records", most=MAX_RECORD_BYTES, count=MAX_ITEMS)[:MAX_BOOK_PEERS]:
                 self._load_record(raw)
-            for entry in fields.maps("hints", count=MAX_ITEMS)[-MAX_PEERS:]:
+            for entry in fields.maps("hints", count=MAX_ITEMS)[-MAX_BOOK_PEERS:]:
                 self._load_hints(entry)
         except RemoteProtocolError as error:
             raise UserError(
@@ -152,7 +152,7 @@ class AddressBook:
             self.journal.touch(record.peer)
             return
         self._take_out(record.peer)
-        displaced = self._displaced(admitter) if len(self._records) >= MAX_PEERS else None
+        displaced = self._displaced(admitter) if len(self._records) >= MAX_BOOK_PEERS else None
         self._admitted.setdefault(admitter, set()).add(record.peer)
         self._records[record.peer] = record
         self.journal.touch(record.peer)
@@ -166,7 +166,7 @@ class AddressBook:
         mine = self._admitted.get(record.chain.admitter, set())
         if not record.chain.admitter.is_root and len(mine) >= INVITER_RECORDS.most:
             return (True, record.chain.place) < max(map(self._rank, mine))
-        if len(self._records) < MAX_PEERS:
+        if len(self._records) < MAX_BOOK_PEERS:
             return True
         if record.has_left:
             return False  # the last word of somebody unknown keeps nobody out
@@ -218,7 +218,7 @@ class AddressBook:
     def _set_hints(self, peer: PeerId, candidates: Sequence[Candidate]) -> None:
         self._hints.pop(peer, None)  # the latest go to the end
         self._hints[peer] = list(dict.fromkeys(candidates))[:MAX_HINTS]
-        if len(self._hints) > MAX_PEERS:
+        if len(self._hints) > MAX_BOOK_PEERS:
             del self._hints[next(iter(self._hints))]
         self._changed()
 
@@ -254,7 +254,7 @@ class AddressBook:
         if record is not None:
             self._take_out(peer)
             self._forgotten[peer] = record.sequence
-            if len(self._forgotten) > MAX_PEERS:
+            if len(self._forgotten) > MAX_BOOK_PEERS:
                 del self._forgotten[next(iter(self._forgotten))]
         if self._hints.pop(peer, None) is not None or record is not None:
             self._changed()

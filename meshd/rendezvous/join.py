@@ -21,7 +21,7 @@ from meshd.identity.revocation import RevocationSet
 from meshd.wire.joining import JoinMessage, JoinRequest, NotAdmitted, Welcome, decode
 from meshd.wire.lengths import LengthParser, framed
 
-JOIN_SECONDS = 10.0
+_JOIN_SECONDS = 10.0
 MAX_RECORDS = 64
 # What a welcome may hold of each; a message has 64 KiB. Whatever is left out comes with the greeting (bans,
 # before any stream) and the news (records) of the first link.
@@ -66,7 +66,7 @@ async def ask(pipe: JoinPipe, *, me: PeerId, mesh: MeshId, name: str, role: str)
     """The joiner's side. Raises Refused with the inviter's reason, Broken."""
     talk = _JoinTalk(pipe)
     try:
-        async with asyncio.timeout(JOIN_SECONDS):
+        async with asyncio.timeout(_JOIN_SECONDS):
             await talk.send(JoinRequest(name, role))
             answer = await talk.receive()
     except TimeoutError:
@@ -119,7 +119,7 @@ class Inviter:
         """
         talk = _JoinTalk(pipe)
         try:
-            async with asyncio.timeout(JOIN_SECONDS):
+            async with asyncio.timeout(_JOIN_SECONDS):
                 request = await talk.receive()
                 if not isinstance(request, JoinRequest):
                     raise RemoteProtocolError("joining: expected `join`", code="joining")

@@ -16,12 +16,12 @@ from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.mdns_neighbours import Neighbours
 from meshd.rendezvous.mdns_network import Network
 from meshd.rendezvous.mdns_places import Place, places
-from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
 from meshd.wire.address import Candidate
 
-LOOK_SECONDS = 2.0  # how often the networks of this machine are looked at
-AGAIN_SECONDS = 30.0  # a network that could not be joined is tried again after that
-SILENT_SECONDS = 15.0  # nothing heard for so long after the start: multicast may be filtered
+_LOOK_SECONDS = 2.0  # how often the networks of this machine are looked at
+_AGAIN_SECONDS = 30.0  # a network that could not be joined is tried again after that
+_SILENT_SECONDS = 15.0  # nothing heard for so long after the start: multicast may be filtered
 MAX_NETWORKS = 16
 LOG = log.get("mdns")
 
@@ -62,7 +62,7 @@ class Mdns:
     def status(self) -> MdnsStatus:
         """As of now."""
         joined = tuple(sorted(name for name, one in self._networks.items() if one.is_up))
-        waited = self._began is not None and self._now() - self._began >= SILENT_SECONDS
+        waited = self._began is not None and self._now() - self._began >= _SILENT_SECONDS
         heard = self._neighbours.heard_at is not None
         silent = waited and bool(joined) and not heard
         why = "; ".join(f"{name}: {text}" for name, (_, _, text) in sorted(self._failed.items()))
@@ -83,7 +83,7 @@ class Mdns:
                     self._found(peer, candidates)
                 self._news.clear()
                 try:
-                    async with asyncio.timeout(LOOK_SECONDS):
+                    async with asyncio.timeout(_LOOK_SECONDS):
                         await self._news.wait()
                 except TimeoutError:
                     pass
@@ -102,7 +102,7 @@ class Mdns:
             if one.failure:
                 self._failed[one.place.interface] = (one.place, self._now(), one.failure)
         for name, (place, since, _) in list(self._failed.items()):
-            if by_name.get(name) != place or self._now() - since >= AGAIN_SECONDS:
+            if by_name.get(name) != place or self._now() - since >= _AGAIN_SECONDS:
                 del self._failed[name]
         for place in wanted:
             if place.interface not in self._networks and place.interface not in self._failed:
@@ -121,7 +121,7 @@ class Mdns:
     def _sign(self, place: Place) -> Sign | None:
         if not place.port:
             return None
-        nonce = self._random(NONCE_BYTES)
+        nonce = self._random(MDNS_NONCE_BYTES)
         return Sign.of(self._neighbours.mesh, self._me, nonce=nonce, udp_port=place.udp_port)
 
 

@@ -1,7 +1,7 @@
 """One network of multicast DNS: only this file knows `zeroconf`; it imports it to join one.
 
-Whoever switches mDNS off never pays for the library (5 MB). It keeps what it hears within bounds of its own
-(10,000 records); what gets past it is still hostile.
+With mDNS off, the library (5 MB) is never loaded. It bounds what it keeps of what it hears (10,000 records);
+what gets past it is still hostile.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TTL_SECONDS = 120  # a node that was killed is forgotten after that, or a little later
 ASK_MILLISECONDS = 1500
-MAX_WAITING = 64  # names of which not everything is known yet
+MAX_NAMES_WAITING = 64  # names of which not everything is known yet
 _IP_MULTICAST_ALL = 49  # ip(7); the socket module has not got it
 LOG = log.get("mdns")
 
@@ -50,7 +50,7 @@ class Network:
         self._sign = sign
         self._name = f"{random(8).hex()}.{SERVICE_TYPE}"  # as random as the nonce: it shows nothing either
         self._host = f"{random(8).hex()}.local."
-        self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
+        self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_NAMES_WAITING)
         self._asked: set[str] = set()
 
     async def serve(self) -> None:
@@ -158,7 +158,7 @@ class Network:
 
         while True:
             name = await self._waiting.get()
-            if len(self._asked) < MAX_WAITING:
+            if len(self._asked) < MAX_NAMES_WAITING:
                 self._asked.add(name)
             info = AsyncServiceInfo(SERVICE_TYPE, name)
             if await info.async_request(zeroconf, ASK_MILLISECONDS):

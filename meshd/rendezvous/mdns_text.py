@@ -1,10 +1,11 @@
 """What a node says of itself by multicast DNS, and how members read it. Pure.
 
 The TXT record (RFC 6763, section 6) carries a fresh random nonce and two tags, hashes of the mesh and of the
-node with that nonce. Who knows the mesh id computes the same and recognises the mesh and the nodes that it
-knows; to anybody else the record is random bytes, others each time a node starts or comes into a network. So
-it links neither the members of a mesh, nor a node here with a node there. Whoever was invited once knows the
-mesh id and recognises it for ever: the tags admit nobody, they only say where a dial is worth while.
+node with that nonce. A node that knows the mesh id computes the same and recognises the mesh and the nodes
+that it knows; to anybody else the record is random bytes, others each time a node starts or comes into a
+network. So it links neither the members of a mesh, nor a node here with a node there. A node that was invited
+once knows the mesh id and recognises it for ever: the tags admit nobody, they only say where a dial is worth
+while.
 
 A record of others is hostile until parsed: it may be made by anybody in the network, or copied from a member.
 """
@@ -19,11 +20,11 @@ from meshd.identity.keys import MeshId, PeerId, from_base32, joined, to_base32
 from meshd.wire.address import Address, Candidate
 
 SERVICE_TYPE = "_meshd._tcp.local."
-NONCE_BYTES = 16
+MDNS_NONCE_BYTES = 16
 TAG_BYTES = 10  # 80 bits: nobody meets one by chance, and ours is checked by a proof anyway
-MAX_TEXT_BYTES = 400  # of a whole TXT record; ours has about 100
+MAX_TXT_BYTES = 400  # of a whole TXT record; ours has about 100
 MAX_FIELDS = 12
-MAX_ADDRESSES = 8  # taken from one record
+MAX_MDNS_HOSTS = 8  # taken from one record
 
 _VERSION = "1"
 _MESH_CONTEXT = b"meshd mdns mesh v1"
@@ -45,7 +46,7 @@ class Sign:
         return cls(nonce, _mesh_tag(mesh, nonce), _node_tag(mesh, node, nonce), udp_port)
 
     def is_of_mesh(self, mesh: MeshId) -> bool:
-        """Whether somebody who knows this mesh id made it."""
+        """Whether its maker knows this mesh id."""
         return self.mesh_tag == _mesh_tag(mesh, self.nonce)
 
     def is_of_node(self, mesh: MeshId, node: PeerId) -> bool:
@@ -76,7 +77,7 @@ class Sign:
             udp_port = _port(fields["u"]) if "u" in fields else 0
         except (KeyError, ValueError) as error:
             raise _wrong("without its fields") from error
-        if (len(nonce), len(mesh_tag), len(node_tag)) != (NONCE_BYTES, TAG_BYTES, TAG_BYTES):
+        if (len(nonce), len(mesh_tag), len(node_tag)) != (MDNS_NONCE_BYTES, TAG_BYTES, TAG_BYTES):
             raise _wrong("with a tag of another size")
         return cls(nonce, mesh_tag, node_tag, udp_port)
 
@@ -84,11 +85,11 @@ class Sign:
 def nearby(hosts: Iterable[str], port: int, *, udp_port: int, own: Sequence[str]) -> tuple[Candidate, ...]:
     """The addresses of a record that are worth a dial: those that may be in one network with `own`.
 
-    So that nobody makes the nodes of a mesh knock at a machine elsewhere. At most MAX_ADDRESSES hosts.
+    So that nobody makes the nodes of a mesh knock at a machine elsewhere. At most MAX_MDNS_HOSTS hosts.
     """
     here = [ipaddress.ip_address(host) for host in own]
     found: list[Candidate] = []
-    for host in list(dict.fromkeys(hosts))[:MAX_ADDRESSES]:
+    for host in list(dict.fromkeys(hosts))[:MAX_MDNS_HOSTS]:
         try:
             candidate = Candidate(host, port)
         except LocalProtocolError:
@@ -116,8 +117,8 @@ def _inside(address: Address) -> bool:
 
 
 def _fields(text: bytes) -> dict[str, str]:
-    if len(text) > MAX_TEXT_BYTES:
-        raise _wrong(f"of more than {MAX_TEXT_BYTES} bytes")
+    if len(text) > MAX_TXT_BYTES:
+        raise _wrong(f"of more than {MAX_TXT_BYTES} bytes")
     fields: dict[str, str] = {}
     at = 0
     while at < len(text):

@@ -13,10 +13,9 @@ from typing import Protocol
 from meshd.base.errors import MeshdError
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
-from meshd.model.status import ModelStatus
+from meshd.model.status import ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
-from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import Flow, Inspector, LocalWeights, SavedWeights, Target, TunnelStatus, Watching
 from meshd.wire.native import NativeVersion
 

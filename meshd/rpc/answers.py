@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from meshd.rpc import protocol as rpc
 from meshd.rpc.tensors import TYPES
 
-MAX_KEPT = 16_384  # answers, some 100 bytes each
+MAX_ANSWERS = 16_384  # answers, some 100 bytes each
 CHANGES_MEMORY = frozenset({rpc.ALLOC_BUFFER, rpc.FREE_BUFFER, rpc.GRAPH_COMPUTE, rpc.GRAPH_RECOMPUTE})
 QUESTIONS = frozenset(
     {rpc.DEVICE_COUNT, rpc.GET_ALIGNMENT, rpc.GET_MAX_SIZE, rpc.GET_DEVICE_MEMORY, rpc.GET_ALLOC_SIZE}
 )
 _INFO = struct.Struct("<QQQQB")  # alignment, largest buffer, free, total, rule
-_MOST_BYTES = 1 << 62  # of a tensor; strides on the wire can make more than fits the answer
+_MOST_TENSOR_BYTES = 1 << 62  # of a tensor; strides on the wire can make more than fits the answer
 _BY_SIZE, _PADDED = 1, 2  # rules (rpc_alloc_rule): exactly the tensor; quantised rows padded to 512 elements
 _MAY_EXPAND = frozenset({16, 29, 30, 69, 70, 74})  # operations that may take more (in ggml-backend.cpp)
 # of an rpc_tensor, what a size cannot depend on: id, sources' ids, address, name, use count
@@ -38,7 +38,7 @@ class _KnownDevice:
 
 
 class KnownAnswers:
-    """Of one server process, for all connections of one client to it. Holds at most MAX_KEPT answers."""
+    """Of one server process, for all connections of one client to it. Holds at most MAX_ANSWERS answers."""
 
     def __init__(self, *, plain_sizes: bool = False) -> None:
         """`plain_sizes`: the server has CPUs only, in whose buffers a tensor takes what it has."""
@@ -70,7 +70,7 @@ class KnownAnswers:
         if number == rpc.GET_DEVICE_MEMORY:
             if age == self.age and len(self._memory) < rpc.MAX_INFO_DEVICES:
                 self._memory[body] = answer
-        elif len(self._kept) < MAX_KEPT:
+        elif len(self._kept) < MAX_ANSWERS:
             self._kept[_key(number, body)] = answer
 
     def learn_table(self, table: bytes, *, age: int) -> None:
@@ -115,7 +115,7 @@ def _size_by_rule(rule: int, body: bytes) -> int | None:
     block, block_bytes = TYPES[kind]
     rest = (ne1 - 1) * nb1 + (ne2 - 1) * nb2 + (ne3 - 1) * nb3
     size = int(rest + (block_bytes + (ne0 - 1) * nb0 if block == 1 else ne0 // block * nb0))  # ggml_nbytes
-    if size >= _MOST_BYTES:
+    if size >= _MOST_TENSOR_BYTES:
         return None
     if rule == _BY_SIZE:
         return size

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
-from meshd.rpc.frames import HEAD, WORKER, Messages
+from meshd.rpc.frames import HEAD, MAX_UNANSWERED, WORKER, Messages
 from meshd.rpc.graph import check_asked_ops, check_graph
 from meshd.rpc.missed_tensors import TensorKeeping
 from meshd.rpc.tensors import Buffer, Remembered, check_half_rows, check_load_entry, find, place_of, refused
+from meshd.wire.limits import MAX_NEIGHBOUR
 
 MAX_BUFFERS = 1024
 MAX_BUFFER_BYTES = rpc.HANDLE_SPACE
-MAX_UNANSWERED = 4096  # requests whose answers have not come: a client waits for most of them
 _SET_BYTES = rpc.REQUEST.size + rpc.SET_TENSOR_HEAD_BYTES
 
 Judge = Callable[["Firewall", bytes | memoryview, int, int], int]
@@ -221,7 +221,7 @@ class Firewall:
 
     def _check_peer(self, data: bytes | memoryview, at: int, _size: int) -> int:
         number, zero = rpc.CHECK.unpack_from(data, at)
-        if zero or number > rpc.MAX_NEIGHBOUR:
+        if zero or number > MAX_NEIGHBOUR:
             raise refused(f"neighbour {number}")
         return int(number)
 

@@ -1,13 +1,15 @@
 """Splits one direction of an RPC connection into messages, as the bytes arrive.
 
-What is not judged yet is held back, so that nothing goes on that is refused later; of a long message only its
-beginning is held, the rest flows through unseen.
+Bytes that are not judged yet are held back, so that none go on that are refused later. Of a long message only
+the beginning is held, the rest flows through unseen.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
+
+MAX_UNANSWERED = 4096  # requests of a connection whose answers have not come: clients wait for most of them
 
 Look = Callable[[bytes | memoryview, int, int], int]
 """Judges the message that begins at `at` in `data`, of which `have` bytes are there.

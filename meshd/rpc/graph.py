@@ -24,7 +24,9 @@ from meshd.rpc.protocol import (
 )
 from meshd.rpc.tensors import Buffers, place, refused
 
-MAX_DEPTH = 4096  # of tensors that are no nodes, each a source of the next: the server follows by recursion
+MAX_SOURCE_DEPTH = (
+    4096  # of tensors that are no nodes, each a source of the next: the server follows by recursion
+)
 
 
 def check_graph(message: bytes | memoryview, at: int, size: int, buffers: Buffers) -> int:
@@ -74,10 +76,10 @@ def _check_tensors(tensors: memoryview, nodes: tuple[int, ...], buffers: Buffers
             awaited = next(order, None)
             if not is_view:
                 _check_node(operation, fields, nowhere)
-        elif depth < MAX_DEPTH:
+        elif depth < MAX_SOURCE_DEPTH:
             depths[identity] = depth + 1
         else:
-            raise refused(f"more than {MAX_DEPTH} tensors one behind the other")
+            raise refused(f"more than {MAX_SOURCE_DEPTH} tensors one behind the other")
     if awaited is not None:
         raise refused("a node that is not there, or not in the order of the tensors")
 

@@ -9,8 +9,8 @@ are the measure. See docs/decisions/0032-losses.md.
 from meshd.rpc.pending_work import Arrived, ConnectionInspector, Outward, Owed, Step
 
 LOOK_SECONDS = 1.0
-LEAST_SECONDS = 5.0  # without a sign of life: shorter pauses have a hundred reasons
-MOST_SECONDS = 25.0  # with the looks before and after it, the kill and its news, less than 30
+LEAST_SILENT_SECONDS = 5.0  # without a sign of life: shorter pauses have a hundred reasons
+MOST_SILENT_SECONDS = 25.0  # with the looks before and after it, the kill and its news, less than 30
 TIMES_LONGEST = 2.0
 BUSY_SHARE = 0.01  # of one core: what a process that computes gets even on a crowded machine
 READ_BYTES = 64 << 10  # since the last sign of life: less is a thread that wakes another, not a file
@@ -44,7 +44,7 @@ class Watch:
         self.loaded = False
         """The head has its first token: whatever a driver compiles has been compiled."""
 
-    # What is looked at.
+    # Observations.
 
     def connection(self, inspector: ConnectionInspector) -> Owed:
         """Of the head; `close` it at its end."""
@@ -111,7 +111,7 @@ class Watch:
         self._looked = now
 
     def _at_work(self) -> Step | None:
-        """What it is at and owes to somebody who would take it."""
+        """What it is at, and owes to a client that would take it."""
         if any(connection.peer_waits_now for connection in self._connections()):
             return None
         greeted = [owed for owed in self._owed if owed.greeted]
@@ -143,8 +143,10 @@ class Watch:
 
     def _limit(self, step: Step, sharers: int) -> float:
         if not step.graph or step.size > self._largest:
-            return MOST_SECONDS
-        return min(MOST_SECONDS, max(LEAST_SECONDS, TIMES_LONGEST * self._longest * (1 + sharers)))
+            return MOST_SILENT_SECONDS
+        return min(
+            MOST_SILENT_SECONDS, max(LEAST_SILENT_SECONDS, TIMES_LONGEST * self._longest * (1 + sharers))
+        )
 
     def _text(self, silent: float) -> str:
         return (

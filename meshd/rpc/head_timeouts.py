@@ -13,8 +13,10 @@ from meshd.rpc.device_check import DeviceCheck
 from meshd.rpc.hang_detector import LOOK_SECONDS, TIMES_LONGEST
 from meshd.rpc.pending_work import Arrived, Debt, Owed
 
-LEAST_SECONDS = 60.0  # for a step like those before: a worker that sees its server hang says so within 30
-MOST_SECONDS = (
+LEAST_STEP_SECONDS = (
+    60.0  # for a step like those before: a worker that sees its server hang says so within 30
+)
+MOST_STEP_SECONDS = (
     600.0  # for a load that does not advance, and at least for a step that is larger than all before
 )
 TIMES_LARGER = 4.0  # as long for each of its bytes as the slowest before it took
@@ -33,7 +35,7 @@ class HeadTimeouts:
     def __init__(self, clock: Callable[[], float], *, largest: int) -> None:
         """`largest`: bytes of the largest weight, which is read in one piece."""
         self._clock = clock
-        self._load_limit = MOST_SECONDS + largest / READING_RATE
+        self._load_limit = MOST_STEP_SECONDS + largest / READING_RATE
         self._peers: dict[Owed, PeerId] = {}
 
     def patience(self, peer: PeerId) -> "HeadPatience":
@@ -143,11 +145,11 @@ class HeadEnd:
 
     def _limit(self, debt: Debt) -> float:
         if not debt.graph:
-            limit = LEAST_SECONDS
+            limit = LEAST_STEP_SECONDS
         elif debt.size <= self._largest:
-            limit = max(LEAST_SECONDS, TIMES_LONGEST * self._longest)
+            limit = max(LEAST_STEP_SECONDS, TIMES_LONGEST * self._longest)
         else:
-            limit = max(MOST_SECONDS, TIMES_LARGER * self._slowest * debt.inputs)
+            limit = max(MOST_STEP_SECONDS, TIMES_LARGER * self._slowest * debt.inputs)
         return limit + TAKE_SECONDS * debt.takes
 
 

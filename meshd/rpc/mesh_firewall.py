@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.frames import HEAD, MESH_SERVER, Messages
+from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.tensors import refused
 
-MAX_UNANSWERED = 4096  # requests whose answers have not come
 _WRITE_HEAD_BYTES = wire.HEADER.size + wire.MESSAGES[wire.WRITE].body.size
 
 Judge = Callable[["MeshFirewall", bytes | memoryview, int, int], int]

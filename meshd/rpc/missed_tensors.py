@@ -2,7 +2,7 @@
 
 One connection, behind the firewall's judgement. SET_TENSOR_GGUF names them with hash and place, its answer
 says which were missed; SET_TENSOR to exactly that place brings them, in pieces, in whatever order. What
-arrives is not believed here: whoever keeps it hashes it.
+arrives is not believed here: the store hashes it.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class Missed:
 
 
 class Sink(Protocol):
-    """Gets what is recognised; must not block."""
+    """Gets recognised tensors; must not block."""
 
     def loaded(self, digest: bytes) -> None:
         """This content was read from a file of this node."""
@@ -79,7 +79,7 @@ class TensorKeeping:
                 self.wanted[wanted.place] = wanted
 
     def sent(self, message: bytes | memoryview, at: int, size: int) -> None:
-        """A SET_TENSOR whose body is at `at`; what is not in `message` yet comes by `more`."""
+        """A SET_TENSOR whose body is at `at`; bytes that are not in `message` yet come by `more`."""
         self._left = 0
         if not self.wanted:
             return

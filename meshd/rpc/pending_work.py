@@ -40,7 +40,7 @@ class Debt(NamedTuple):
     size: int
     graph: bool
     inputs: int
-    """Of `size`, what is no graph."""
+    """Of `size`, the bytes that are no graph."""
     takes: int
     """Tensors of other servers."""
     is_push: bool
@@ -138,7 +138,7 @@ class Owed:
         """The peer takes no more answers now, or does again."""
         self.peer_waits_now = waits
 
-    # What is owed.
+    # Answers owed.
 
     @property
     def step(self) -> Step | None:

@@ -15,9 +15,9 @@ from meshd.rpc.protocol import (
     EXTENSION_MAGIC,
     GET_DEVICE_MEMORY,
     HELLO,
-    MAX_DEVICES,
     REQUEST,
 )
+from meshd.wire.limits import MAX_DEVICES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Lets a stock llama-server load weights by content.
 
-It sends every weight as data. Here those that the index of the model file has are taken out; whoever has
-the file compares what flows past with it, and asks the worker to fill the tensor from its own file instead
-(SET_TENSOR_GGUF). Questions are answered from what is known (answers.py). Whether the worker has a hash
-(SET_TENSOR_HASH) is denied: no rpc-server that meshd starts keeps a cache, the hash is too weak to go by, and
-the data comes over the local socket only.
+It sends every weight as data. Here those that the index of the model file has are taken out; the tunnel,
+which has the file, compares what flows past with it, and asks the worker to fill the tensor from its own file
+instead (SET_TENSOR_GGUF). Questions are answered from what is known (answers.py). Whether the worker has a
+hash (SET_TENSOR_HASH) is denied: no rpc-server that meshd starts keeps a cache, the hash is too weak to go
+by, and the data comes over the local socket only.
 """
 
 from collections import deque

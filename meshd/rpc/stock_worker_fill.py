@@ -1,8 +1,8 @@
 """Lets a stock rpc-server load weights by content.
 
-To a patched head the server seems to know SET_TENSOR_GGUF. Such a request is taken out here; whoever has the
-files turns each tensor of it into SET_TENSOR, and says what became of it. While that goes on nothing else is
-on its way to the server, so its answers stay in order.
+To a patched head the server seems to know SET_TENSOR_GGUF. Such a request is taken out here; the tunnel,
+which has the files, turns each tensor of it into SET_TENSOR, and says what became of it. Meanwhile nothing
+else is on its way to the server, so its answers stay in order.
 """
 
 import struct

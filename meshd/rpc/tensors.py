@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.model.ggml import TENSOR_TYPES
+from meshd.model.ggml import F32, TENSOR_TYPES
 from meshd.rpc.protocol import LOAD_ENTRY, MAX_HALF_ROW, PLACE
 
 TYPES: Mapping[int, tuple[int, int]] = {
     number: (kind.block_elements, kind.block_bytes) for number, kind in TENSOR_TYPES.items()
 }
-_F32 = 0
 MOST_ELEMENTS = 1 << 40  # of a tensor without a place, or an empty one: a kernel may count them
 
 
@@ -115,7 +114,7 @@ def check_half_rows(message: bytes | memoryview, at: int, offset: int, size: int
     """
     kind, _handle, *shape, _data = PLACE.unpack_from(message, at)
     ne = shape[:4]
-    if kind != _F32 or 0 in ne or ne[0] > MAX_HALF_ROW:
+    if kind != F32 or 0 in ne or ne[0] > MAX_HALF_ROW:
         raise refused("a tensor that has no half rows")
     layout = zip(ne, shape[4:], dense_strides(kind, ne), strict=True)
     if any(count != 1 and stride != dense for count, stride, dense in layout):

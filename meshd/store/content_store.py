@@ -18,19 +18,20 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, in_thread
 from meshd.identity.naming import SHORT_CHARS
+from meshd.model.status import StoreStatus
 from meshd.store.eviction import MAX_PACKS
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.hashes import hash_tensors
-from meshd.store.interface import HashProgress, StoreStatus
+from meshd.store.interface import HashProgress
 from meshd.store.lease_cache import DiskLeaseCache, Job, OpenPack
 from meshd.store.pack import PackWriter, Sealed, Table, locked, read_table
 from meshd.store.pack_folder import StoreFolder
 
-QUEUE_BYTES = 64 << 20  # received and not written, of all leases
+_QUEUE_BYTES = 64 << 20  # received and not written, of all leases
 BATCH_BYTES = 8 << 20  # written at a time
 JOB_BYTES = 512  # what a job takes beside its data
 PACK_BYTES = 256 << 20
-PROGRESS_SECONDS = 2.0
+_PROGRESS_SECONDS = 2.0
 LOG = log.get("store")
 
 
@@ -88,7 +89,7 @@ class DiskContentStore:
 
     def queue(self, job: Job) -> bool:
         """See LeaseCacheStore."""
-        if job.data is not None and self._queued + _cost(job) > QUEUE_BYTES:
+        if job.data is not None and self._queued + _cost(job) > _QUEUE_BYTES:
             return False
         self._closing += job.tensor is None
         self._queued += _cost(job)
@@ -113,7 +114,7 @@ class DiskContentStore:
         held = sum(size for _, size in self._folder.packs()) if self._folder.limit else 0
         tensors = sum(len(known.table.tensors) for known in self._known.values())
         return StoreStatus(
-            path=self._folder.path, bytes=held, limit=self._folder.limit_now(held), tensors=tensors
+            path=str(self._folder.path), bytes=held, limit=self._folder.limit_now(held), tensors=tensors
         )
 
     async def take(
@@ -127,7 +128,7 @@ class DiskContentStore:
         self._look.set()
         while self._covers < mine:
             try:
-                async with asyncio.timeout(PROGRESS_SECONDS):
+                async with asyncio.timeout(_PROGRESS_SECONDS):
                     await self._looked.wait()
             except TimeoutError:
                 await on_progress(self._text or "reading the kept weights")
@@ -137,7 +138,7 @@ class DiskContentStore:
                 if (pack := self._open(name)) is not None:
                     packs.append(pack)
             empty_file = None if packs else tempfile.TemporaryFile(dir=self._folder.path)  # noqa: SIM115 - kept
-        except OSError as error:  # the disk is full, say: this lease does without what is kept
+        except OSError as error:  # the disk is full, say: this lease does without the store
             _close_all(packs)
             self._folder.unusable(error.strerror or str(error))
             return None
@@ -149,7 +150,7 @@ class DiskContentStore:
         return lease_cache
 
     def _open(self, name: str) -> OpenPack | None:
-        """A pack that is still what is known of it."""
+        """A pack that has not changed since it was read."""
         path, known = self._folder.path / name, self._known[name]
         lock = locked(path, alone=False)
         if lock is None:
@@ -169,7 +170,7 @@ class DiskContentStore:
         """See store.interface.ContentStore."""
         if (self._folder.limit or self._folder.path.exists()) and self._folder.usable:
             await in_thread(self._folder.clean)
-        if not self._folder.limit:  # what is there is for other nodes of this user
+        if not self._folder.limit:  # kept weights belong to other nodes of this user
             await asyncio.Event().wait()
         try:
             async with Owner() as owner:

@@ -21,7 +21,7 @@ from meshd.base.replaced_file import NEW_PREFIX, replace_file
 from meshd.model.gguf import Header
 from meshd.model.weights_index import FileEntry
 
-MAX_ENTRIES = 256  # files; an entry of a large model takes about 100 KB
+MAX_HASHED_FILES = 256  # files; an entry of a large model takes about 100 KB
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 _VERSION = "meshd-hashes 1"
 _SUFFIX = ".hashes"
@@ -127,7 +127,7 @@ class HashCache:
         # others are left by writers that were killed (base/replaced_file.py)
         kept = [path for path in self._folder.iterdir() if path.name.endswith(_SUFFIX)]
         kept.sort(key=lambda path: path.stat().st_mtime_ns)
-        for path in kept[: max(0, len(kept) - MAX_ENTRIES)]:
+        for path in kept[: max(0, len(kept) - MAX_HASHED_FILES)]:
             path.unlink(missing_ok=True)
         stale = [path for path in self._folder.iterdir() if path.name.startswith(NEW_PREFIX)]
         stale.sort(key=lambda path: path.stat().st_mtime_ns)

@@ -1,7 +1,7 @@
 """BLAKE3-256 of every tensor of an open file, by one sequential reading in a worker thread.
 
 Callers take turns (`HashCache.reading`): a second reading would make both slower on a disk, and hashing runs
-beside a model that may be answering. Memory is one buffer of READ_BYTES.
+beside a model that may be answering. Memory is one buffer of _READ_BYTES.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from meshd.base.errors import UserError
 from meshd.base.tasks import until_done
 from meshd.model.gguf import TensorInfo
 
-READ_BYTES = 1024 * 1024  # fits the cache of a core; larger reads were not faster
+_READ_BYTES = 1024 * 1024  # fits the cache of a core; larger reads were not faster
 _STEP_SECONDS = 0.25  # a step of the thread: how fast a cancel is heard, how often progress can be told
-_FIRST_STEP_BYTES = 8 * READ_BYTES
-_MOST_STEP_BYTES = 512 * READ_BYTES
+_FIRST_STEP_BYTES = 8 * _READ_BYTES
+_MOST_STEP_BYTES = 512 * _READ_BYTES
 
 
 class Sweep:
@@ -28,7 +28,7 @@ class Sweep:
         self._descriptor = os.dup(descriptor)  # stays valid although the file may be closed meanwhile
         self._tensors = tensors
         self._label = label
-        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._current = blake3()
         self._inside = 0  # bytes of the current tensor that are done
         self.digests: list[bytes] = []
@@ -55,7 +55,7 @@ class Sweep:
         return done
 
     def _read(self, tensor: TensorInfo) -> int:
-        length = min(READ_BYTES, tensor.size - self._inside)
+        length = min(_READ_BYTES, tensor.size - self._inside)
         try:
             count = os.preadv(self._descriptor, [self._buffer[:length]], tensor.offset + self._inside)
         except OSError as error:
@@ -123,4 +123,4 @@ def _close_after(step: asyncio.Future[int], sweep: Sweep) -> None:
 
 def _next_budget(budget: int, seconds: float) -> int:
     wanted = budget * _STEP_SECONDS / max(seconds, 1e-6)
-    return int(min(_MOST_STEP_BYTES, max(READ_BYTES, wanted, budget / 4), budget * 2))
+    return int(min(_MOST_STEP_BYTES, max(_READ_BYTES, wanted, budget / 4), budget * 2))

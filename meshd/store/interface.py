@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshd.model.gguf import Header
+from meshd.model.status import StoreStatus
 from meshd.model.weights_index import WeightsIndex
 from meshd.rpc.missed_tensors import Sink
 
@@ -95,16 +96,6 @@ class WeightsFile(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
-    """The content store: bytes there, most bytes that may be, tensors that are known to be good."""
-
-    path: Path
-    bytes: int
-    limit: int
-    tensors: int
-
-
 class LeaseCache(Sink, Protocol):
     """The content store as one lease uses it. For the event loop: nothing here waits for a slow disk."""
 
@@ -119,7 +110,7 @@ class LeaseCache(Sink, Protocol):
         ...
 
     def handed_over(self) -> None:
-        """Whoever needs the descriptors has duplicates. Idempotent."""
+        """The rpc-server has duplicates of the descriptors. Idempotent."""
         ...
 
     def allow(self, limit: int) -> None:

@@ -204,7 +204,7 @@ class DiskLeaseCache:
     def settle(self) -> None:
         """All that it has brought is sealed, or will not be: nothing of it is coming any more.
 
-        Else what is found damaged later would not be kept anew as long as this lease lives.
+        Else a tensor found damaged later would not be kept anew during this lease.
         """
         if self._done:
             self.begun.clear()
@@ -252,7 +252,7 @@ class DiskLeaseCache:
             self._writer = None
 
     def abandon(self) -> None:
-        """What is not whole yet is never. In the thread, or when it has ended."""
+        """Tensors that are incomplete now will stay so. Call it in the thread, or when that has ended."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None

@@ -2,8 +2,8 @@
 
 Several in one file, so that a lease needs few descriptors. A pack is written under a passing name, and gets
 its own, the hash of its table, when it is complete and on the disk; then nobody changes it. Locks (flock)
-tell processes that share the folder what is in use: whoever writes or removes a pack holds it alone, who
-reads it holds it with others.
+tell processes that share the folder what is in use: a writer, or a process that removes a pack, holds it
+alone; readers share it.
 """
 
 import errno
@@ -28,7 +28,7 @@ SUFFIX = ".tensors"
 MAX_PACK_TENSORS = 4096
 MAX_TABLE_BYTES = 1 << 20
 MAX_PEER = 64
-READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 _VERSION = "meshd-tensors 1"
 _TRAILER = struct.Struct("<8sQ")
 _MAGIC = b"MESHDTEN"
@@ -124,7 +124,7 @@ def locked(path: Path, *, alone: bool) -> int | None:
 
 
 def remove(path: Path, descriptor: int) -> None:
-    """A pack that is held alone. Emptied, too: who has it open for nothing holds no room then."""
+    """A pack that is held alone. It is emptied, too: a process that still has it open then holds no room."""
     with suppress(OSError):
         path.unlink()
         os.ftruncate(descriptor, 0)
@@ -215,7 +215,7 @@ class PackWriter:
     def _read(self, region: _Region) -> blake3:
         digest, done, size = blake3(), 0, region.tensor.size
         while done < size:
-            data = os.pread(self._descriptor, min(READ_BYTES, size - done), region.offset + done)
+            data = os.pread(self._descriptor, min(_READ_BYTES, size - done), region.offset + done)
             if not data:
                 break
             digest.update(data)

@@ -17,7 +17,7 @@ from meshd.store.eviction import MAX_PACKS, EvictablePack, limit_now, packs_to_e
 from meshd.store.hash_cache import FileState
 from meshd.store.pack import SUFFIX, locked, read_table, remove
 
-CHECKED = ".checked"
+_CHECKED = ".checked"
 LOG = log.get("store")
 
 
@@ -59,22 +59,22 @@ class StoreFolder:
             free = 0
         return limit_now(self.limit, store_bytes=held, free_bytes=free)
 
-    # What is noted beside a pack.
+    # Notes beside a pack.
 
     def touch(self, name: str) -> None:
         """It was of use."""
         with suppress(OSError):
-            (self.path / (name + CHECKED)).touch(mode=0o600)
+            (self.path / (name + _CHECKED)).touch(mode=0o600)
 
     def note(self, name: str, state: FileState) -> None:
         """It was read in this state, and is whole."""
         with suppress(OSError):
-            (self.path / (name + CHECKED)).write_text(state.line)
+            (self.path / (name + _CHECKED)).write_text(state.line)
 
     def noted(self, name: str) -> str:
         """The state that was noted, as text."""
         try:
-            return (self.path / (name + CHECKED)).read_text(errors="replace")[:200]
+            return (self.path / (name + _CHECKED)).read_text(errors="replace")[:200]
         except OSError:
             return ""
 
@@ -119,13 +119,13 @@ class StoreFolder:
         return self._peers[name]
 
     def _last_used(self, name: str) -> int:
-        for path in (self.path / (name + CHECKED), self.path / name):
+        for path in (self.path / (name + _CHECKED), self.path / name):
             with suppress(OSError):
                 return path.stat().st_mtime_ns
         return 0
 
     def _unsealed_bytes(self) -> int:
-        """Of packs that are being written, by this process and others: what is truly there of them."""
+        """The bytes on disk of packs that this process or another is writing."""
         total = 0
         for path, _ in self._files():
             if path.name.startswith(NEW_PREFIX):
@@ -154,17 +154,17 @@ class StoreFolder:
         self._peers.pop(name, None)
         remove(self.path / name, descriptor)
         with suppress(OSError):
-            (self.path / (name + CHECKED)).unlink()
+            (self.path / (name + _CHECKED)).unlink()
 
     def clean(self) -> None:
-        """Remove what a crash has left, and what is over the limit; without one, what others keep stays."""
+        """Remove leftovers of a crash, and packs over the limit; without one, others' packs stay."""
         names = {path.name for path, _ in self._files()}
         for name in names:
             path = self.path / name
             if name.startswith(NEW_PREFIX) and (descriptor := locked(path, alone=True)) is not None:
                 remove(path, descriptor)
                 os.close(descriptor)
-            if name.endswith(CHECKED) and name.removesuffix(CHECKED) not in names:
+            if name.endswith(_CHECKED) and name.removesuffix(_CHECKED) not in names:
                 with suppress(OSError):
                     path.unlink()
         if self.limit:

@@ -1,7 +1,7 @@
 """A mesh stream whose bytes cross compressed (wire/compressed.py), in both directions; else as any Stream.
 
-Both ends must know of it: whoever opens the stream says so in its metadata (`COMPRESSED`), and only to a peer
-that has said that it can.
+Both ends must know of it: the opener of the stream says so in its metadata (`COMPRESSED`), and only to a
+peer that announced it.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,8 +11,8 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.wire.compressed import Decoder, Encoder
 
-VERSION = 1  # of the frames
-COMPRESSED: Mapping[str, MetadataValue] = {"compressed": VERSION}  # the metadata of such a stream
+COMPRESSED_VERSION = 1  # of the frames
+COMPRESSED: Mapping[str, MetadataValue] = {"compressed": COMPRESSED_VERSION}  # the metadata of such a stream
 
 
 def as_agreed(stream: Stream) -> Stream:
@@ -20,9 +20,9 @@ def as_agreed(stream: Stream) -> Stream:
     version = stream.metadata.get("compressed")
     if version is None:
         return stream
-    if version != VERSION:
+    if version != COMPRESSED_VERSION:
         raise RemoteProtocolError(
-            f"a stream is compressed in an unknown way ({version!r}, expected {VERSION})",
+            f"a stream is compressed in an unknown way ({version!r}, expected {COMPRESSED_VERSION})",
             code="compressed",
         )
     return CompressedStream(stream)

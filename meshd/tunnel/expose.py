@@ -16,7 +16,7 @@ from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump, run_both
 from meshd.tunnel.stock_worker import FilledCopy
 
-CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0
 
 
 async def connect_through(
@@ -39,7 +39,7 @@ async def connect_through(
     stream = as_agreed(stream)
     counter = Counter() if counter is None else counter
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(_CONNECT_SECONDS):
             local = await _connect(target)
     except (OSError, TimeoutError) as error:
         stream.reset(Code.BROKEN, f"cannot connect to the service: {_in_words(error)}")

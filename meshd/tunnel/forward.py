@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, UserError
-from meshd.base.listening_socket import listen_at, listen_in
+from meshd.base.listening_socket import NO_ROOM, NO_ROOM_SECONDS, listen_at, listen_in
 from meshd.base.port_holder import port_holder
 from meshd.base.tasks import Owner
 from meshd.base.unix_peer import allowed, peer_of
@@ -24,9 +24,7 @@ from meshd.tunnel.pump import Counter, Unwatched, pump
 from meshd.tunnel.stock_head import Saver
 
 SECRET_SECONDS = 5.0  # a client that is ours sends its secret at once
-MAX_CONNECTIONS = 64
-PAUSE_SECONDS = 1.0  # without a free descriptor: until something has been closed
-_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+MAX_CLIENTS = 64
 LOG = log.get("tunnel")
 
 
@@ -58,10 +56,9 @@ class Forward:
         """`listen`: host and port, 0 for any free one; or a folder that this user alone may enter, for a unix
         socket in it. Raises UserError when it cannot be had.
 
-        `saved`: the client is a stock llama-server, and who watches changes nothing. `compresses` is asked
-        before each stream; the peer must be known to take compressed ones.
-        `greeting` is said to each client in the peer's place once its stream is open; who watches keeps back
-        what the peer says of the same.
+        `saved`: the client is a stock llama-server, and the inspector changes nothing. `compresses` is asked
+        before each stream; the peer must be known to take compressed ones. `greeting` is said to each client
+        in the peer's place once its stream is open; the inspector keeps back what the peer says of the same.
         """
         self._mesh = mesh
         self._peer = peer
@@ -78,6 +75,9 @@ class Forward:
         self._saver = Saver(saved) if saved is not None else None
         self._compresses = compresses
         self._greeting = greeting
+        self._open(listen)
+
+    def _open(self, listen: Target) -> None:
         self.host, self.port = "", 0
         self.path: Path | None = None
         if isinstance(listen, Path):
@@ -118,7 +118,7 @@ class Forward:
             async with Owner() as owner:
                 while True:
                     client = await self._accept()
-                    if self._streams >= MAX_CONNECTIONS:
+                    if self._streams >= MAX_CLIENTS:
                         LOG.warning("tunnel_full", service=self._service, count=self._streams)
                         client.close()
                         continue
@@ -138,10 +138,10 @@ class Forward:
             except ConnectionError:
                 continue  # it has gone away again
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if error.errno not in NO_ROOM:
                     raise
-                LOG.warning("accept_paused", why=(error.strerror or "").lower(), seconds=PAUSE_SECONDS)
-                await asyncio.sleep(PAUSE_SECONDS)
+                LOG.warning("accept_paused", why=(error.strerror or "").lower(), seconds=NO_ROOM_SECONDS)
+                await asyncio.sleep(NO_ROOM_SECONDS)
                 continue
             return client
 

@@ -7,7 +7,7 @@ from meshd.base.errors import Broken
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, PeerState, PeerStatus, Stream
 
-CONNECT_SECONDS = 10.0
+ON_DEMAND_SECONDS = 10.0
 
 
 async def open_on_demand(
@@ -21,7 +21,7 @@ async def open_on_demand(
         if status is None or not status.present:
             raise
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(ON_DEMAND_SECONDS):
             seen = -1
             while (status := _status(mesh, peer)) is not None and status.state is not PeerState.CONNECTED:
                 seen = await mesh.changed(seen)

@@ -17,8 +17,8 @@ from meshd.rpc.stock_head_skip import Begin, ImmediateReply, LoadStates, Part, S
 from meshd.tunnel.interface import SavedWeights, Watched
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, run_both
+from meshd.tunnel.stock_worker import PIECE_BYTES
 
-PIECE_BYTES = 4 << 20  # of the head's file: what is read, and held, at once
 LOAD_TENSORS = 256  # are asked for in one request, so that the worker reads while the next are compared
 LOAD_BYTES = 64 << 20
 _REASONS: Final = ("", "no-such-hash", "type-or-size-differs", "unreadable", "file-changed", "bad-tensor")

@@ -14,7 +14,7 @@ from meshd.tunnel.interface import Flow, Inspector, LocalWeights
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, Unwatched
 
-PIECE_BYTES = 4 << 20  # of a tensor: what is read, and held by us and by the server at once
+PIECE_BYTES = 4 << 20  # of a tensor: what is read, and held by each that has it, at once
 
 
 class FilledCopy:

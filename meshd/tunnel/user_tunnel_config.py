@@ -14,9 +14,9 @@ from meshd.wire.message import Fields, Value, pack, unpack
 
 MAX_EXPOSED = 64
 MAX_OPENED = 64
-MAX_PEERS = 64  # named for one service
+MAX_ALLOWED_PEERS = 64  # named for one service
 MAX_HOST = 253  # a DNS name (RFC 1035)
-MAX_KEPT_BYTES = 1 << 20
+MAX_TUNNELS_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -62,7 +62,7 @@ class Kept:
     @classmethod
     def decode(cls, data: bytes) -> "Kept":
         """Read what `encode` gave. Raises RemoteProtocolError."""
-        fields = unpack(data, limit=MAX_KEPT_BYTES)
+        fields = unpack(data, limit=MAX_TUNNELS_BYTES)
         return cls(
             tuple(map(_exposed, fields.maps("exposed", count=MAX_EXPOSED))),
             tuple(map(_opened, fields.maps("opened", count=MAX_OPENED))),
@@ -70,7 +70,7 @@ class Kept:
 
 
 def _exposed(fields: Fields) -> Exposed:
-    peers = fields.raws("peers", most=KEY_BYTES, count=MAX_PEERS)
+    peers = fields.raws("peers", most=KEY_BYTES, count=MAX_ALLOWED_PEERS)
     if any(len(peer) != KEY_BYTES for peer in peers):
         raise RemoteProtocolError("field `peers` must be node ids", code="message")
     return Exposed(
@@ -115,6 +115,6 @@ def check_name(text: str) -> str:
 def unique(peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """Each once, in order. Raises UserError when there are too many."""
     named = tuple(dict.fromkeys(peers))
-    if len(named) > MAX_PEERS:
-        raise UserError(f"a service can be exposed to {MAX_PEERS} nodes, not to {len(named)}")
+    if len(named) > MAX_ALLOWED_PEERS:
+        raise UserError(f"a service can be exposed to {MAX_ALLOWED_PEERS} nodes, not to {len(named)}")
     return named

@@ -27,8 +27,8 @@ from meshd.tunnel.pump import Counter
 from meshd.tunnel.user_tunnel_config import MAX_EXPOSED, MAX_OPENED, Exposed, Kept, Opened, check_name, unique
 
 TUNNEL_SERVICE = "tunnel"
-ASK_SECONDS = 5.0
-AGAIN_SECONDS = 10.0  # a listener whose port is taken at the start is tried again after that
+_ASK_SECONDS = 5.0
+_AGAIN_SECONDS = 10.0  # a listener whose port is taken at the start is tried again after that
 LOG = log.get("tunnel")
 
 
@@ -161,7 +161,7 @@ class OwnTunnels:
         if service is None:
             raise Broken("the service is not exposed any more")
         if stream.metadata.get("ask"):
-            stream.write_eof()  # whoever opens a tunnel wants to know whether it may
+            stream.write_eof()  # an opener of a tunnel asks whether it may
             return
         service.streams.add(stream)
         try:
@@ -216,9 +216,9 @@ class OwnTunnels:
             question: Mapping[str, MetadataValue] = {"name": service, "ask": 1}
             stream = await open_on_demand(self._mesh, peer, TUNNEL_SERVICE, metadata=question)
         except MeshdError:
-            return  # not connected now: whoever uses the tunnel will see
+            return  # not connected now: its user will see
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(_ASK_SECONDS):
                 await stream.accepted()
         except Refused as error:
             hint = f"run `meshd expose {service} HOST:PORT --to` with this node's name on that node"
@@ -245,7 +245,7 @@ class OwnTunnels:
                 await contained(tunnel.forward.serve(), source=source, name=name)
             except Fault as error:
                 tunnel.forward, tunnel.last_error = None, error.what
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _listen_patiently(self, tunnel: _OpenTunnel) -> None:
         while tunnel.forward is None:
@@ -254,7 +254,7 @@ class OwnTunnels:
             except UserError as error:
                 tunnel.last_error = error.what
                 LOG.warning("tunnel_waits", service=tunnel.opened.service, why=error.what)
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(_AGAIN_SECONDS)
         tunnel.last_error = ""
 
     def _listen(self, tunnel: _OpenTunnel) -> None:

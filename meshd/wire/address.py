@@ -23,8 +23,9 @@ CandidateKind = Literal["host", "srflx", "mapped", "relay"]
 
 _PROTOS: tuple[Proto, ...] = get_args(Proto)
 _KINDS: tuple[CandidateKind, ...] = get_args(CandidateKind)
-_PRIVATE_V4 = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
-_PRIVATE_V6 = ipaddress.IPv6Network("fc00::/7")
+PRIVATE_V4 = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
+PRIVATE_V6 = ipaddress.IPv6Network("fc00::/7")
+CARRIER_NETWORK = ipaddress.IPv4Network("100.64.0.0/10")  # RFC 6598, and VPNs that number their nodes so
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,8 +105,8 @@ class Candidate:
         """RFC 1918 and RFC 4193: addresses of one site (loopback and link-local are not among them)."""
         address = self.ip
         if isinstance(address, ipaddress.IPv6Address):
-            return address in _PRIVATE_V6
-        return any(address in network for network in _PRIVATE_V4)
+            return address in PRIVATE_V6
+        return any(address in network for network in PRIVATE_V4)
 
     def to_bytes(self) -> bytes:
         """7 bytes for IPv4, 19 for IPv6: flags (bit 0 v6, bit 1 udp, bits 2–3 kind), address, port."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NewType
 
 from meshd.base.peer_limits import ADDRESSES, MACHINE_PORTS, ROUTED, SIGNAL_PORTS
-from meshd.wire.address import Address, Candidate, order
+from meshd.wire.address import CARRIER_NETWORK, Address, Candidate, order
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Dialable = NewType("Dialable", Candidate)
@@ -80,7 +80,6 @@ _PRIVATE = _networks(
 _EMBEDDED = _networks(
     "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96", "::ffff:0:0/96", "::ffff:0:0:0/96"
 )
-_CARRIER = ipaddress.ip_network("100.64.0.0/10")
 
 
 class _PlaceKind(StrEnum):
@@ -191,6 +190,6 @@ def _is_broadcast(address: Address, networks: Iterable[Network]) -> bool:
 def network_of(address: Address, prefix: int) -> Network:
     """The network that an interface with this address is in; a lone carrier address (a VPN that numbers its
     nodes so) stands for its whole range."""
-    if prefix == 32 and address.version == 4 and address in _CARRIER:
-        return _CARRIER
+    if prefix == 32 and address.version == 4 and address in CARRIER_NETWORK:
+        return CARRIER_NETWORK
     return ipaddress.ip_network((address, prefix), strict=False)

@@ -11,14 +11,14 @@ with its own offset. So a payload is copied at most once on the way in, and neve
 import struct
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.frame_body import HEAD, ack_frame, check_head, decode, encode, encode_hello
+from meshd.wire.frame_body import FRAME_HEAD, ack_frame, check_head, decode, encode, encode_hello
 from meshd.wire.frame_types import DATA, HELLO, MAX_OFFSET, Data, Frame
 from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_FRAME_BYTES
 
 __all__ = ["FrameParser", "HelloReader", "ack_frame", "data_header", "encode", "encode_hello"]
 
 _DATA = struct.Struct(">BIIQB")  # the head and the fixed part of Data: type, length, stream, offset, flags
-_DATA_FIXED = _DATA.size - HEAD.size
+_DATA_FIXED = _DATA.size - FRAME_HEAD.size
 _FIN = 1
 DATA_OVERHEAD = _DATA.size  # bytes of a Data frame that are not payload
 
@@ -37,7 +37,7 @@ class FrameParser:
     def __init__(self, *, max_frame: int = MAX_FRAME_BYTES) -> None:
         self._max_payload = max_frame
         self._held = bytearray()  # a head, or a control frame, that is not complete
-        self._wanted = HEAD.size  # bytes that _held needs before it says more
+        self._wanted = FRAME_HEAD.size  # bytes that _held needs before it says more
         self._stream_id = self._offset = self._left = self._skip = 0  # of the frame whose body is passing
         self._fin = False
 
@@ -94,21 +94,21 @@ class FrameParser:
     def _begin(self, data: bytes, view: memoryview, at: int, frames: list[Frame]) -> int:
         """Start on the frame at `at`; returns where parsing goes on."""
         there = len(data) - at
-        if there >= HEAD.size:
+        if there >= FRAME_HEAD.size:
             kind: int
             length: int
-            kind, length = HEAD.unpack_from(data, at)
+            kind, length = FRAME_HEAD.unpack_from(data, at)
             if kind == DATA:
                 if there >= _DATA.size:
                     self._start_data(_DATA.unpack_from(data, at), frames)
                     return at + _DATA.size
             elif not check_head(kind, length):
                 self._skip = length
-                return at + HEAD.size
-            elif there >= HEAD.size + length:
-                frames.append(decode(kind, view[at + HEAD.size : at + HEAD.size + length]))
-                return at + HEAD.size + length
-        self._wanted = HEAD.size
+                return at + FRAME_HEAD.size
+            elif there >= FRAME_HEAD.size + length:
+                frames.append(decode(kind, view[at + FRAME_HEAD.size : at + FRAME_HEAD.size + length]))
+                return at + FRAME_HEAD.size + length
+        self._wanted = FRAME_HEAD.size
         return self._top_up(view, at, frames)
 
     def _top_up(self, view: memoryview, at: int, frames: list[Frame]) -> int:
@@ -120,7 +120,7 @@ class FrameParser:
             at += count
             if len(held) < self._wanted:
                 return at
-            kind, length = HEAD.unpack_from(held)
+            kind, length = FRAME_HEAD.unpack_from(held)
             if kind == DATA:
                 if self._wanted < _DATA.size:
                     self._wanted = _DATA.size
@@ -128,11 +128,11 @@ class FrameParser:
                 self._start_data(_DATA.unpack_from(held), frames)
             elif not check_head(kind, length):
                 self._skip = length
-            elif self._wanted < HEAD.size + length:
-                self._wanted = HEAD.size + length
+            elif self._wanted < FRAME_HEAD.size + length:
+                self._wanted = FRAME_HEAD.size + length
                 continue
             else:
-                frames.append(decode(kind, bytes(held[HEAD.size :])))
+                frames.append(decode(kind, bytes(held[FRAME_HEAD.size :])))
             self._held = bytearray()
             return at
 
@@ -163,13 +163,13 @@ class HelloReader:
         self._held += data
         if self._held and self._held[0] != HELLO:
             raise RemoteProtocolError(f"frame of type {self._held[0]:#x} instead of a hello", code="hello")
-        if len(self._held) < HEAD.size:
+        if len(self._held) < FRAME_HEAD.size:
             return None
-        _, length = HEAD.unpack_from(self._held)
+        _, length = FRAME_HEAD.unpack_from(self._held)
         if length > self._limit:
             raise RemoteProtocolError(f"hello of {length} bytes", code="hello")
-        end = HEAD.size + length
+        end = FRAME_HEAD.size + length
         if len(self._held) < end:
             return None
         self.rest = bytes(self._held[end:])
-        return bytes(self._held[HEAD.size : end])
+        return bytes(self._held[FRAME_HEAD.size : end])

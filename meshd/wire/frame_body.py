@@ -45,7 +45,7 @@ from meshd.wire.frame_types import (
 from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_NAME_BYTES, MAX_STREAMS, MAX_TEXT_BYTES
 from meshd.wire.message import Fields, pack, unpack
 
-HEAD = struct.Struct(">BI")
+FRAME_HEAD = struct.Struct(">BI")
 _ACK = struct.Struct(">BIIBQQ")  # with the head
 _ACK_BODY = struct.Struct(">IBQQ")
 _OPEN = struct.Struct(">IBQ")
@@ -108,7 +108,7 @@ def _encode_small(frame: LinkAck | MaxData | ResetAck | Ping | Pong | Switch | L
 
 
 def _framed(kind: int, body: bytes) -> bytes:
-    return HEAD.pack(kind, len(body)) + body
+    return FRAME_HEAD.pack(kind, len(body)) + body
 
 
 def _text_bytes(text: str) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 HELLO, RESUME, OPEN, DATA, ACK, RESET, RESET_ACK = 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x87
 MAX_DATA, LINK_ACK, PING, PONG, SWITCH, GOODBYE = 0x88, 0x89, 0x8A, 0x8B, 0x8C, 0x8D
-LINK_LOST = 0x0E  # a hint: who does not know it loses time, nothing else
+LINK_LOST = 0x0E  # a hint: a peer that does not know it loses time, nothing else
 CRITICAL = 0x80
 
 MAX_METADATA_BYTES = 4 << 10  # packed service and metadata of Open

@@ -8,12 +8,19 @@ theirs; then the leader says Go. Format: docs/protocol.md, "Greeting".
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import MAX_BAN_BYTES, MAX_ITEMS, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_TEXT_BYTES
+from meshd.wire.limits import (
+    MAX_BAN_BYTES,
+    MAX_ITEMS,
+    MAX_NAME_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_TEXT_BYTES,
+    MAX_TIME,
+)
 from meshd.wire.message import Fields, pack, plain, unpack
 from meshd.wire.native import NativeVersion
 
 WIRE_VERSION = 1
-ID_BYTES = 16
+_ID_BYTES = 16
 HALF_ID_BYTES = 8
 
 
@@ -135,16 +142,16 @@ def _hello(fields: Fields) -> Hello:
         features=fields.texts("features", most=MAX_NAME_BYTES, count=64),
         name=fields.text("name", most=MAX_NAME_BYTES),
         role=fields.text("role", most=MAX_NAME_BYTES),
-        incarnation=fields.raw("incarnation", exact=ID_BYTES),
-        current=_optional(fields, "current", ID_BYTES),
+        incarnation=fields.raw("incarnation", exact=_ID_BYTES),
+        current=_optional(fields, "current", _ID_BYTES),
         fresh=_optional(fields, "fresh", HALF_ID_BYTES),
-        chosen=_optional(fields, "chosen", ID_BYTES),
+        chosen=_optional(fields, "chosen", _ID_BYTES),
         native=NativeVersion(*native),
         largest_frame=fields.number("largest_frame", low=1024, high=16 << 20),
         grace=fields.number("grace", low=1, high=24 * 3600),
         bans_count=fields.number("bans_count", low=0, high=MAX_ITEMS),
         bans_digest=fields.raw("bans_digest", most=64),
-        clock=fields.number("clock", low=0, high=1 << 40),
+        clock=fields.number("clock", low=0, high=MAX_TIME),
         record=fields.raw("record", most=MAX_RECORD_BYTES),
     )
 

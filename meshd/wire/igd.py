@@ -1,8 +1,8 @@
 """UPnP Internet Gateway Device, the parts that map a port: SSDP search, the description, SOAP calls.
 
 Sources: UPnP Device Architecture 2.0 (SSDP: 1.3; description: 2; control: 3), WANIPConnection:1 and :2. XML
-comes from whoever answers in the local network, so it is read with limits: no document type, no entities of
-its own, bounded depth, number of elements and length of texts.
+comes from any host that answers in the local network, so it is read with limits: no document type, no
+entities of its own, bounded depth, number of elements and length of texts.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ SSDP_PORT = 1900
 MAX_SSDP_BYTES = 2048
 MAX_XML_BYTES = 256 << 10
 MAX_ELEMENTS = 2000  # descriptions of routers have some hundreds
-MAX_DEPTH = 32
+MAX_XML_DEPTH = 32
 MAX_TEXT = 1024  # of one element that is read
 MAX_URL = 512
 
@@ -251,7 +251,7 @@ class _XmlReader:
         self._count += 1
         self._path.append(name.rpartition(":")[2][:64])
         self._text = ""
-        if self._count > MAX_ELEMENTS or len(self._path) > MAX_DEPTH:
+        if self._count > MAX_ELEMENTS or len(self._path) > MAX_XML_DEPTH:
             raise _bad_xml("too many elements")
 
     def end(self, _name: str) -> None:

@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import MAX_BAN_BYTES, MAX_ITEMS, MAX_NAME_BYTES, MAX_RECORD_BYTES, MAX_TEXT_BYTES
+from meshd.wire.limits import (
+    MAX_BAN_BYTES,
+    MAX_CHAIN_BYTES,
+    MAX_ITEMS,
+    MAX_NAME_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_TEXT_BYTES,
+)
 from meshd.wire.message import pack, plain, unpack
-
-MAX_CHAIN_BYTES = 2 << 10
 
 
 @dataclass(frozen=True, slots=True)

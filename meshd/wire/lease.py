@@ -16,20 +16,23 @@ import re
 from dataclasses import dataclass, replace
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES
+from meshd.wire.limits import (
+    MAX_DEVICES,
+    MAX_NAME_BYTES,
+    MAX_NEIGHBOUR,
+    MAX_OPERATIONS,
+    MAX_TEXT_BYTES,
+    PEER_BYTES,
+)
 from meshd.wire.message import Fields, pack, plain, unpack
 
 LEASE_SERVICE = "lease"
 RPC_SERVICE = "rpc"
 PUSH_SERVICE = "push"  # from a worker's rpc-server to the next one's
 LEASE_ID_BYTES = 16
-PEER_BYTES = 32
-MAX_NEIGHBOUR = 65_535
 RPC_SERVER_CRASHED = "rpc_server_crashed"  # code of Lost: by a fault of its own, which a device may be
-MAX_DEVICES = 16
 MAX_MODEL_BYTES = 256
 MOST_VERSION = 1 << 16
-MAX_OPERATIONS = 64
 MAX_OPERATION_BYTES = 64
 _OPERATION = re.compile(r"[a-z0-9_]+(:[a-z0-9_]+)*")
 

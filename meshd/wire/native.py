@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 UNKNOWN = "unknown"  # pin of binaries that meshd did not build, and their patches where they have any
-STOCK = "stock"  # in place of the patches' hash: upstream as it is
+STOCK_PATCHES = "stock"  # in place of the patches' hash: upstream as it is
 _PATCHES_SHOWN = 12  # digits of the hash that a short form keeps
 
 
@@ -53,8 +53,8 @@ def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
 def _by_patches(ours: str, others: str) -> Difference | None:
     if ours == others:
         return None
-    if STOCK in (ours, others):
-        who = "runs" if others == STOCK else "has meshd's patches, this node runs"
+    if STOCK_PATCHES in (ours, others):
+        who = "runs" if others == STOCK_PATCHES else "has meshd's patches, this node runs"
         return Difference(
             fits=True,
             what=f"{who} a llama.cpp without meshd's patches",

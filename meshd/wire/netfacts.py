@@ -13,7 +13,7 @@ from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 
 E = TypeVar("E", bound=IntEnum)
 
-VERSION = 1
+_VERSION = 1
 FACTS_BYTES = 10
 MAX_FACTS_BYTES = 16  # a later version may say more; the rest is skipped
 
@@ -127,7 +127,7 @@ class NetFacts:
     def to_bytes(self) -> bytes:
         """Ten bytes: version and small facts in the first four, the steps, the address."""
         head = (
-            VERSION << 4 | self.udp << 2 | self.hairpin,
+            _VERSION << 4 | self.udp << 2 | self.hairpin,
             self.mapping << 5 | self.filtering << 2 | self.ipv6,
             self.tcp_mapping << 5 | self.ports << 3 | self.tcp_ports << 1 | self.carrier_nat,
             self.tcp << 5 | self.mapped << 3,

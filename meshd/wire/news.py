@@ -57,7 +57,7 @@ class AwayNews:
 
 @dataclass(frozen=True, slots=True)
 class DigestNews:
-    """A hash of all that the sender tells (peer/news_digest.py); who has another one says `buckets`."""
+    """A hash of all that the sender tells (peer/news_digest.py); a peer with another one says `buckets`."""
 
     digest: bytes
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
 from meshd.wire.message import Fields, pack, plain, unpack
+from meshd.wire.signal import ATTEMPT_BYTES, MAX_PAYLOAD_BYTES
 
-MAX_SIGNAL_BYTES = 4096
 MAX_OFFERED = 16  # addresses in one message; each is paired with each of ours, and checks are paced
-ATTEMPT_BYTES = 16
 FINGERPRINT_BYTES = 32  # SHA-256
-MOST_SECONDS = 60.0
+MAX_OFFER_SECONDS = 60.0
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
 _CANDIDATE_BYTES = 19 * 32  # of the longest, and as many as `unpack_candidates` takes
 
@@ -72,9 +71,9 @@ OfferSignal = Offer | Answer | More | OfferGone
 
 
 def encode_offer(signal: OfferSignal) -> bytes:
-    """As bytes, at most `MAX_SIGNAL_BYTES`; addresses beyond 16 are left out."""
+    """As bytes, at most `MAX_PAYLOAD_BYTES`; addresses beyond 16 are left out."""
     if isinstance(signal, Offer):
-        seconds = min(max(signal.seconds, 0.0), MOST_SECONDS)
+        seconds = min(max(signal.seconds, 0.0), MAX_OFFER_SECONDS)
         return pack(
             {"type": "offer", "attempt": signal.attempt, "seconds": seconds, **_terms_fields(signal.terms)}
         )
@@ -87,11 +86,11 @@ def encode_offer(signal: OfferSignal) -> bytes:
 
 def decode_offer(data: bytes) -> OfferSignal | None:
     """Read a signal; None for a type that a later version brought. Raises RemoteProtocolError."""
-    fields = unpack(data, limit=MAX_SIGNAL_BYTES)
+    fields = unpack(data, limit=MAX_PAYLOAD_BYTES)
     kind = fields.text("type", most=16)
     attempt = fields.raw("attempt", exact=ATTEMPT_BYTES)
     if kind == "offer":
-        seconds = fields.real("seconds", low=0.0, high=MOST_SECONDS)
+        seconds = fields.real("seconds", low=0.0, high=MAX_OFFER_SECONDS)
         return Offer(attempt=attempt, terms=_read_terms(fields), seconds=seconds)
     if kind == "answer":
         return Answer(attempt=attempt, terms=_read_terms(fields))

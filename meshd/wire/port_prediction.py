@@ -2,7 +2,7 @@
 
 The side with such a NAT opens many ports towards the one port of the other side, which then tries ports until
 it has hit one of them (link/port_prediction/links.py). `Ask` begins; `OnePort` names the one port,
-`OpenedPorts` says that many are open. They travel as signals, so who sent them is known; the probes between
+`OpenedPorts` says that many are open. They travel as signals, so their sender is known; the probes between
 are sealed with `key`.
 """
 
@@ -14,10 +14,11 @@ from meshd.wire.address import Candidate, unpack_candidates
 from meshd.wire.limits import MAX_TEXT_BYTES
 from meshd.wire.message import Fields, Value, pack, plain, unpack
 from meshd.wire.netfacts import MAX_FACTS_BYTES, NetFacts
-from meshd.wire.punching import ATTEMPT_BYTES, MAX_SIGNAL_BYTES, No
+from meshd.wire.punching import No
+from meshd.wire.signal import ATTEMPT_BYTES, MAX_PAYLOAD_BYTES
 from meshd.wire.stun import Endpoint
 
-KEY_BYTES = 32
+PROBE_KEY_BYTES = 32
 MAX_OPEN = 256
 
 
@@ -74,13 +75,13 @@ def encode(message: PortSearchMessage) -> bytes:
 
 def decode(data: bytes) -> PortSearchMessage:
     """Read a signal's payload. Raises RemoteProtocolError (code `message`)."""
-    fields = unpack(data, limit=MAX_SIGNAL_BYTES)
+    fields = unpack(data, limit=MAX_PAYLOAD_BYTES)
     attempt = fields.raw("a", exact=ATTEMPT_BYTES)
     match fields.text("t", most=16):
         case "ask":
             return Ask(
                 attempt=attempt,
-                key=fields.raw("key", exact=KEY_BYTES),
+                key=fields.raw("key", exact=PROBE_KEY_BYTES),
                 facts=NetFacts.from_bytes(fields.raw("net", most=MAX_FACTS_BYTES)),
                 here=_place(fields) if "at" in fields else None,
             )

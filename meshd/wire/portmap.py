@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.wire.address import Proto
 
-PORT = 5351
-MAX_BYTES = 1100  # RFC 6887, 7: the longest PCP message
+ROUTER_PORT = 5351
+MAX_PCP_BYTES = 1100  # RFC 6887, 7: the longest PCP message
 MAX_LIFETIME = 0xFFFFFFFF
-NONCE_BYTES = 12
+PCP_NONCE_BYTES = 12
 
 _PCP_VERSION = 2
 _NATPMP_VERSION = 0
@@ -117,8 +117,8 @@ def pcp_announce(*, client: str) -> bytes:
 
 def pcp_map(wish: Wish, *, client: str, nonce: bytes, external_host: str = "") -> bytes:
     """Make, renew or take away a mapping (RFC 6887, 11.1), with the same nonce each time."""
-    if len(nonce) != NONCE_BYTES:
-        raise LocalProtocolError(f"a nonce of {len(nonce)} bytes, {NONCE_BYTES} are needed")
+    if len(nonce) != PCP_NONCE_BYTES:
+        raise LocalProtocolError(f"a nonce of {len(nonce)} bytes, {PCP_NONCE_BYTES} are needed")
     head = _PCP_HEAD.pack(_PCP_VERSION, _OP_MAP, 0, wish.lifetime, _packed(client))
     port = wish.external_port if wish.lifetime else 0
     outside = _packed(external_host or "0.0.0.0")
@@ -154,7 +154,7 @@ def read_pcp_mapped(data: bytes, wish: Wish, *, nonce: bytes) -> Granted:
 
 def _pcp_answer(data: bytes, opcode: int) -> tuple[int, int]:
     """Lifetime and epoch of a good answer."""
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_PCP_BYTES:
         raise RemoteProtocolError(f"a PCP message of {len(data)} bytes", code="message")
     if len(data) >= 4 and data[0] == _NATPMP_VERSION:
         # what a router says that knows NAT-PMP alone (RFC 6887, 9)
@@ -216,7 +216,7 @@ def read_natpmp_mapped(data: bytes, wish: Wish) -> Granted:
 
 
 def _natpmp_result(data: bytes, opcode: int) -> None:
-    if len(data) < 4 or len(data) > MAX_BYTES:
+    if len(data) < 4 or len(data) > MAX_PCP_BYTES:
         raise RemoteProtocolError(f"a NAT-PMP message of {len(data)} bytes", code="message")
     version, got, result = struct.unpack_from(">BBH", data)
     if version == _PCP_VERSION:

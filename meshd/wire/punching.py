@@ -1,8 +1,8 @@
 """What two nodes tell each other to open a way through both their NATs at the same moment.
 
 `Knock` begins an attempt, `PunchReady` says that the other side knows its addresses, `PunchGo` starts both:
-who gets it begins at once, who sent it begins half a round trip later. `No` ends an attempt. They travel as
-signals, so who sent them is known; what they say is still read with limits. Code of refusal: `message`.
+its receiver begins at once, its sender half a round trip later. `No` ends an attempt. They travel as
+signals, so their sender is known; what they say is still read with limits. Code of refusal: `message`.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,8 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Candidate, pack_candidates, unpack_candidates
 from meshd.wire.limits import MAX_TEXT_BYTES
 from meshd.wire.message import Fields, Value, pack, plain, unpack
+from meshd.wire.signal import ATTEMPT_BYTES, MAX_PAYLOAD_BYTES
 
-ATTEMPT_BYTES = 16
-MAX_SIGNAL_BYTES = 4096  # as `Signals.send` takes
 MAX_PUNCH_CANDIDATES = 8  # of one side: three interfaces, two families, two mapped ones
 MAX_WAITED_MS = 10_000
 _PACKED_BYTES = 32 * 19
@@ -28,7 +27,7 @@ class Knock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PunchReady:
-    """`candidates` of who answers, and how long the answer took it, in ms (no part of the way)."""
+    """`candidates` of the answerer, and how long its answer took, in ms (no part of the path)."""
 
     attempt: bytes
     candidates: tuple[Candidate, ...]
@@ -37,7 +36,7 @@ class PunchReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PunchGo:
-    """`candidates` of who knocked: begin now."""
+    """`candidates` of the knocker: begin now."""
 
     attempt: bytes
     candidates: tuple[Candidate, ...]
@@ -76,7 +75,7 @@ def _packed(candidates: tuple[Candidate, ...]) -> bytes:
 
 def decode(data: bytes) -> Punching:
     """Read a signal's payload. Raises RemoteProtocolError (code `message`)."""
-    fields = unpack(data, limit=MAX_SIGNAL_BYTES)
+    fields = unpack(data, limit=MAX_PAYLOAD_BYTES)
     attempt = fields.raw("a", exact=ATTEMPT_BYTES)
     match fields.text("t", most=16):
         case "knock":

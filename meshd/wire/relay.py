@@ -1,17 +1,16 @@
 """Messages between a node and a relay, on the control connection, and the first bytes of a data connection.
 
 Each message is a msgpack map behind its length u32 (lengths.py). A *circuit* is a byte pipe between two nodes
-through the relay: whoever calls and whoever is rung get a ticket each, and show it as the first thing on a
-connection of its own. A *box* is a mailbox: 16 bytes that only those know who hold an invite.
+through the relay: caller and callee get a ticket each, and show it as the first thing on a connection of
+their own. A *box* is a mailbox: 16 bytes that only holders of an invite know.
 """
 
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES
+from meshd.wire.limits import MAX_NAME_BYTES, MAX_TEXT_BYTES, PEER_BYTES
 from meshd.wire.message import Fields, Value, pack, plain, unpack
 
-PEER_BYTES = 32
 BOX_BYTES = 16
 TICKET_BYTES = 16
 MAX_MAIL_BYTES = 6 << 10  # a signed signal has 4 KiB and what surrounds it
@@ -40,7 +39,7 @@ class HangUp:
 
 @dataclass(frozen=True, slots=True)
 class OpenBox:
-    """Node: whoever knows `box` may call and write to me, for `seconds` from now."""
+    """Node: those that know `box` may call and write to me, for `seconds` from now."""
 
     box: bytes
     seconds: int

@@ -1,26 +1,25 @@
 """The body of a signal: a small message to a peer beside any link (offers, answers, times to begin).
 
-Signed as a whole by its sender (identity/signal.py), so that who passes it on can change nothing. The payload
-belongs to the kind of link that `topic` names.
+Signed as a whole by its sender (identity/signal.py), so that nodes that pass it on can change nothing. The
+payload belongs to the kind of link that `topic` names.
 """
 
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
+from meshd.wire.limits import MAX_CHAIN_BYTES, MAX_TIME, PEER_BYTES
 from meshd.wire.message import pack, unpack
 
 SIGNAL_SERVICE = "signal"
 
 MAX_SIGNAL_BYTES = 6 << 10  # a whole signal with its signature and its sender's chain
 MAX_PAYLOAD_BYTES = 4096
+ATTEMPT_BYTES = 16  # names one attempt to connect, in the payloads of all topics
 MAX_TOPIC_BYTES = 16
 MAX_LIFE = 120  # seconds
 COOKIE_BYTES = 8
 START_BYTES = 16
-_ID_BYTES = 32
-_MAX_CHAIN_BYTES = 1536
-_MAX_TIME = 1 << 40
-_MAX_SEQUENCE = (1 << 63) - 1
+_MAX_SIGNALS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +70,15 @@ class SignalBody:
         if len(echo) not in (0, COOKIE_BYTES):
             raise RemoteProtocolError(f"field `echo` must be empty or {COOKIE_BYTES} bytes", code="message")
         return cls(
-            sender=fields.raw("from", exact=_ID_BYTES),
-            to=fields.raw("to", exact=_ID_BYTES),
+            sender=fields.raw("from", exact=PEER_BYTES),
+            to=fields.raw("to", exact=PEER_BYTES),
             topic=fields.text("topic", most=MAX_TOPIC_BYTES),
             start=fields.raw("start", exact=START_BYTES),
-            sequence=fields.number("seq", low=0, high=_MAX_SEQUENCE),
-            at=fields.number("at", low=0, high=_MAX_TIME),
+            sequence=fields.number("seq", low=0, high=_MAX_SIGNALS),
+            at=fields.number("at", low=0, high=MAX_TIME),
             life=fields.number("life", low=1, high=MAX_LIFE),
             cookie=fields.raw("cookie", exact=COOKIE_BYTES),
             echo=echo,
             payload=fields.raw("data", most=MAX_PAYLOAD_BYTES),
-            chain=fields.raw("chain", most=_MAX_CHAIN_BYTES),
+            chain=fields.raw("chain", most=MAX_CHAIN_BYTES),
         )

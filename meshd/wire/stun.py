@@ -16,7 +16,7 @@ from enum import IntEnum
 
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 
-MAGIC = b"\x21\x12\xa4\x42"
+_MAGIC = b"\x21\x12\xa4\x42"
 HEAD_BYTES = 20
 TRANSACTION_BYTES = 12
 MAX_STUN_BYTES = 1500  # a whole message; answers of real servers have under 200
@@ -29,7 +29,7 @@ _ATTRIBUTE = struct.Struct(">HH")
 _MAPPED, _CHANGE, _USERNAME, _INTEGRITY_SHA1 = 0x0001, 0x0003, 0x0006, 0x0008
 _ERROR, _UNKNOWN, _INTEGRITY, _XOR_MAPPED = 0x0009, 0x000A, 0x001C, 0x0020
 _FINGERPRINT, _ORIGIN, _OTHER = 0x8028, 0x802B, 0x802C
-_OPTIONAL = 0x8000  # attributes from here on may be skipped by who does not know them
+_OPTIONAL = 0x8000  # attributes from here on may be skipped by those that do not know them
 _CHANGE_IP, _CHANGE_PORT = 4, 2
 _FINGERPRINT_XOR = 0x5354554E
 _INTEGRITY_BYTES = 32
@@ -85,7 +85,7 @@ def looks_like_stun(data: bytes | bytearray | memoryview) -> bool:
     """
     if len(data) < HEAD_BYTES or data[0] & 0xC0:
         return False
-    return bytes(data[4:8]) == MAGIC and data[3] & 3 == 0
+    return bytes(data[4:8]) == _MAGIC and data[3] & 3 == 0
 
 
 def message_bytes(data: bytes | bytearray | memoryview) -> int | None:
@@ -137,7 +137,7 @@ def encode(message: StunMessage, *, key: bytes = b"") -> bytes:
 
 
 def _head(message: StunMessage, length: int) -> bytes:
-    return _HEAD.pack(message.kind, length, MAGIC, message.transaction)
+    return _HEAD.pack(message.kind, length, _MAGIC, message.transaction)
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
@@ -155,7 +155,7 @@ def _packed(endpoint: Endpoint) -> bytes:
 
 def _xored(value: bytes, transaction: bytes) -> bytes:
     """Port and address with the cookie over them (RFC 8489 14.2); the same twice gives the original."""
-    pad = MAGIC[:2] + MAGIC + transaction
+    pad = _MAGIC[:2] + _MAGIC + transaction
     return value[:2] + bytes(one ^ other for one, other in zip(value[2:], pad, strict=False))
 
 

@@ -1,6 +1,6 @@
 """The answering side of STUN: what a relay or a member that others can reach says to "where do I come from?".
 
-It answers with less than three times what it was sent, and to nobody but who asked, so it is no amplifier
+It answers with less than three times what it was sent, and only to the asker, so it is no amplifier
 worth having; it keeps nothing. One address is all that is known here: CHANGE-REQUEST is answered with the
 error 420, as RFC 5780 6.1 wants it from such a server.
 """

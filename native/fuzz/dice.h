@@ -19,6 +19,32 @@ public:
     bool one_in(uint64_t n) { return below(n) == 0; }
     template <typename T> T of(std::initializer_list<T> values) { return values.begin()[below(values.size())]; }
 
+    // A number that is tried where another one belongs, of ten kinds
+    uint64_t odd(uint64_t kind) {
+        switch (kind) {
+        case 0:
+            return 0;
+        case 1:
+            return 1;
+        case 2:
+            return below(300);
+        case 3:
+            return 1ull << below(64);
+        case 4:
+            return (1ull << below(64)) - 1;
+        case 5:
+            return ~0ull - below(64);
+        case 6:
+            return INT32_MAX - below(3);
+        case 7:
+            return (uint64_t) -within(1, 5000);
+        case 8:
+            return 0x7fc00000; // NaN
+        default:
+            return next();
+        }
+    }
+
 private:
     uint64_t state;
 };

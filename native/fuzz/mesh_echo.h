@@ -1,4 +1,4 @@
-// Neighbours 1 and 2, which push back whatever they get: to take what is not there is refused, not waited for
+// Neighbours 1 and 2, which push back whatever they get: a take of nothing is refused, not waited for
 #pragma once
 
 #include "neighbours.h"

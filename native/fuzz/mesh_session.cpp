@@ -47,30 +47,8 @@ void mesh_session::give_bytes(uint16_t number, std::vector<uint8_t> body, const 
     }
 }
 
-// What numbers are tried where another one belongs
 uint64_t mesh_session::odd() {
-    switch (dice_.below(10)) {
-    case 0:
-        return 0;
-    case 1:
-        return 1;
-    case 2:
-        return dice_.below(300);
-    case 3:
-        return 1ull << dice_.below(64);
-    case 4:
-        return (1ull << dice_.below(64)) - 1;
-    case 5:
-        return ~0ull - dice_.below(64);
-    case 6:
-        return INT32_MAX - dice_.below(3);
-    case 7:
-        return static_cast<uint64_t>(-dice_.within(1, 5000));
-    case 8:
-        return 0x7fc00000; // NaN
-    default:
-        return dice_.next();
-    }
+    return dice_.odd(dice_.below(10));
 }
 
 // Overwrites one field, or a bit, at a place where a field may be

@@ -11,33 +11,16 @@
 rpc_session::rpc_session(uint64_t seed, fuzz_totals & totals) :
     dice_(seed), totals(totals), n_steps((int) dice_.within(1, 60)), damaging(!dice_.one_in(8)) {}
 
-// what numbers are tried where another one belongs
+// Among the odd numbers, too: a buffer's handle, and an address in it
 uint64_t rpc_session::odd() {
-    switch (dice_.below(12)) {
-    case 0:
-        return 0;
-    case 1:
-        return 1;
-    case 2:
-        return dice_.below(300);
-    case 3:
-        return 1ull << dice_.below(64);
-    case 4:
-        return (1ull << dice_.below(64)) - 1;
-    case 5:
-        return ~0ull - dice_.below(64);
-    case 6:
-        return INT32_MAX - dice_.below(3);
-    case 7:
-        return (uint64_t) -dice_.within(1, 5000);
+    const uint64_t kind = dice_.below(12);
+    switch (kind) {
     case 8:
         return buffers.empty() ? 0 : some_buffer().handle;
     case 9:
         return buffers.empty() ? 0 : some_buffer().base + dice_.below(70000);
-    case 10:
-        return 0x7fc00000; // NaN
     default:
-        return dice_.next();
+        return dice_.odd(kind < 8 ? kind : kind - 2);
     }
 }
 

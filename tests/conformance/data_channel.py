@@ -62,7 +62,7 @@ class DataChannel:
         self.schedule()
 
     def close(self) -> None:
-        """Drop what is queued; the other end is told, unless the network is dead."""
+        """Drop the queue; the other end is told, unless the network is dead."""
         if not self.is_open:
             return
         self.is_open = False

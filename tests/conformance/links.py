@@ -1,4 +1,4 @@
-"""Factories of links: whoever adds a kind of link adds a rig here, and the whole suite runs on it."""
+"""Factories of links: add a rig here for a new kind of link, and the whole suite runs on it."""
 
 import asyncio
 import contextlib

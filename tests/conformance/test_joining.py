@@ -222,7 +222,7 @@ def test_a_member_that_was_banned_meanwhile_does_not_stay() -> None:
 def test_a_joiner_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         _, far, guest = scene()
-        monkeypatch.setattr(joining_module, "JOIN_SECONDS", 2.0)
+        monkeypatch.setattr(joining_module, "_JOIN_SECONDS", 2.0)
         async with inviting(LinkKind.TCP, far, admitted) as (dial, _):
             pipe = await asks(await dial(guest))
             with pytest.raises((EndOfStream, MeshdError)):

@@ -1,4 +1,4 @@
-"""A search for ports between two nodes of one machine: who asks for it, who gives way, what is left behind.
+"""A search for ports between two nodes of one machine: which side asks for it, which gives way, leftovers.
 
 Nothing filters here, so that openings come through at once; the odds are the matter of other tests.
 """
@@ -7,15 +7,15 @@ import asyncio
 import contextlib
 import ipaddress
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from meshd.base.backoff import Backoff
 from meshd.base.errors import Refused
-from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link import attempts
-from meshd.link.interface import DialError, DialFailure, Link, LinkKind
+from meshd.link.interface import DialError, DialFailure, LinkKind
 from meshd.link.port_prediction import links, sockets
 from meshd.link.port_prediction.links import PortPredictionLinks
 from meshd.wire import port_prediction as words
@@ -26,8 +26,8 @@ from meshd.wire.punching import No
 from meshd.wire.stun import Endpoint
 
 from tests.conformance.data_channel import Post
-from tests.conformance.links import serving
-from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.nodes import Node
+from tests.conformance.pair import Pair, a_ban_is_told, outcome, pairing
 from tests.conformance.run import ANY_RATE, run, ticks, until
 from tests.unit.link.net.test_stun import udp_server
 
@@ -41,29 +41,15 @@ def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "is_outer", lambda place: True)
 
 
-@dataclass
-class Pair:
-    """Two nodes; `low` has the lower id and the symmetric NAT."""
-
-    post: Post
-    low: Node
-    high: Node
-    low_links: PortPredictionLinks
-    high_links: PortPredictionLinks
-    low_accepted: asyncio.Queue[Link]
-    high_accepted: asyncio.Queue[Link]
-
-
 @contextlib.asynccontextmanager
 async def pair(
     *, low_facts: NetFacts = SYMMETRIC, high_facts: NetFacts = RESTRICTED, servers: int = 1
-) -> AsyncIterator[Pair]:
-    mesh, post = TestMesh(), Post()
-    low, high = sorted((mesh.node(), mesh.node()), key=lambda node: node.peer)
+) -> AsyncIterator[Pair[PortPredictionLinks]]:
+    """`low` has the symmetric NAT."""
     async with udp_server() as server:
         places = [str(server.endpoint)] * servers
 
-        def links(node: Node, mine: NetFacts, theirs: NetFacts) -> PortPredictionLinks:
+        def links(mine: NetFacts, theirs: NetFacts, node: Node, post: Post) -> PortPredictionLinks:
             return PortPredictionLinks(
                 node.now,
                 post.signals(node.peer),
@@ -73,17 +59,9 @@ async def pair(
                 may_dial=lambda _peer, told, _source: trusted(told),
             )
 
-        low_links = links(low, low_facts, RESTRICTED)
-        high_links = links(high, high_facts, SYMMETRIC)
-        async with serving(low_links) as (low_accepted, _), serving(high_links) as (high_accepted, _):
-            yield Pair(post, low, high, low_links, high_links, low_accepted, high_accepted)
-
-
-async def outcome(links: PortPredictionLinks, peer: PeerId) -> Link | DialError | Refused:
-    try:
-        return await links.dial(peer)
-    except (DialError, Refused) as error:
-        return error
+        low, high = partial(links, low_facts, RESTRICTED), partial(links, high_facts, SYMMETRIC)
+        async with pairing(low, high) as ends:
+            yield ends
 
 
 def test_either_side_may_dial() -> None:
@@ -112,10 +90,7 @@ def test_two_that_dial_each_other_have_one_link() -> None:
     async def work() -> None:
         async with pair() as ends:
             for _ in range(3):
-                async with Owner() as owner:
-                    by_low = owner.start(outcome(ends.low_links, ends.high.peer), name="low")
-                    by_high = owner.start(outcome(ends.high_links, ends.low.peer), name="high")
-                error, link = by_low.result(), by_high.result()
+                error, link = await ends.both_dial()
                 assert isinstance(error, DialError)
                 assert not isinstance(link, DialError | Refused)
                 await link.send([b"one link"])
@@ -193,16 +168,13 @@ def test_without_a_server_no_port_is_known(dials: str) -> None:
 def test_a_refusal_of_the_peer_is_told_as_such() -> None:
     async def work() -> None:
         async with pair() as ends:
-            ends.high.ban(ends.low.peer)
-            error = await outcome(ends.low_links, ends.high.peer)
-            assert isinstance(error, Refused)
-            assert error.code == "banned"
+            await a_ban_is_told(ends)
 
     run(work())
 
 
 def test_a_key_that_was_changed_on_the_way_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "SEARCH_SECONDS", 1.0)
+    monkeypatch.setattr(links, "_SEARCH_SECONDS", 1.0)
     monkeypatch.setattr(sockets, "LINGER_SECONDS", 0.05)
     monkeypatch.setattr(links, "ports_to_try", lambda opened, seed: iter(range(2000, 2050)))
 
@@ -243,7 +215,7 @@ def test_no_more_searches_than_two_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     run(work())
 
 
-async def ask_for_a_search(ends: Pair, asker: PeerId, number: int, host: str) -> str:
+async def ask_for_a_search(ends: Pair[PortPredictionLinks], asker: PeerId, number: int, host: str) -> str:
     """Have `high` try ports of a host on behalf of `asker`; gives why that came to nothing."""
     signals = ends.post.signals(asker)
     attempt = number.to_bytes(16, "big")

@@ -1,16 +1,14 @@
-"""Punched TCP between two nodes on one machine: who gives way, what is refused, what is left behind."""
+"""Punched TCP between two nodes on one machine: which side gives way, refusals, leftovers."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 from meshd.base.errors import Broken, Refused
-from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link import attempts
-from meshd.link.interface import DialError, DialFailure, Link
+from meshd.link.interface import DialError, DialFailure
 from meshd.link.punch import links, race
 from meshd.link.punch.links import PunchLinks
 from meshd.link.tcp.listen import TcpListener
@@ -20,48 +18,25 @@ from meshd.wire.punching import Knock, No, PunchGo, Punching, PunchReady, decode
 from tests.conformance.data_channel import Post
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh
+from tests.conformance.pair import Pair, a_ban_is_told, outcome, pairing
 from tests.conformance.punched import LOOPBACK, punching
 from tests.conformance.run import run
 
 
-@dataclass
-class Pair:
-    """Two nodes that both dial and listen; `low` has the lower id."""
-
-    post: Post
-    low: Node
-    high: Node
-    low_links: PunchLinks
-    high_links: PunchLinks
-    low_accepted: asyncio.Queue[Link]
-    high_accepted: asyncio.Queue[Link]
-
-
 @contextlib.asynccontextmanager
-async def pair() -> AsyncIterator[Pair]:
-    mesh, post = TestMesh(), Post()
-    low, high = sorted((mesh.node(), mesh.node()), key=lambda node: node.peer)
-    low_links = punching(low, post.signals(low.peer))
-    high_links = punching(high, post.signals(high.peer))
-    async with serving(low_links) as (low_accepted, _), serving(high_links) as (high_accepted, _):
-        yield Pair(post, low, high, low_links, high_links, low_accepted, high_accepted)
+async def pair() -> AsyncIterator[Pair[PunchLinks]]:
+    def made(node: Node, post: Post) -> PunchLinks:
+        return punching(node, post.signals(node.peer))
 
-
-async def outcome(links: PunchLinks, peer: PeerId) -> Link | DialError | Refused:
-    try:
-        return await links.dial(peer)
-    except (DialError, Refused) as error:
-        return error
+    async with pairing(made, made) as ends:
+        yield ends
 
 
 def test_two_that_dial_each_other_have_one_link() -> None:
     async def work() -> None:
         async with pair() as ends:
             for _ in range(10):
-                async with Owner() as owner:
-                    by_low = owner.start(outcome(ends.low_links, ends.high.peer), name="low")
-                    by_high = owner.start(outcome(ends.high_links, ends.low.peer), name="high")
-                error, link = by_low.result(), by_high.result()
+                error, link = await ends.both_dial()
                 assert isinstance(error, DialError)
                 assert error.failure is DialFailure.REFUSED
                 assert not isinstance(link, DialError | Refused)
@@ -114,10 +89,7 @@ def test_a_side_without_addresses_is_reached_all_the_same() -> None:
 def test_a_refusal_of_the_peer_is_told_as_such() -> None:
     async def work() -> None:
         async with pair() as ends:
-            ends.high.ban(ends.low.peer)
-            error = await outcome(ends.low_links, ends.high.peer)
-            assert isinstance(error, Refused)
-            assert error.code == "banned"
+            await a_ban_is_told(ends)
 
     run(work())
 
@@ -153,7 +125,7 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(monkeypatch: pyt
 
 
 def test_a_peer_that_says_nothing_costs_two_rounds_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(links, "_READY_SECONDS", 0.05)
 
     async def work() -> None:
         async with pair() as ends:
@@ -195,7 +167,7 @@ def test_no_way_for_signals_is_told_at_once() -> None:
 
 
 def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "READY_SECONDS", 0.1)
+    monkeypatch.setattr(links, "_READY_SECONDS", 0.1)
     monkeypatch.setattr(links, "ROUNDS", 1)
 
     async def work() -> None:
@@ -210,7 +182,7 @@ def test_a_node_without_a_mesh_answers_nobody(monkeypatch: pytest.MonkeyPatch) -
 
 def test_more_attempts_than_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ninth knock is told so, and noise does no harm."""
-    monkeypatch.setattr(links, "READY_SECONDS", 1.0)
+    monkeypatch.setattr(links, "_READY_SECONDS", 1.0)
 
     async def work() -> None:
         async with pair() as ends:

@@ -138,7 +138,7 @@ def test_a_ticket_that_is_guessed_leads_nowhere() -> None:
 @pytest.mark.parametrize(
     "words", [b"GET / HTTP/1.1\r\n\r\n", b"MESHX", b"\x80\x00\x00", b"\x16" + bytes(9000)]
 )
-def test_whoever_speaks_something_else_is_dropped(words: bytes) -> None:
+def test_a_client_that_speaks_something_else_is_dropped(words: bytes) -> None:
     async def work(home: House) -> None:
         relay = home.start()
         reader, writer = await asyncio.open_connection(LOOPBACK, relay.port)

@@ -1,4 +1,4 @@
-"""A UDP proxy that is a Wire: what is stalled or cut is lost, and nobody is told."""
+"""A UDP proxy that is a Wire: stalled or cut datagrams are lost, and nobody is told."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 
 class UdpProxy:
-    """Forwards datagrams between whoever sends to `port` and `target`, one socket for each sender."""
+    """Forwards datagrams between senders to `port` and `target`, one socket for each sender."""
 
     def __init__(self, host: str, target: int) -> None:
         self._loop = asyncio.get_running_loop()

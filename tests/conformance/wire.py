@@ -26,7 +26,7 @@ class Wire(Protocol):
 
 
 class TcpProxy:
-    """Forwards bytes between whoever connects to `port` and `target`."""
+    """Forwards bytes between connections to `port` and `target`."""
 
     def __init__(self, owner: Owner, host: str, target: int) -> None:
         self._owner = owner

@@ -195,7 +195,7 @@ class Cutter:
             held.task_done()
 
     async def _slowly(self, target: socket.socket, data: bytes, rate: float) -> None:
-        """As a wire: what is sent takes its time before it arrives, the first bytes after a pause as well."""
+        """As a wire: all bytes take their time to arrive, the first ones after a pause as well."""
         loop = asyncio.get_running_loop()
         step = max(1, int(rate * SLICE_SECONDS))
         due = loop.time()

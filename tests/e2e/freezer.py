@@ -1,6 +1,6 @@
 """The kernel's own way to let a process stand still: a control group that is frozen (cgroups(7), version 2).
 
-No signal is involved, every connection stays open, and SIGKILL still ends what is frozen. One group is made
+No signal is involved, every connection stays open, and SIGKILL still ends frozen processes. One group is made
 below the root of the mounted hierarchy, and removed again. Needs root on Linux.
 """
 
@@ -45,7 +45,7 @@ def _lacking() -> str:
 
 
 class Freezer:
-    """One group; what is put into it stands still from then on."""
+    """One group; processes put into it stand still from then on."""
 
     def __init__(self, group: Path) -> None:
         self._group = group

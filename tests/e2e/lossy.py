@@ -15,7 +15,7 @@ from tests.e2e.native_rig import DEADLINE, Worker, wait_until
 
 KILLED, RESET, STOPPED, SILENT = "kill -9", "reset", "STOP, closed", "silent, closed"
 KINDS = (KILLED, RESET, STOPPED, SILENT)
-QUIET = (STOPPED, SILENT)  # nobody is told: whoever watches the worker has to close its connection
+QUIET = (STOPPED, SILENT)  # nobody is told: the worker's watcher has to close its connection
 NOTICED_AFTER = 1.0  # seconds: then this closes the connection, for nothing else here would
 
 

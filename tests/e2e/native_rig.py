@@ -1,6 +1,6 @@
 """Real llama.cpp processes for tests of the native part: a worker, a head, and a proxy that counts.
 
-Nothing of meshd runs between them: what is tested here is what the patches promise to the rest of meshd, with
+Nothing of meshd runs between them. This tests what the patches promise to the rest of meshd, with
 descriptors, environment and text formats as docs/native.md has them. Linux and macOS.
 """
 

@@ -51,7 +51,7 @@ def test_a_token_takes_that_from_worker_to_worker(tmp_path: Path, activations: s
 
 
 def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path) -> None:
-    """Over all links: two workers, no token twice, what repeats taken out; what is left is states."""
+    """Over all links: two workers, no token twice, repeats taken out; the rest is states."""
 
     async def check() -> None:
         crossed = {}

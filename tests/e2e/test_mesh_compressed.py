@@ -29,7 +29,7 @@ def _crossed(status: Status) -> int:
     return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
 
 
-@pytest.mark.parametrize("count", drawn("workers of a long prompt", [1, 2, 3], 1))
+@pytest.mark.parametrize("count", drawn("workers of a long prompt", [1, 2, 3], 1, always=()))
 def test_a_long_prompt_crosses_with_a_third_of_stocks_bytes(tmp_path: Path, count: int) -> None:
     """Over all links of the mesh together; from worker to worker it goes directly, and compressed as well."""
     theirs = stock_bytes(tmp_path, count)
@@ -53,7 +53,7 @@ def test_a_long_prompt_crosses_with_a_third_of_stocks_bytes(tmp_path: Path, coun
     play(check())
 
 
-@pytest.mark.parametrize("unwilling", drawn("who will not", ["head", "worker-0", "worker-1"], 1))
+@pytest.mark.parametrize("unwilling", drawn("who will not", ["head", "worker-0", "worker-1"], 1, always=()))
 def test_between_workers_nothing_is_compressed_unless_all_three_will(tmp_path: Path, unwilling: str) -> None:
     def given(name: str) -> tuple[str, str]:
         return ("--compress", "off" if name == unwilling else "on")

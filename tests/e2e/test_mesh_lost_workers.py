@@ -42,7 +42,7 @@ from tests.soak import SOAK, counts, drawn
 pytestmark = [pytest.mark.native, pytest.mark.timeout(6000)]
 
 TIMES = counts(1, 50)
-FIRST = drawn("the moment of a loss", range(50), 1)[0]
+FIRST = drawn("the moment of a loss", range(50), 1, always=())[0]
 SHORT_STATES = 3
 SILENT_SECONDS = 6.0  # a link is dead after 4.5 s without a byte
 SIGNALS = {"kill -9": signal.SIGKILL, "kill -STOP": signal.SIGSTOP}
@@ -54,7 +54,7 @@ def _cases(kinds: Iterable[str]) -> dict[str, tuple[str, Sequence[str]]]:
     """A kind of loss, and in which states one mesh has it: in a soak a mesh for each state."""
     if SOAK:
         return {f"{kind}-{state}": (kind, [state]) for kind, state in product(kinds, STATES)}
-    return {kind: (kind, drawn(f"states of {kind}", STATES, SHORT_STATES)) for kind in kinds}
+    return {kind: (kind, drawn(f"states of {kind}", STATES, SHORT_STATES, always=())) for kind in kinds}
 
 
 NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that it stands still")

@@ -22,8 +22,8 @@ HYBRID = "granitehybrid"  # layer 0 has attention, layer 1 a state
 
 
 # in a soak each number with each model; else each model with one of two numbers, all of it drawn
-COUNTS = drawn("numbers of workers", range(1, MOST_WORKERS + 1), 2)
-NAMES = drawn("the order of models", MODELS, len(MODELS))
+COUNTS = drawn("numbers of workers", range(1, MOST_WORKERS + 1), 2, always=())
+NAMES = drawn("the order of models", MODELS, len(MODELS), always=())
 SPLITS = {count: NAMES if SOAK else NAMES[number :: len(COUNTS)] for number, count in enumerate(COUNTS)}
 
 

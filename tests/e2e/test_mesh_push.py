@@ -47,7 +47,7 @@ def others(count: int) -> tuple[str, ...]:
     return tuple(f"worker-{number}" for number in range(count))
 
 
-@pytest.mark.parametrize("count", drawn("workers that push", [2, 3], 1))
+@pytest.mark.parametrize("count", drawn("workers that push", [2, 3], 1, always=()))
 def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
     """With pushes, and on the same workers by a head that will have none."""
     reference = alone(smollm2(), TOKENS)
@@ -81,7 +81,7 @@ def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
     play(check())
 
 
-@pytest.mark.parametrize("count", drawn("workers, the last of which chooses", [1, 2, 4], 1))
+@pytest.mark.parametrize("count", drawn("workers, the last of which chooses", [1, 2, 4], 1, always=()))
 def test_tokens_are_chosen_on_the_last_worker(tmp_path: Path, count: int) -> None:
     """llama-server's `-bs`: of a token of 49152 logits some numbers come back."""
     reference = alone(smollm2(), TOKENS)
@@ -142,7 +142,7 @@ LOSSES = list(product((0, 1), SIGNALS))
 TOGETHER = (
     {f"{victim}-{number.name}": [(victim, number)] for victim, number in LOSSES}
     if SOAK
-    else {"all": drawn("losses", LOSSES, len(LOSSES))}
+    else {"all": drawn("losses", LOSSES, len(LOSSES), always=())}
 )
 
 

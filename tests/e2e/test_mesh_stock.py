@@ -48,7 +48,7 @@ async def _heads(
 @pytest.mark.parametrize(
     ("worker_is_stock", "heads"), [(True, (False, True)), (False, (True,))], ids=["stock", "patched"]
 )
-@pytest.mark.parametrize("count", drawn("workers beside a stock build", [1, 2], 1))
+@pytest.mark.parametrize("count", drawn("workers beside a stock build", [1, 2], 1, always=()))
 def test_no_weight_crosses_the_mesh(
     tmp_path: Path, worker_is_stock: bool, heads: Sequence[bool], count: int
 ) -> None:

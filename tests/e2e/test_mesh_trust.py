@@ -143,7 +143,7 @@ def test_a_member_without_use_gets_neither_lease_nor_rpc(tmp_path: Path) -> None
 
 
 def test_a_member_that_refuses_the_news_ends_nobodys_daemon(tmp_path: Path) -> None:
-    """Whoever leads a pair opens the stream of news; so the member here has the smaller id."""
+    """The node that leads a pair opens the stream of news; so the member here has the smaller id."""
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:

@@ -15,7 +15,7 @@ SMOLLM2_LAYERS = 30
 MB = 1_000_000
 
 
-@pytest.mark.parametrize("count", drawn("workers with a file each", [1, 2, 3], 2))
+@pytest.mark.parametrize("count", drawn("workers with a file each", [1, 2, 3], 2, always=()))
 def test_no_weight_crosses_and_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
     reference = alone(smollm2(), 48)
 
@@ -44,7 +44,7 @@ def test_no_weight_crosses_and_the_text_is_that_of_one_machine(tmp_path: Path, c
     play(check())
 
 
-@pytest.mark.parametrize("count", drawn("workers of the small model", [1, 2, 3], 1))
+@pytest.mark.parametrize("count", drawn("workers of the small model", [1, 2, 3], 1, always=()))
 def test_the_small_k_quantised_model_answers_alike(tmp_path: Path, count: int) -> None:
     reference = alone(small(), 64)
 

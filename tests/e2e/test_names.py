@@ -1,4 +1,4 @@
-"""Members that call themselves by another one's id: what is said of that one means it, in real daemons."""
+"""Members that call themselves by another one's id: that id still means its owner, in real daemons."""
 
 import contextlib
 import json

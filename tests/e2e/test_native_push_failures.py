@@ -28,7 +28,7 @@ WORKERS = 3
 IN_THE_PROMPT = [
     number
     for victim in range(WORKERS)
-    for number in drawn(f"a prompt of {victim}", TIMES[victim::WORKERS], 1)
+    for number in drawn(f"a prompt of {victim}", TIMES[victim::WORKERS], 1, always=())
 ]
 
 
@@ -50,7 +50,7 @@ def _generate(head: Head, after: int, act: Callable[[], object], *, tokens: int 
     return head.stream(tokens=tokens, on_piece=on_piece)
 
 
-@pytest.mark.parametrize("number", drawn("killed while it generates", TIMES, 1))
+@pytest.mark.parametrize("number", drawn("killed while it generates", TIMES, 1, always=()))
 @pytest.mark.parametrize("victim", range(WORKERS))
 def test_a_worker_killed_while_it_generates(tmp_path: Path, reference: str, victim: int, number: int) -> None:
     with pushing(tmp_path, smollm2(), WORKERS) as (head, chain):
@@ -61,7 +61,7 @@ def test_a_worker_killed_while_it_generates(tmp_path: Path, reference: str, vict
         _serve_others(chain, but=victim)
 
 
-@pytest.mark.parametrize("number", drawn("cut while it generates", TIMES, 1))
+@pytest.mark.parametrize("number", drawn("cut while it generates", TIMES, 1, always=()))
 @pytest.mark.parametrize("side", range(WORKERS - 1))
 def test_a_connection_of_peers_cut_while_it_generates(
     tmp_path: Path, reference: str, side: int, number: int

@@ -59,7 +59,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Head
     ],
     ids=["wrong secret", "client's hello", "size", "no hello", "cut secret", "silence", "foreign session"],
 )
-def test_whoever_is_no_peer_is_closed_and_disturbs_nobody(
+def test_a_connection_of_no_peer_is_closed_and_disturbs_nobody(
     undisturbed: tuple[Head, Chain, str], message: bytes
 ) -> None:
     head, chain, expected = undisturbed

@@ -1,4 +1,4 @@
-"""The trial of a device by the real program: what is right, what is wrong, that it knows what models need."""
+"""The trial of a device by the real program: right and wrong results, and the operations of real models."""
 
 import re
 import subprocess
@@ -64,7 +64,7 @@ def test_real_weights_and_the_usual_ones() -> None:
 
 
 def test_results_are_compared() -> None:
-    """Where none may differ at all, rounding is wrong, and what is computed without any is right."""
+    """With no tolerance, rounding is wrong, and operations without rounding are right."""
     program = patched().binaries[RPC_SERVER]
     code, found = trial(program, "CPU", [ROUNDS, "rms_norm:512"], "--try-tolerance", "0")
     verdict, (error, allowed) = found[ROUNDS][0], found[ROUNDS][1].split()

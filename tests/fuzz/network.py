@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rendezvous.mdns_neighbours import MAX_CANDIDATES_PER_PEER, Neighbours
-from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target
@@ -13,7 +13,7 @@ from tests.unit.identity.cast import FOUNDER, GUEST, MESH, STRANGER
 
 OWN = ("192.168.1.9", "fd00::9")
 TEXTS = tuple(
-    Sign.of(MESH, who.peer, nonce=bytes([number]) * NONCE_BYTES, udp_port=number).encode()
+    Sign.of(MESH, who.peer, nonce=bytes([number]) * MDNS_NONCE_BYTES, udp_port=number).encode()
     for number, who in enumerate((FOUNDER, GUEST, STRANGER))
 )
 

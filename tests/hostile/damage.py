@@ -60,7 +60,7 @@ def resident_bytes() -> int:
 
 
 def trim() -> None:
-    """Give back what is free: what a burst took and left shall not count as kept. glibc's; else nothing."""
+    """Return free memory to the system, so that a burst's does not count as kept. With glibc only."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

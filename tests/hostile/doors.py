@@ -10,7 +10,7 @@ from meshd.base.tasks import Owner
 from meshd.link.interface import Link
 from meshd.link.relayed.through_member import FROM, TO
 from meshd.link.relayed.through_member import SERVICE as MEMBER_SERVICE
-from meshd.peer.signal_routes import TO as SIGNAL_TO
+from meshd.peer.signal_routes import SIGNAL_TO as SIGNAL_TO
 from meshd.tunnel.user_tunnels import TUNNEL_SERVICE
 from meshd.wire.hello import Go
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, Reserve
@@ -117,7 +117,7 @@ class Visit(Approach):
         await self._say(talk, number, said)
 
     async def _move_about(self) -> None:
-        """One node that is never there, and elsewhere each time: whoever believes it dials all day."""
+        """One node that is never there, and elsewhere each time: a node that believes it dials all day."""
         said = [RecordNews(self._pen.moved()).encode() for _ in range(VOLLEY // 8)]
         await self._tell([("signed.moved", self._framed(one)) for one in said])
 

@@ -97,7 +97,7 @@ class _Node:
 
 
 def say(text: str) -> None:
-    """A line to whoever has started this process."""
+    """A line to the process that started this one."""
     os.write(1, f"{text}\n".encode())
 
 

@@ -224,7 +224,7 @@ class Mallory:
         )
 
     async def _greet(self, link: Link, target: Target) -> Talk:
-        """As it should be: what is hostile comes later."""
+        """As it should be: hostility comes later."""
         parser = LengthParser()
 
         async def hear() -> Hello | Bans | Go | GreetingRefusal:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.identity.invite_book import MAX_BOOK_BYTES
+from meshd.identity.invite_book import MAX_INVITE_BOOK_BYTES
 from meshd.identity.keystore import MAX_BLOB_BYTES
 from meshd.identity.revocation import MAX_SET_BYTES
 
@@ -37,7 +37,7 @@ STATE_BYTES = {
     "identity.key": SMALL_BYTES,
     "membership": SMALL_BYTES,
     "counters": SMALL_BYTES,
-    "invites": MAX_BOOK_BYTES,
+    "invites": MAX_INVITE_BOOK_BYTES,
     "revocations": MAX_SET_BYTES,
     "lock": SMALL_BYTES,
     "addresses.blob": SMALL_BYTES,

@@ -1,4 +1,4 @@
-"""What is near: STUN servers, a home router and neighbours in the network, each of which answers anything."""
+"""STUN servers, a home router and neighbours in the network, each of which answers anything."""
 
 import asyncio
 import random
@@ -12,9 +12,9 @@ from meshd.portmap.interface import GatewayRoute, HomeRouter, NotMapped
 from meshd.portmap.natpmp import NatPmpRouter
 from meshd.portmap.pcp import PcpRouter
 from meshd.portmap.upnp import UpnpRouter
-from meshd.rendezvous.book import MAX_PEERS
+from meshd.rendezvous.book import MAX_BOOK_PEERS
 from meshd.rendezvous.mdns_neighbours import MAX_SEEN, Neighbours
-from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
 from meshd.wire.portmap import Granted, Wish
 from meshd.wire.stun import Endpoint, StunKind, StunMessage, decode, encode
 
@@ -30,6 +30,7 @@ ROUNDS = 60  # asked at once in each of them
 AT_ONCE = 8
 SECONDS = 0.3  # a server that says nothing that can be read is given up after that
 SURE_SECONDS = 30.0  # one that answers rightly is not
+STUN = next(word for word in catalogue() if word.kind is StunMessage)
 
 
 def _rng() -> random.Random:
@@ -39,10 +40,13 @@ def _rng() -> random.Random:
 # STUN.
 
 
-def _stun_answers(rng: random.Random, request: bytes) -> list[bytes]:
+def _stun_speech(rng: random.Random) -> Speech:
+    """Made once: it takes so long that with a new one for each answer nearly all of them came too late."""
+    return Speech(rng, Draw(rng, Pool()), [STUN])
+
+
+def _stun_answers(rng: random.Random, speech: Speech, request: bytes) -> list[bytes]:
     """True ones, of other transactions, broken ones and any other message; many or none."""
-    word = next(word for word in catalogue() if word.kind is StunMessage)
-    speech = Speech(rng, Draw(rng, Pool()), [word])
     asked = decode(request)
     found = []
     for _ in range(rng.choice((0, 1, 3, 20))):
@@ -55,13 +59,14 @@ def _stun_answers(rng: random.Random, request: bytes) -> list[bytes]:
         )
         luck = rng.random()
         found.append(
-            good if luck < 0.3 else flip(rng, good, (request,)) if luck < 0.7 else speech.say(word.name)
+            good if luck < 0.3 else flip(rng, good, (request,)) if luck < 0.7 else speech.say(STUN.name)
         )
     return found
 
 
 def test_a_stun_server_tells_an_address_or_nothing() -> None:
     rng = _rng()
+    speech = _stun_speech(rng)
 
     async def ask(port: int) -> int:
         sock = bound_socket(socket.AF_INET, socket.SOCK_DGRAM, host=HERE)
@@ -74,7 +79,7 @@ def test_a_stun_server_tells_an_address_or_nothing() -> None:
 
     async def main() -> None:
         told = 0
-        async with listening(lambda data: _stun_answers(rng, data)) as port:
+        async with listening(lambda data: _stun_answers(rng, speech, data)) as port:
             for _ in range(ROUNDS // 4):
                 told += sum(await asyncio.gather(*(ask(port) for _ in range(AT_ONCE))))
         assert told, "no answer was taken: only the door is tested"
@@ -84,6 +89,7 @@ def test_a_stun_server_tells_an_address_or_nothing() -> None:
 
 def test_a_stun_server_over_tcp_is_hung_up_on() -> None:
     rng = _rng()
+    speech = _stun_speech(rng)
     serving: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,7 +97,7 @@ def test_a_stun_server_over_tcp_is_hung_up_on() -> None:
         serving.add(task)
         try:
             request = await reader.read(1500)
-            for answer in _stun_answers(rng, request):
+            for answer in _stun_answers(rng, speech, request):
                 writer.write(answer)
             await writer.drain()
             if rng.random() < 0.5:
@@ -248,7 +254,7 @@ def test_neighbours_tell_few_private_places_of_those_that_are_known() -> None:
     for number in range(5_000):
         who = rng.choice((FOUNDER, GUEST, STRANGER))
         text = Sign.of(
-            MESH, who.peer, nonce=rng.randbytes(NONCE_BYTES), udp_port=rng.randrange(1, 65536)
+            MESH, who.peer, nonce=rng.randbytes(MDNS_NONCE_BYTES), udp_port=rng.randrange(1, 65536)
         ).encode()
         if rng.random() < 0.5:
             text = flip(rng, text, ())
@@ -262,5 +268,5 @@ def test_neighbours_tell_few_private_places_of_those_that_are_known() -> None:
             assert peer in known
             assert all(one.is_private or one.is_link_local for one in candidates)
             assert not any(one.is_loopback for one in candidates)
-        assert len(neighbours._seen) <= MAX_SEEN <= MAX_PEERS * 4
+        assert len(neighbours._seen) <= MAX_SEEN <= MAX_BOOK_PEERS * 4
     assert 0 < refused < 5_000

@@ -69,7 +69,7 @@ def _told(progress: BuildProgress) -> None:
 
 
 async def untouched(cache: Path) -> Tree:
-    """Upstream at the pin, as it is. For whoever holds the lock of the native builds."""
+    """Upstream at the pin, as it is. The caller holds the lock of the native builds."""
     pin = read_pin()
     tree = Tree(cache / "native" / f"untouched-cpu-{cpu_kind()}")
     if not tree.holds(pin.commit):

@@ -1,4 +1,4 @@
-"""What is made from the schema: the C++ header, the Python tables, the page."""
+"""The files made from the schema: the C++ header, the Python tables, the page."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

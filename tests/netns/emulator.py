@@ -74,7 +74,7 @@ class Direction:
         self._rng = random.Random(seed)
 
     def go_dark(self, until: float) -> None:
-        """Lose all that comes before `until`; what is under way arrives."""
+        """Lose all that comes before `until`; packets under way arrive."""
         self._dark_until = until
 
     def read(self, now: float) -> bool:
@@ -118,7 +118,7 @@ class Direction:
         heapq.heappush(self._held, (due, self._number, packet))
 
     def release(self, now: float) -> None:
-        """Send what is due."""
+        """Send due packets."""
         held = self._held
         while held and held[0][0] <= now:
             packet = heapq.heappop(held)[2]

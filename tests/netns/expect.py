@@ -1,4 +1,4 @@
-"""Which pairs of places can be joined directly, and how: by what is known of NATs, not by what was seen."""
+"""Which pairs of places can be joined directly, and how: by the theory of NATs, not by observation."""
 
 from tests.netns.sites import Kind, Together
 

@@ -58,7 +58,7 @@ class RouterRules:
     def _target(self) -> str:
         """Where the source address goes."""
         match self.nat:
-            case Nat.PORT_NOT_KEPT:  # a hash of the inner address and port, whoever is at the other end
+            case Nat.PORT_NOT_KEPT:  # a hash of the inner address and port, not of the other end
                 return f"{self.outer}:jhash ip saddr . th sport mod {PORTS} seed 0x2b map @ports"
             case Nat.SYMMETRIC_RANDOM:
                 return f"{self.outer} random,fully-random"
@@ -172,7 +172,7 @@ def v6_firewall() -> str:
 
 
 def host_firewall() -> str:
-    """A host that answers nobody who was not asked: no RST, no ICMP, nothing."""
+    """A host that does not answer uninvited packets: no RST, no ICMP, nothing."""
     return _HOST
 
 

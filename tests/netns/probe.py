@@ -36,7 +36,7 @@ class Seen:
 
     @property
     def independent(self) -> bool:
-        """One mapping, whoever is at the other end."""
+        """One mapping for all destinations."""
         return len(set(self.mapped)) == 1
 
 

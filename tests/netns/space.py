@@ -1,7 +1,7 @@
 """Network namespaces by name: made, entered, removed; what a crash left is swept by its name.
 
 A name is `meshdtest-PID-START-NUMBER-LABEL`: the process that made it, told from a later one of the same
-number by its start time. So runs side by side do not meet, and whoever comes after a crash can clean up.
+number by its start time. So runs side by side do not meet, and the run after a crash can clean up.
 Needs root on Linux, iproute2 and nftables (`skip_reason`).
 """
 

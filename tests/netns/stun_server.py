@@ -33,7 +33,7 @@ class Question:
 
 
 def parse(data: bytes) -> Question | None:
-    """None for what is no binding request."""
+    """None if it is no binding request."""
     if len(data) < 20:
         return None
     kind, length, cookie = struct.unpack_from("!HHI", data)

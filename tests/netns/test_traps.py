@@ -135,7 +135,7 @@ def taken(joiner: Agent, seconds: float = 30.0) -> tuple[str, str]:
 
 @pytest.mark.parametrize("mdns", [True, False])
 @pytest.mark.parametrize("order", [("far", "near"), ("near", "far")])
-def test_whoever_starts_first(world: World, tmp_path: Path, order: tuple[str, str], mdns: bool) -> None:
+def test_either_may_start_first(world: World, tmp_path: Path, order: tuple[str, str], mdns: bool) -> None:
     """Two members of one LAN come back in any order, and are direct."""
     router = world.router("router")
     hosts = {"far": router.host("far"), "near": router.host("near")}

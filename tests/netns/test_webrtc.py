@@ -17,7 +17,7 @@ from tests.netns.wan import Line, Way
 from tests.netns.world import Host, World
 
 CONES = (Kind.PUBLIC, Kind.FULL_CONE, Kind.ADDRESS_RESTRICTED, Kind.PORT_RESTRICTED, Kind.PORT_NOT_KEPT)
-MORE = (  # symmetric NATs reach whoever lets everybody's ports in
+MORE = (  # symmetric NATs reach nodes that accept any port
     (Kind.SYMMETRIC_RANDOM, Kind.PUBLIC),
     (Kind.SYMMETRIC_RANDOM, Kind.FULL_CONE),
     (Kind.SYMMETRIC_COUNTING, Kind.ADDRESS_RESTRICTED),

@@ -36,7 +36,7 @@ class Host:
         return (*self.v4, *self.v6)[0]
 
     def put_up_firewall(self) -> None:
-        """From now on this host answers nobody whom it did not ask."""
+        """From now on this host answers only those that it asked."""
         self.space.nft(nat.host_firewall())
 
 

@@ -189,7 +189,7 @@ def test_the_loop_runs_on_while_a_table_is_read(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_of_many_askers_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order in which they came; whoever goes away leaves its turn to the next."""
+    """In the order in which they came; one that goes away leaves its turn to the next."""
     begun, gate = asyncio.Event(), asyncio.Event()
     now = most = 0
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from aiohttp import ClientResponse, web
-from meshd.gateway.events import HELD_BYTES
+from meshd.gateway.events import EVENT_BYTES
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.status import ModelState
 
@@ -166,7 +166,7 @@ def test_silence_is_filled_with_comments_before_the_first_byte_between_and_never
     asyncio.run(scenario())
 
 
-LONG = b"data: " + b"x" * (2 * HELD_BYTES)
+LONG = b"data: " + b"x" * (2 * EVENT_BYTES)
 
 
 def test_an_event_too_long_to_hold_is_not_interrupted_by_comments() -> None:
@@ -175,8 +175,8 @@ def test_an_event_too_long_to_hold_is_not_interrupted_by_comments() -> None:
             reply = await here.chat(stream=True)
             here.server.let_go.set()
             head = await reply.content.readuntil(b"data: ")
-            begun = await reply.content.readexactly(HELD_BYTES)
-            assert begun == b"x" * HELD_BYTES
+            begun = await reply.content.readexactly(EVENT_BYTES)
+            assert begun == b"x" * EVENT_BYTES
             assert is_comment(head.removesuffix(b"data: ") or b":\n\n")
             # as many silences as a comment would need go by while another stream gets its comments
             other = await here.chat(stream=True)
@@ -199,7 +199,7 @@ def test_an_upstream_that_dies_within_a_long_event_ends_that_event_first() -> No
             asked = asyncio.ensure_future(here.chat(stream=True))
             here.server.let_go.set()
             reply = await asked
-            await reply.content.readexactly(len(b"data: ") + HELD_BYTES)
+            await reply.content.readexactly(len(b"data: ") + EVENT_BYTES)
             here.server.let_go.set()
             begun, error, nothing = (await reply.read()).split(b"\n\n")
             assert set(begun) == set(b"x")
@@ -226,7 +226,7 @@ def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error_event() -> No
             assert (error["type"], error["code"]) == ("server_error", "upstream_lost")
             assert "llama-server" in error["message"]
             assert len(here.upstream.broke) == 1
-            assert (here.gateway.status.tokens, here.gateway.status.active) == (2, 0)
+            assert (here.gateway.status.tokens, here.gateway._tally.active) == (2, 0)
 
     asyncio.run(scenario())
 

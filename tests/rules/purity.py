@@ -27,7 +27,7 @@ def says_pure(source: Source) -> bool:
 
 
 def pure_modules(found_in: Iterable[Source]) -> list[str]:
-    """Import names of what is pure: packages, and modules outside of them."""
+    """Import names of pure packages, and of pure modules outside of them."""
     saying = {source.path for source in found_in if says_pure(source)}
     packages = tuple(path.removesuffix("__init__.py") for path in saying if path.endswith("/__init__.py"))
     alone = {path for path in saying if not path.startswith(packages)} if packages else saying

@@ -46,7 +46,7 @@ class Teller:
         return list(self._to.values())
 
     async def to(self, node: WorldNode) -> MessageStream:
-        """The one news stream with it, whoever of the two opened it."""
+        """The one news stream with it, opened by either."""
         while node.peer not in self._to:
             self._change.clear()
             await self._change.wait()

@@ -4,7 +4,7 @@ Timers fire in order and at exactly their time, so runs repeat. A test that wait
 never happen fails at once instead of hanging.
 
 asyncio fires timers up to its clock's resolution before their time. This clock, which only timers move,
-would then stand for ever while whoever set one finds that it is not yet time, and sets it again: so its
+would then stand for ever while its setter finds that it is not yet time, and sets it again: so its
 resolution is the least step that its number can make.
 """
 

@@ -204,7 +204,7 @@ class Network:
         return link_id
 
     def cut(self, link_id: int) -> None:
-        """Both sides notice at once; what is under way is lost."""
+        """Both sides notice at once; data under way are lost."""
         for pipe in self.links.pop(link_id, ()):
             pipe.cut = True
         self.leader.detach(link_id)

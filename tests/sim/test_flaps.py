@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from meshd.link.interface import LinkKind
 from meshd.peer.interface import PeerState
-from meshd.peer.suspend_detector import LOOK_SECONDS, SLEPT_LEAST, watch_sleep
+from meshd.peer.suspend_detector import CLOCK_LOOK_SECONDS, SLEPT_LEAST, watch_sleep
 
 from tests.sim.echo import exchange, serve_echo
 from tests.sim.loop import VirtualLoop, run
@@ -99,7 +99,7 @@ def test_a_node_that_slept_tests_its_links_and_dials_at_once() -> None:
                 sleeper.boot_ahead += 1800
                 since = now()
                 assert await exchange(stream, b"good morning") == b"good morning"
-                assert now() - since < LOOK_SECONDS + 0.7, sleeper.name
+                assert now() - since < CLOCK_LOOK_SECONDS + 0.7, sleeper.name
                 assert len(sleeper.mesh.peers()) == len(other.mesh.peers()) == 1
                 await asyncio.sleep(10)
                 assert kinds(leader, follower) == kinds(follower, leader) == [TCP]
@@ -147,7 +147,7 @@ def test_sleep_is_told_by_either_clock_and_a_busy_machine_does_not_count() -> No
         assert told == [pytest.approx(600)]
         loop._now += 30
         await asyncio.sleep(3)
-        assert told[1:] == [pytest.approx(30, abs=LOOK_SECONDS)]
+        assert told[1:] == [pytest.approx(30, abs=CLOCK_LOOK_SECONDS)]
         await asyncio.sleep(100)
         assert len(told) == 2
         task.cancel()

@@ -21,7 +21,7 @@ from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban
 from meshd.peer import peer_table
 from meshd.peer.interface import PeerState, Stream
-from meshd.peer.mesh import IDLE_SECONDS, LOOK_SECONDS
+from meshd.peer.mesh import MESH_LOOK_SECONDS, SESSION_IDLE_SECONDS
 from meshd.peer.news_outbox import SLACK, BanItem
 from meshd.peer.news_told import Told
 from meshd.wire.news import NEWS_SERVICE, BanNews, RecordNews
@@ -246,7 +246,7 @@ def test_callers_with_a_stream_each_leave_room_for_others(monkeypatch: pytest.Mo
                 if caller.mesh.reachable():
                     await caller.mesh.open_stream(victim.peer, "hold", metadata={}).accepted()
                     in_use += 1
-                    await asyncio.sleep(2 * LOOK_SECONDS)
+                    await asyncio.sleep(2 * MESH_LOOK_SECONDS)
             assert in_use == len(victim.mesh._peers) == 3
 
     run(main())
@@ -274,7 +274,7 @@ def test_callers_that_show_no_record_of_their_own_are_no_members(monkeypatch: py
             assert most == 3
             for caller in callers:
                 await caller.stop()
-            await asyncio.sleep(IDLE_SECONDS + 2 * LOOK_SECONDS)
+            await asyncio.sleep(SESSION_IDLE_SECONDS + 2 * MESH_LOOK_SECONDS)
             assert victim.mesh._peers == {}
             honest = world.node("honest")
             honest.knows(victim)

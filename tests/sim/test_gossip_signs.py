@@ -90,7 +90,7 @@ def test_what_two_keys_make_one_member_sign_is_not_told_on_by_all(told: Callable
             await asyncio.sleep(30)
             before, seconds = told(), 300.0
             answers = await accusers.accuse(accusers.neighbour(), seconds)
-            assert answers >= 0.8 * seconds / EVERY_SECONDS, "it answers whoever may believe it"
+            assert answers >= 0.8 * seconds / EVERY_SECONDS, "it answers all that may believe it"
             by_accusers = answers * (1 + len(accusers.teller.streams()))
             by_each = SIGNS_OF_ONE.burst + 1 + SIGNS_OF_ONE.per_second * seconds
             assert told() - before <= by_accusers + by_each * (MANY + 1) * MANY
@@ -112,7 +112,7 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PeerId, Order]]:
     return found
 
 
-def test_whoever_believes_it_is_answered_at_once_however_many_signs_were_asked_for(
+def test_one_that_believes_it_is_answered_at_once_however_many_signs_were_asked_for(
     believed: list[tuple[PeerId, Order]],
 ) -> None:
     async def main() -> None:

@@ -34,7 +34,7 @@ def test_a_timer_never_fires_before_its_time(pause: float) -> None:
 
 
 def test_the_least_wait_moves_the_clock() -> None:
-    """Whoever waits for a time that is nearly there would wait again and again while the clock stands."""
+    """A task that waits for a time that is nearly there would wait again and again while the clock stands."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

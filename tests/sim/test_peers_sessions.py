@@ -207,7 +207,7 @@ def test_a_peer_that_leaves_is_not_dialled_without_pause() -> None:
     async def main() -> None:
         async with World() as world:
             leader, follower = await pair(world)
-            follower.mesh.say_goodbye("leaving")  # it still listens, and hangs up on whoever comes
+            follower.mesh.say_goodbye("leaving")  # it still listens, and hangs up on all callers
             leader.dialer.dials = 0
             await asyncio.sleep(60)
             assert 2 < leader.dialer.dials < 20

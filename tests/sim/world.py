@@ -112,7 +112,7 @@ _PORTS = {kind: 7447 + number for number, kind in enumerate(PATHS)}
 
 
 class WorldDialer:
-    """Finds whoever lives there by the cable of its kind."""
+    """Finds the node that lives there by the cable of its kind."""
 
     def __init__(self, owner: "WorldNode", kind: LinkKind) -> None:
         self._node = owner

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules import behaviour, circles, contracts, names, purity, reach, shape
+from tests.rules import behaviour, circles, constants, contracts, names, purity, reach, shape
 from tests.rules.source import ROOT, Fault, Rule, Source, native_sources, sources
 
 EVERYWHERE: tuple[Rule, ...] = (
@@ -247,6 +247,43 @@ def test_a_class_name_that_comes_again_is_found() -> None:
     private = Source.of("meshd/y.py", "def f():\n    class _Way: ...\n")
     assert names.shared_class_names([one]) == {}
     assert names.shared_class_names([one, private]) == {"Way": ["meshd/x.py:1", "meshd/y.py:2"]}
+
+
+def test_a_constant_has_one_home() -> None:
+    found = constants.second_homes(sources("meshd"))
+    assert not found, "\n".join(f"{name}: {', '.join(where)}" for name, where in sorted(found.items()))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("PORT = 1", "PORT = 2"),  # others may import both
+        ("MAX_NAMES = 1", "_MAX_NAMES = 2"),  # a limit
+        ("_PIECE_BYTES = 4096", "_PIECE_BYTES = 4 << 10"),
+        ("HOST = 'a'", "_HOST: str = 'a'"),
+        ("_NONE, _SOME = 1, 2", "_SOME = 2"),
+        ("_ERRORS = {1, 2}", "_ERRORS = {1, 2}"),
+    ],
+)
+def test_a_second_home_of_a_constant_is_found(one: str, other: str) -> None:
+    first, second = Source.of("meshd/x.py", one), Source.of("meshd/y.py", "\n" + other)
+    assert constants.second_homes([first]) == constants.second_homes([second]) == {}
+    assert list(constants.second_homes([first, second]).values()) == [["meshd/x.py:1", "meshd/y.py:2"]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("HEAD = 1", "_HEAD = 2"),
+        ("_HEAD = 1", "_HEAD = 2"),
+        ("_ASK_SECONDS = 5.0", "_ASK_SECONDS = 5.0"),
+        ("HOST = 'a'", "from meshd import x\nHOST = x.HOST"),
+        ("T = TypeVar('T')", "T = TypeVar('T')"),
+        ("def f():\n    MAX_NAMES = 1", "def f():\n    MAX_NAMES = 1"),
+    ],
+)
+def test_a_constant_of_the_module_alone_may_be_named_as_another(one: str, other: str) -> None:
+    assert constants.second_homes([Source.of("meshd/x.py", one), Source.of("meshd/y.py", other)]) == {}
 
 
 def test_a_package_speaks_for_its_modules() -> None:

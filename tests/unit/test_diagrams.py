@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 import pytest
+from meshd.peer.send_turn import FeedState, SendEvent, SendState
 from meshd.process.interface import ChildState
 
 from tests import diagrams
@@ -46,6 +47,21 @@ def test_every_package_has_its_place() -> None:
 def test_every_state_of_a_child_is_drawn() -> None:
     drawn = diagrams.life_of_a_child()
     assert all(re.search(rf"--> {state}\b", drawn) for state in ChildState)
+
+
+def test_every_state_and_event_of_a_link_is_drawn() -> None:
+    sends, feeds = diagrams.who_sends(), diagrams.who_feeds()
+    assert all(re.search(rf"--> {state.value}\b", sends) for state in SendState)
+    assert all(re.search(rf"--> {state.value}\b", feeds) for state in FeedState)
+    assert all(f": {event.value}" in sends + feeds for event in SendEvent)
+
+
+def test_what_a_transition_needs_is_drawn() -> None:
+    sends = diagrams.who_sends().splitlines()
+    assert "    idle --> sending: asked, send [no]" in sends
+    assert "    idle --> sending: fed, send [asked]" in sends
+    assert "    sending --> held: full" in sends
+    assert "    feeding --> asked: asked" in diagrams.who_feeds().splitlines()
 
 
 def test_a_page_without_a_place_for_a_diagram_is_an_error() -> None:

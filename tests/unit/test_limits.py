@@ -3,17 +3,17 @@
 from pathlib import Path
 
 import pytest
-from meshd.base.peer_limits import TABLE, Rate, Share
+from meshd.base.peer_limits import ALL_LIMITS, Rate, Share
 
 from tests.limits import BEGIN, END, with_table
 from tests.rules.source import ROOT
 
 
 def test_no_two_limits_are_told_alike() -> None:
-    assert len(TABLE) == len({(row.what, row.of) for row in TABLE})
+    assert len(ALL_LIMITS) == len({(row.what, row.of) for row in ALL_LIMITS})
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.what)
+@pytest.mark.parametrize("row", ALL_LIMITS, ids=lambda row: row.what)
 def test_a_limit_limits(row: Share | Rate) -> None:
     if isinstance(row, Share):
         assert row.most > 0
@@ -31,4 +31,4 @@ def test_the_page_shows_the_table_as_it_is() -> None:
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs"):
         with_table("# Security")
-    assert with_table(f"{BEGIN}old{END}").count(TABLE[0].what) == 1
+    assert with_table(f"{BEGIN}old{END}").count(ALL_LIMITS[0].what) == 1

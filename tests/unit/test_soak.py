@@ -4,6 +4,9 @@ import re
 from datetime import date
 from pathlib import Path
 
+import pytest
+
+from tests import soak
 from tests.e2e.losses import Loss, page
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +32,23 @@ def test_whatever_does_more_is_in_it() -> None:
     assert all((ROOT / path).exists() for path in given)
     left_out = {path for path in more if not any(path.is_relative_to(one) for one in given)}
     assert not left_out
+
+
+def test_a_draw_has_what_once_found_something_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "SOAK", False)
+    draws = []
+    for seed in range(20):
+        monkeypatch.setattr(soak, "SEED", seed)
+        draws.append(soak.drawn("letters", "abcdef", 2, always="e"))
+    assert all(draw[0] == "e" and len(set(draw)) == 3 for draw in draws)
+    assert {letter for draw in draws for letter in draw} == set("abcdef")
+    monkeypatch.setattr(soak, "SOAK", True)
+    assert soak.drawn("letters", "abcdef", 2, always="e") == list("abcdef")
+
+
+def test_what_cannot_be_drawn_cannot_be_in_each_run() -> None:
+    with pytest.raises(ValueError, match=r"letters: .*'x'.* cannot be drawn"):
+        soak.drawn("letters", "abc", 1, always="x")
 
 
 def test_the_page_is_of_the_code_all_but_its_figures() -> None:

@@ -33,9 +33,9 @@ from meshd.wire.offer import Terms
 CHECKS_PER_SECOND = CHECKS.per_second
 FIRST_REPEAT_SECONDS = 0.07
 MOST_REPEAT_SECONDS = 0.5
-CHECK_SECONDS = 12.0  # longer than an attempt: a pair is given up with the attempt
+_CHECK_SECONDS = 12.0  # longer than an attempt: a pair is given up with the attempt
 CONSENT_SECONDS = 2.0
-STUN_SECONDS = 2.5  # five requests to a server that does not answer
+_STUN_SECONDS = 2.5  # five requests to a server that does not answer
 MAX_EARLY = 64  # datagrams before anybody reads them; each at most 2 KiB
 MAX_REMOTE = CHECKED.most
 
@@ -140,7 +140,7 @@ class IceSocket(StunProtocol):
         transaction = _Transaction(request, integrity_key)
         self.transactions[request.transaction_id] = transaction  # type: ignore[assignment]
         consent = retransmissions == 0
-        seconds = CONSENT_SECONDS if consent else CHECK_SECONDS if integrity_key else STUN_SECONDS
+        seconds = CONSENT_SECONDS if consent else _CHECK_SECONDS if integrity_key else _STUN_SECONDS
         try:
             return await transaction.run(
                 lambda message: self.send_stun(message, addr),
@@ -189,7 +189,7 @@ class IcePath(Connection):
     async def _ask_server(self, host: str, port: int, found: Callable[[Candidate], None]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(STUN_SECONDS):
+            async with asyncio.timeout(_STUN_SECONDS):
                 infos = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         except (OSError, TimeoutError):
             return
@@ -313,7 +313,7 @@ class IcePath(Connection):
         for protocol in self._protocols:
             protocol.transport.close()
         self._protocols.clear()
-        self._queue.put_nowait(None)  # whoever waits in recv is told
+        self._queue.put_nowait(None)  # wakes a waiting recv
         return tasks
 
 

@@ -55,7 +55,6 @@ from meshd.link.udp.host_socket import OpenSocket, UdpSocket
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.offer import (
-    ATTEMPT_BYTES,
     MAX_OFFERED,
     Answer,
     More,
@@ -66,14 +65,14 @@ from meshd.wire.offer import (
     decode_offer,
     encode_offer,
 )
+from meshd.wire.signal import ATTEMPT_BYTES
 
 if TYPE_CHECKING:
     from meshd.link.ice.agent import Pace
 
-ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
+_ATTEMPT_SECONDS = 10.0  # signals, ICE, DTLS, SCTP and proof together
 MAX_ANSWERING = OFFERS.most
 MAX_ANSWERING_ONE = OFFERS_OF_PEER.most
-MAX_REMEMBERED = ICE_KNOWN.most  # attempts that are not answered twice
 TRICKLE_SECONDS = 0.05  # addresses found within so much of the first go out together
 _LETTERS = string.ascii_letters + string.digits
 
@@ -93,7 +92,7 @@ class Attempt:
     hosts: tuple[str, ...]
     terms: Terms
     answer: asyncio.Future[Terms]
-    task: asyncio.Task[None] | None = None  # of whoever answers an offer
+    task: asyncio.Task[None] | None = None  # that answers an offer
 
 
 class IceLinks(ABC):
@@ -163,7 +162,7 @@ class IceLinks(ABC):
         attempt: Attempt | None = None
         pipe: IcePipe | None = None
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
                 attempt = await self._prepare(peer, secrets.token_bytes(ATTEMPT_BYTES), dialler=True)
                 self._dials[peer, attempt.id] = attempt
                 await self._offer(attempt)
@@ -194,7 +193,7 @@ class IceLinks(ABC):
 
     async def _offer(self, attempt: Attempt) -> None:
         try:
-            offer = Offer(attempt=attempt.id, terms=attempt.terms, seconds=ATTEMPT_SECONDS)
+            offer = Offer(attempt=attempt.id, terms=attempt.terms, seconds=_ATTEMPT_SECONDS)
             await self._signals.send(attempt.peer, encode_offer(offer))
         except Broken as error:
             raise DialError(
@@ -225,7 +224,7 @@ class IceLinks(ABC):
         """All attempts with one peer share its 50 checks a second, however many offers it sends."""
         pace = self._paces.pop(peer, session.ice.pace)
         self._paces[peer] = session.ice.pace = pace
-        if len(self._paces) > MAX_REMEMBERED:
+        if len(self._paces) > ICE_KNOWN.most:
             del self._paces[next(iter(self._paces))]
 
     async def _meet(self, attempt: Attempt) -> IcePipe:
@@ -334,7 +333,7 @@ class IceLinks(ABC):
         if not self._begins.spend(peer, asyncio.get_running_loop().time()):
             return
         self._seen[key] = None
-        if len(self._seen) > MAX_REMEMBERED:
+        if len(self._seen) > ICE_KNOWN.most:
             self._seen.popitem(last=False)
         of_peer = [one for one in self._answering.values() if one.peer == peer]
         if len(of_peer) >= MAX_ANSWERING_ONE and (oldest := of_peer[0].task) is not None:
@@ -349,7 +348,7 @@ class IceLinks(ABC):
         pipe: IcePipe | None = None
         key = (peer, offer.attempt)
         try:
-            async with asyncio.timeout(min(offer.seconds, ATTEMPT_SECONDS)):
+            async with asyncio.timeout(min(offer.seconds, _ATTEMPT_SECONDS)):
                 attempt = await self._prepare(peer, offer.attempt, dialler=False)
                 attempt.task = asyncio.current_task()
                 self._answering[key] = attempt

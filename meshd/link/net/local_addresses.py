@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from meshd.base.fault_boundary import OURS
 from meshd.identity.keys import PeerId
 from meshd.link.interface import MayDial
-from meshd.wire.address import Candidate, Proto
+from meshd.wire.address import PRIVATE_V4, PRIVATE_V6, Candidate, Proto
 from meshd.wire.dialable import Dialable, Here, Network, Source, dialable, network_of
 from meshd.wire.limits import MAX_CANDIDATES
 
@@ -40,8 +40,8 @@ _INSIDE = (
 # VPNs: they lead somewhere, but mostly the long way round (and to where the user may not want a model to go).
 _VPN = ("tun", "tap", "wg", "utun", "tailscale", "zt", "ppp", "ipsec", "nebula")
 # RFC 1918, RFC 4193. Carrier-grade NAT (100.64/10) is not one site: two of its addresses may be cities apart.
-_SITES = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
-_IFF_UP = 0x1
+_SITES: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = (*PRIVATE_V4, PRIVATE_V6)
+IFF_UP = 0x1
 _USUAL = {4: 24, 6: 64}  # bits of a network where the system does not tell
 
 _last: "tuple[InterfaceAddress, ...]" = ()  # as they were when the kernel could be asked
@@ -258,7 +258,7 @@ def _getifaddrs() -> tuple[InterfaceAddress, ...]:
     try:
         while at:
             entry = cast(_Entry, _Ifaddrs.from_address(at))
-            host = _host(entry.address) if entry.flags & _IFF_UP and entry.address else None
+            host = _host(entry.address) if entry.flags & IFF_UP and entry.address else None
             if host is not None:
                 prefix = _prefix(entry.netmask, ipaddress.ip_address(host).version)
                 found.append(InterfaceAddress(entry.name.decode("utf-8", "replace"), host, prefix))

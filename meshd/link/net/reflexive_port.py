@@ -18,7 +18,7 @@ from meshd.wire.stun import TRANSACTION_BYTES, Endpoint, StunKind, StunMessage, 
 KEEP_SECONDS = 20.0
 RESOLVE_EVERY = 30  # rounds: names of servers are looked up anew every ten minutes
 FIRST_ROUNDS = 3  # a round is repeated after half a second until somebody has answered
-MAX_ASKED = 3  # servers in a round
+MAX_SERVERS_ASKED = 3  # servers in a round
 PUNCH_SECONDS = 0.2  # between two datagrams to one address
 MAX_REQUESTS = 64  # under way
 
@@ -74,7 +74,7 @@ class ReflexivePort:
         while True:
             if rounds % RESOLVE_EVERY == 0:
                 found = await resolve(self._servers())
-                servers = tuple(one for one in found if ":" not in one.host)[:MAX_ASKED]
+                servers = tuple(one for one in found if ":" not in one.host)[:MAX_SERVERS_ASKED]
                 self._seen = {server: seen for server, seen in self._seen.items() if server in servers}
                 if not servers:
                     self.asked.set()

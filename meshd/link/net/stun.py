@@ -1,6 +1,6 @@
 """Asks STUN servers where this machine's packets seem to come from, over UDP and over TCP.
 
-All servers are asked at once and whoever is silent costs nothing but its own answer: nothing here takes
+All servers are asked at once, and a silent one costs only its own answer: nothing here takes
 longer than `seconds`. What a server says is believed for nothing but an address to try.
 """
 
@@ -58,7 +58,7 @@ class StunAnswer:
 async def resolve(servers: Sequence[str], *, seconds: float = ASK_SECONDS) -> tuple[Endpoint, ...]:
     """Addresses of `host:port` texts (port 3478 where none stands), v4 and v6, as far as they are found.
 
-    Looked up in threads, all at once; what is not there within `seconds` is left out. At most 8 texts.
+    Looked up in threads, all at once; names not resolved within `seconds` are left out. At most 8 texts.
     """
     found: list[list[Endpoint]] = [[] for _ in servers[:MAX_SERVERS]]
     loop = asyncio.get_running_loop()

@@ -39,7 +39,7 @@ from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.netfacts import NetFacts
 from meshd.wire.port_prediction import (
-    KEY_BYTES,
+    PROBE_KEY_BYTES,
     Ask,
     OnePort,
     OpenedPorts,
@@ -51,7 +51,7 @@ from meshd.wire.port_prediction import (
 from meshd.wire.stun import Endpoint
 
 WORD_SECONDS = 4.0  # for the other side's word: its STUN takes 1.5 at most, the rest is the way
-SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # of who holds ports open
+_SEARCH_SECONDS = MOST_PROBES / PROBES_A_SECOND + LINGER_SECONDS + WORD_SECONDS  # with ports held open
 LINK_SECONDS = 8.0  # from the path to the proof
 MAX_SEARCHES = SEARCHES.most
 
@@ -157,7 +157,7 @@ class PortPredictionLinks:
         return found[0]
 
     async def _search_ours(self, talk: Talk[PortSearchMessage], mine: NetFacts, does: Part) -> FoundPath:
-        key = secrets.token_bytes(KEY_BYTES)
+        key = secrets.token_bytes(PROBE_KEY_BYTES)
         seal = Seal(talk.id, key)
         if does is Part.OPENS:
             await talk.send(Ask(attempt=talk.id, key=key, facts=mine))
@@ -271,7 +271,7 @@ class PortPredictionLinks:
                 raise Broken(f"`{seen}` is not a NAT's public port")
             count, step = ports_to_open(mine)
             async with Owner() as owner:
-                searching = owner.start(ports.search(target, count, seal, SEARCH_SECONDS), name="search")
+                searching = owner.start(ports.search(target, count, seal, _SEARCH_SECONDS), name="search")
                 await asyncio.sleep(0)  # the first ports are open before the other side hears of them
                 await talk.send(OpenedPorts(attempt=talk.id, seen=seen, step=step, count=count))
             return ports.keep(searching.result()), Endpoint(target.host, target.port)

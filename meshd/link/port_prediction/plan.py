@@ -8,8 +8,8 @@ seen, and a NAT that filters by address and port lets nobody in whom it was not 
   end within 174 tries and 98 % within 985 (the birthday problem). It does not matter which ports are tried,
   so those near a port that was seen come first: carriers give each customer a block of ports (RFC 7422).
 
-What is tried is bounded, and so is how often: a search is a burst of small datagrams to one address, and
-looks like a port scan to who sees it.
+Searches are bounded in ports and in number: each is a burst of small datagrams to one address, which looks
+like a port scan.
 """
 
 import math
@@ -31,10 +31,9 @@ GUESSES = 64  # ports after the last one that was seen, for a NAT that counts
 NEAR = 512  # ports on either side of the one that was seen: the usual blocks have 512 to 4096
 REPEATED_GUESSES = 2  # a guess is tried again: the port may have been opened after the first try
 
-RETRY = Backoff(first=60.0, factor=3.0, most=3600.0)
-# For who asks us: a little sooner than an honest node asks again.
+_RETRY = Backoff(first=60.0, factor=3.0, most=3600.0)
+# For nodes that ask us: a little sooner than an honest one asks again.
 GRANT_AGAIN = Backoff(first=45.0, factor=3.0, most=2700.0)
-MAX_REMEMBERED = SEARCHES_KNOWN.most  # peers
 
 
 class Part(StrEnum):
@@ -126,7 +125,7 @@ class _TriedPort:
 class Patience:
     """After a search that found nothing its peer (or address) is left alone for a while; longer each time."""
 
-    def __init__(self, again: Backoff = RETRY) -> None:
+    def __init__(self, again: Backoff = _RETRY) -> None:
         self._again = again
         self._tried: dict[PeerId | str, _TriedPort] = {}
 
@@ -140,7 +139,7 @@ class Patience:
         tried = self._tried.pop(peer, None) or _TriedPort(0, now)
         tried.until = now + self._again.delay(tried.failures, 0.5)
         tried.failures += 1
-        while len(self._tried) >= MAX_REMEMBERED:
+        while len(self._tried) >= SEARCHES_KNOWN.most:
             del self._tried[next(iter(self._tried))]
         self._tried[peer] = tried
 

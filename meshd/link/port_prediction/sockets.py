@@ -1,8 +1,8 @@
 """The sockets of a search for a path: many that are held open on one side, one that tries ports on the other.
 
 Both sides end with one UDP socket and the place that it reaches. Every datagram is a STUN message sealed with
-the key of the attempt (RFC 8489 14.6), so nobody else can answer, and whatever is not one is left in the
-kernel for whoever gets the socket: it is the first word of the link that follows.
+the key of the attempt (RFC 8489 14.6), so nobody else can answer. Anything else is left in the
+kernel for the link that gets the socket: it is its first datagram.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from meshd.wire.stun import (
 
 LEAST_OPEN = 64  # sockets: with fewer a search ends too rarely; the usual limit is 1024 files
 OPENED_AT_ONCE = 32  # datagrams, then a pause: a burst of 256 is more than some uplinks queue
-PAUSE_SECONDS = 0.02
+_PAUSE_SECONDS = 0.02
 REOPEN_SECONDS = 1.0  # until the openings are sent again: one may be lost before it has opened its port
 LINGER_SECONDS = 1.0  # for answers that are under way when all ports have been tried
 CHOSEN_TIMES = 4  # the word that ends the search is not answered, so it is said again
@@ -58,7 +58,7 @@ class Seal:
         return encode(message, key=self._key)
 
     def read(self, data: bytes) -> StunMessage | None:
-        """None for what is not sealed with this attempt's key."""
+        """None unless it is sealed with this attempt's key."""
         try:
             message = decode(data, key=self._key)
         except RemoteProtocolError:
@@ -85,7 +85,7 @@ def _waiting(sock: socket.socket) -> Iterator[tuple[bytes, Endpoint] | Endpoint]
 
 
 class OpenPorts:
-    """Sockets that are open towards one place. `close` in the end, whoever got one of them."""
+    """Sockets that are open towards one place. Call `close` in the end, also if a link got one of them."""
 
     def __init__(self, *, host: str = "") -> None:
         self._host = host
@@ -171,7 +171,7 @@ async def _keep_open(sockets: Sequence[socket.socket], target: Dialable, opening
             with contextlib.suppress(OSError):
                 sock.sendto(opening, (target.host, target.port))
             if at % OPENED_AT_ONCE == OPENED_AT_ONCE - 1:
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(_PAUSE_SECONDS)
         await asyncio.sleep(REOPEN_SECONDS)
 
 
@@ -207,7 +207,7 @@ async def probe(sock: socket.socket, at: Dialable, ports: Iterator[int], seal: S
     for _ in range(CHOSEN_TIMES):
         with contextlib.suppress(OSError):
             sock.sendto(seal.request(_CHOSEN), (place.host, place.port))
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(_PAUSE_SECONDS)
     return place
 
 
@@ -217,7 +217,7 @@ async def _try_all(sock: socket.socket, host: str, ports: Iterator[int], request
     began, sent = loop.time(), 0
     for port in ports:
         if sent >= due(loop.time() - began):
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
         with contextlib.suppress(OSError):
             sock.sendto(request, (host, port))
         sent += 1

@@ -34,7 +34,7 @@ from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 from meshd.wire.punching import MAX_WAITED_MS, Knock, PunchGo, Punching, PunchReady, decode, encode
 
-READY_SECONDS = 4.0  # for the other side's word: its own STUN takes 1.5 at most, the rest is the way
+_READY_SECONDS = 4.0  # for the other side's word: its own STUN takes 1.5 at most, the rest is the way
 ROUNDS = 2  # with ports of their own: what a router remembers of the first may be in the way
 MOST_HEAD_START = 0.5  # seconds; more than half a round trip of any path worth having
 
@@ -130,7 +130,7 @@ class PunchLinks:
         knocked_at = loop.time()
         await talk.send(Knock(attempt=talk.id))
         async with self._ground() as mine:  # learns our addresses while the other side learns its own
-            ready, came_at = await talk.next(PunchReady, seconds=READY_SECONDS)
+            ready, came_at = await talk.next(PunchReady, seconds=_READY_SECONDS)
             half_round_trip = (came_at - knocked_at - ready.waited_ms / 1000) / 2
             await talk.send(PunchGo(attempt=talk.id, candidates=mine.candidates))
             await asyncio.sleep(min(max(half_round_trip, 0.0), MOST_HEAD_START))
@@ -180,7 +180,7 @@ class PunchLinks:
         async with self._ground() as mine:
             waited = min(round((loop.time() - knocked_at) * 1000), MAX_WAITED_MS)
             await talk.send(PunchReady(attempt=talk.id, candidates=mine.candidates, waited_ms=waited))
-            go, _ = await talk.next(PunchGo, seconds=READY_SECONDS)
+            go, _ = await talk.next(PunchGo, seconds=_READY_SECONDS)
 
             async def prove(pipe: TcpPipe) -> Proven:
                 binding = self._certificate.sha256

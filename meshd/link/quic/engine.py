@@ -87,7 +87,7 @@ def _settings(settings: QuicConfiguration, idle_seconds: float) -> QuicConfigura
 
 
 class QuicEngine(QuicConnection):
-    """One connection. After each `receive_datagram`, `handle_timer`: `poll`; then send what is due."""
+    """One connection. After each `receive_datagram`, `handle_timer`: `poll`; then send due packets."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class QuicEngine(QuicConnection):
         self._to_probe: list[int] = []
         self._probe_at: float | None = None
         self._missed = False  # a probe did not arrive
-        self.inbox: list[bytes] = []  # in order; whoever takes it says `consume` once it is used
+        self.inbox: list[bytes] = []  # in order; its reader calls `consume` once it is used
         self.secured = False  # the handshake is done
         self.ended = False  # the other side's half is complete
         self.gone: str | None = None  # the connection is no more: why
@@ -189,7 +189,7 @@ class QuicEngine(QuicConnection):
     # --- what goes
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Queue the pieces; what is not sent yet is counted in `unsent`, what is not confirmed in `held`."""
+        """Queue the pieces; `unsent` counts the bytes not sent yet, `held` those not confirmed."""
         for piece in pieces:
             self.send_stream_data(_STREAM, cast(bytes, piece))
             self._written += len(piece)
@@ -220,7 +220,7 @@ class QuicEngine(QuicConnection):
     def quiet(self, now: float) -> bool:
         """True when it is certain that nothing is due: finding out by building packets costs 25 µs.
 
-        Most of all after data came in: it is acknowledged later, and whoever waits for it should go first.
+        Most of all after data came in: it is acknowledged later, and its reader should go first.
         """
         if (
             not self._handshake_confirmed

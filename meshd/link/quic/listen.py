@@ -8,7 +8,7 @@ three times of what came is sent (RFC 9000 section 8.1).
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,14 @@ from meshd.base.tasks import Owner
 from meshd.base.unproven_connections import MAX_UNPROVEN
 from meshd.identity.proof import Proven
 from meshd.link.interface import LinkKind
-from meshd.link.net import local_addresses
 from meshd.link.quic.dial import IDLE_SECONDS, QuicLink, info_of, load
 from meshd.link.quic.pipe import QuicPipe
 from meshd.link.quic.sockets import DialPort, Door, SharedPort
 from meshd.link.secure.entrance import Accept, Arrival, Entrance
 from meshd.link.secure.handshake import PROOF_SECONDS, HandshakeContext
 from meshd.link.secure.joining import OnJoiner
+from meshd.link.secure.port_listener import PortListener
 from meshd.link.udp.batch_socket import Origin, bind_udp
-from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
 
 if TYPE_CHECKING:
@@ -39,15 +38,17 @@ _LOAD_AGAIN_SECONDS = 1.0
 _WAITING_STRANGERS = 16  # first datagrams kept while the library is loaded, once
 
 
-class QuicListener:
+class QuicListener(PortListener):
     """Takes in QUIC links on UDP. `open` first, then `serve` until cancelled, which closes it.
 
-    Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
+    Its opener calls `close` in the end: a `serve` that is cancelled before its first step does not.
     `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/secure/joining.py);
     without it they are turned away. Datagrams that are not QUIC's (a STUN message begins with two zero bits,
     RFC 9443) go to `on_other`, for which `send_other` answers. `path`: what the path is called (LinkInfo),
     where the addresses do not tell.
     """
+
+    _proto = "udp"
 
     def __init__(
         self,
@@ -61,16 +62,12 @@ class QuicListener:
         proof_seconds: float = PROOF_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        self._host = host
-        self._asked_port = port
+        entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
+        super().__init__(entrance, partial(bind_udp, host, port))
         self._on_other = on_other
         self._path = path
         self._idle_seconds = idle_seconds
-        self._entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
-        self._sockets: list[socket.socket] = []
         self._doors: list[Door] = []
-        self._places: tuple[str, ...] = ()
-        self._port = 0
         self._reception: Reception | None = None
         self._waiting: list[tuple[Door, bytes, Origin]] = []
         self._loading = asyncio.Event()
@@ -81,22 +78,6 @@ class QuicListener:
         """QUIC."""
         return LinkKind.QUIC
 
-    @property
-    def port(self) -> int:
-        """The port in use, known after `open`."""
-        return self._port
-
-    @property
-    def unproven(self) -> int:
-        """Connections that have not proven who they are yet."""
-        return len(self._entrance.unproven)
-
-    def open(self) -> None:
-        """Bind: from here on datagrams wait for `serve`. Raises PortTaken, UserError."""
-        self._sockets = bind_udp(self._host, self._asked_port)
-        self._places = tuple(sock.getsockname()[0] for sock in self._sockets)
-        self._port = self._sockets[0].getsockname()[1]
-
     def adopt(self, sock: socket.socket) -> None:
         """Instead of `open`: take connections in on this bound socket, which is closed with the others."""
         host, port = sock.getsockname()[:2]
@@ -106,12 +87,7 @@ class QuicListener:
         """Close the port, if it is still open."""
         while self._doors:
             self._doors.pop().socket.close()
-        while self._sockets:
-            self._sockets.pop().close()
-
-    def candidates(self) -> Sequence[Candidate]:
-        """Where this listener can be reached, as known now: real interfaces first, loopback last."""
-        return local_addresses.offered(self._places, self._port, "udp") if self._port else ()
+        super().close()
 
     def send_other(self, data: bytes, origin: Origin) -> None:
         """Send a datagram that is not QUIC's from the port, to where `on_other` got one from."""

@@ -11,19 +11,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from meshd.base.errors import Broken, Closed, EndOfStream, RemoteProtocolError
-from meshd.link.buffered_pipe import BufferedPipe
+from meshd.link.buffered_pipe import SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.udp.batch_socket import ETHERNET_MTU, Origin
 
-SEND_HIGH_BYTES = 64 << 10  # never sent yet
 SEND_LOW_BYTES = 32 << 10
 MAX_HELD_BYTES = 16 << 20  # sent or not, and not confirmed
 RECEIVE_BYTES = 256 << 10  # one call of receive
 KEEP_ALIVE_PARTS = 3  # a sign of life is asked for after this part of the idle time
-_JOIN_BELOW = 4 << 10  # pieces smaller than this are put together first
+_SMALL_ON_AVERAGE = 4 << 10  # smaller pieces are put together first
 
 
 class Engine(Protocol):
-    """quic_engine.Engine: a Protocol, so that whoever only lists links does not import the library."""
+    """quic_engine.Engine: a Protocol, so that code that only lists links does not import the library."""
 
     inbox: list[bytes]
     new_ids: list[bytes]
@@ -118,7 +117,7 @@ class QuicPipe(BufferedPipe):
             raise  # to be seen: no datagram may get so far
 
     def advance(self) -> None:
-        """Hand on what came, and send what is due."""
+        """Hand on received data, and send due packets."""
         if self._dropped:
             return
         engine = self.engine
@@ -143,7 +142,7 @@ class QuicPipe(BufferedPipe):
             self._drop()
 
     def transmit(self) -> None:
-        """Send what is due, and set the timer."""
+        """Send due packets, and set the timer."""
         if self._dropped or self._port.full:
             return
         engine = self.engine
@@ -231,7 +230,7 @@ class QuicPipe(BufferedPipe):
             self._port.send([data], origin)
 
     def _put(self, data: Sequence[bytes | memoryview], size: int) -> None:
-        if len(data) > 1 and size < len(data) * _JOIN_BELOW:
+        if len(data) > 1 and size < len(data) * _SMALL_ON_AVERAGE:
             data = [b"".join(data)]
         self.engine.write(data)
         self.transmit()

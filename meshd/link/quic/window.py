@@ -11,7 +11,7 @@ from aioquic.quic.packet_builder import QuicSentPacket
 from meshd.link.bbr import ModelWindow
 
 SAFE_DATAGRAM_BYTES = 1200  # every path that carries QUIC takes it (RFC 9000 section 14)
-BURST_SECONDS = 0.008  # what may go out at once after the loop was late
+_BURST_SECONDS = 0.008  # what may go out at once after the loop was late
 WAKE_SECONDS = 0.001  # timers are no finer
 WINDOW_NAME = "meshd-model"
 
@@ -79,7 +79,7 @@ class Pacer:
         rate = self._model.pacing_rate
         if not rate:
             return None
-        most = max(BURST_SECONDS * rate, 10.0 * self._datagram)
+        most = max(_BURST_SECONDS * rate, 10.0 * self._datagram)
         self._budget = min(self._budget + (now - self._at) * rate, most)
         self._at = now
         if self._budget > 0:

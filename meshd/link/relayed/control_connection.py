@@ -38,15 +38,15 @@ from meshd.wire.relay import (
 PING_SECONDS = 2.0  # without a word from the relay
 DEAD_SECONDS = 6.0
 DOUBT_SECONDS = 2.0
-ANSWER_SECONDS = 5.0  # to a call or a letter
-MAX_WAITING = 256  # calls and letters without an answer
+_ANSWER_SECONDS = 5.0  # to a call or a letter
+MAX_CALLS_WAITING = 256  # calls and letters without an answer
 
 Answer = Called | Posted
 A = TypeVar("A", Called, Posted)
 
 
 class RelayTrouble(Broken):
-    """What is wrong is the relay, or the way to it, rather than the peer; the text names the relay."""
+    """The relay failed, or the path to it, not the peer; the text names the relay."""
 
 
 class RelayHandler(Protocol):
@@ -99,7 +99,7 @@ class ControlConnection:
             )
             pipe.widen()
             control = cls(relay, pipe, handler, leftover=proven.leftover, allow=allow)
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(_ANSWER_SECONDS):
                 while control.ready is None:
                     await control._read()
         except BaseException:
@@ -138,7 +138,7 @@ class ControlConnection:
     async def call(self, to: bytes) -> bytes:
         """Ask for a circuit to a key or a box; returns our ticket. Raises Refused (by the relay), Broken."""
         if self._given_up:  # each would count as a circuit beside this one
-            _, silent = await asyncio.wait(self._given_up, timeout=ANSWER_SECONDS)
+            _, silent = await asyncio.wait(self._given_up, timeout=_ANSWER_SECONDS)
             for late in silent:
                 late.cancel()
         number = self._next()
@@ -177,12 +177,12 @@ class ControlConnection:
     async def _ask(self, message: FromNode, number: int, kind: type[A]) -> A:
         if self._over:
             raise RelayTrouble(f"relay `{self.relay.place}`: {self._over}")
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= MAX_CALLS_WAITING:
             raise RelayTrouble(f"relay `{self.relay.place}` has too many unanswered requests")
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = waiting
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._send(message)
                 answer = await waiting
         except TimeoutError:

@@ -16,13 +16,13 @@ from functools import partial
 from meshd.base.errors import Broken, LocalProtocolError, UserError
 from meshd.base.tasks import first_success
 from meshd.identity.relay_url import split_place
+from meshd.link.net.happy_eyeballs import STAGGER_SECONDS
 from meshd.link.tcp import connect as tcp_connect
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, trusted
 
-MAX_REPLY_BYTES = 8 << 10  # of a proxy, to CONNECT
-MAX_ADDRESSES = 8  # of one name
-STAGGER_SECONDS = 0.25  # RFC 8305 5
+MAX_PROXY_REPLY_BYTES = 8 << 10  # of a proxy, to CONNECT
+MAX_PROXY_ADDRESSES = 8  # of one name
 
 Allow = Callable[[Sequence[Candidate]], Sequence[Dialable]]
 
@@ -123,7 +123,7 @@ async def _allowed(host: str, port: int, allow: Allow) -> Sequence[Dialable]:
         answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         found = list(dict.fromkeys(str(address[0]) for *_, address in answers))
     places = _places(found, port)
-    allowed = allow(places)[:MAX_ADDRESSES]
+    allowed = allow(places)[:MAX_PROXY_ADDRESSES]
     if not allowed:
         why = "none of its addresses may be dialled" if places else "no address is known"
         raise OSError(f"{host}: {why}")
@@ -150,9 +150,9 @@ async def _ask(sock: socket.socket, place: str, proxy: HttpProxy) -> None:
     await loop.sock_sendall(sock, "\r\n".join([*lines, "", ""]).encode())
     reply = b""
     while b"\r\n\r\n" not in reply:
-        chunk = await loop.sock_recv(sock, MAX_REPLY_BYTES)
+        chunk = await loop.sock_recv(sock, MAX_PROXY_REPLY_BYTES)
         reply += chunk
-        if not chunk or len(reply) > MAX_REPLY_BYTES:
+        if not chunk or len(reply) > MAX_PROXY_REPLY_BYTES:
             raise Broken(f"the proxy `{proxy.host}:{proxy.port}` sent an unreadable answer")
     read_reply(reply, f"{proxy.host}:{proxy.port}")
 

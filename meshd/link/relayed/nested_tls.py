@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from meshd.base.errors import EndOfStream, RemoteProtocolError
 from meshd.link.secure.tls import TlsEngine
 
-_SPACE_BYTES = 64 << 10
+_WIDEST_BYTES = 64 << 10
 
 
 class NestedEngine(TlsEngine):
@@ -35,7 +35,7 @@ class NestedEngine(TlsEngine):
             self._outer_end = "the relay or the other node ended the connection without a goodbye"
         except RemoteProtocolError as error:
             self._outer_end = error.what
-        if len(data) >= len(self._space) < _SPACE_BYTES:
+        if len(data) >= len(self._space) < _WIDEST_BYTES:
             self._space = memoryview(bytearray(4 * len(self._space)))
 
     def outgoing(self) -> bytes:

@@ -30,10 +30,10 @@ from meshd.wire.relay import MAX_BOX_SECONDS, MAX_MAIL_BYTES, Mail, Ring
 
 BACKOFF = Backoff(first=0.25, factor=2.0, most=8.0, jitter=0.5)
 REPLACED_SECONDS = 30.0  # another process has our key: do not fight about the place
-REACH_SECONDS = 6.0  # that a caller waits for a connection
+_REACH_SECONDS = 6.0  # that a caller waits for a connection
 VISIT_SECONDS = 60.0  # without use
 MAX_VISITS = RELAY_VISITS.most
-STEADY_SECONDS = 10.0  # a connection that held this long was a good one
+_STEADY_SECONDS = 10.0  # a connection that held this long was a good one
 
 _log = get("relay")
 
@@ -154,7 +154,7 @@ class RelayClient:
             raise Broken(f"cannot send through a relay: {why}")
 
     async def receive_mail(self) -> Letter:
-        """The next letter. Who sent it is the relay's word only: letters must be signed inside."""
+        """The next letter. Its sender is the relay's word only: letters must be signed inside."""
         while not self._mail:
             self._has_mail.clear()
             await self._has_mail.wait()
@@ -195,7 +195,7 @@ class RelayClient:
         line.used_at = asyncio.get_running_loop().time()
         tries = line.tries
         try:
-            async with asyncio.timeout(REACH_SECONDS):
+            async with asyncio.timeout(_REACH_SECONDS):
                 while line.control is None:
                     if line.tries > tries:
                         raise RelayTrouble(f"relay `{relay.place}`: {line.why}")
@@ -264,7 +264,7 @@ class RelayClient:
                 rest = await self._one_try(line)
                 if not line.own and (rest or loop.time() - line.used_at > VISIT_SECONDS):
                     return
-                attempt = 0 if loop.time() - began > STEADY_SECONDS else attempt + 1
+                attempt = 0 if loop.time() - began > _STEADY_SECONDS else attempt + 1
                 seconds = BACKOFF.delay(attempt, self._rng())
                 try:
                     async with asyncio.timeout(max(seconds, rest)):

@@ -15,7 +15,7 @@ from meshd.link.secure.tls import TlsEngine
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.relay import TICKET_MAGIC
 
-CONNECT_SECONDS = 5.0  # name, TCP and proxy together
+_CONNECT_SECONDS = 5.0  # name, TCP and proxy together
 
 
 class RelayPipe(TcpPipe):
@@ -34,7 +34,7 @@ class RelayPipe(TcpPipe):
         if not _is_address(name):  # said to the network, as browsers do: some let nothing else pass
             pipe._engine = TlsEngine(context, server_side=False, server_hostname=name)
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(_CONNECT_SECONDS):
                 sock = await connect(relay.place, environ, allow)
                 await asyncio.get_running_loop().create_connection(lambda: pipe, sock=sock)
                 await pipe.secure()

@@ -16,7 +16,7 @@ from meshd.identity.keys import PeerId
 from meshd.link.buffered_pipe import BufferedPipe
 from meshd.link.secure.tls import TlsEngine
 
-HIGH_BYTES = 64 << 10  # in each direction, in our own buffers
+_HIGH_BYTES = 64 << 10  # in each direction, in our own buffers
 _SPACE_BYTES = 64 << 10
 _ENDED = 1  # code of a reset
 
@@ -106,7 +106,7 @@ class StreamPipe(BufferedPipe):
                     data = self._out.popleft()
                     await self._stream.write(data)
                     self._out_bytes -= len(data)
-                    if self._out_bytes < HIGH_BYTES:
+                    if self._out_bytes < _HIGH_BYTES:
                         self._writable.set()
                 if self._closing:
                     self._stream.write_eof()
@@ -152,7 +152,7 @@ class StreamPipe(BufferedPipe):
         except EndOfStream:
             self._finish(EndOfStream, "the other side ended the link")
         self._send_out(self._engine.outgoing())
-        if self._unread >= HIGH_BYTES and not self._closing:
+        if self._unread >= _HIGH_BYTES and not self._closing:
             self._taken.clear()
         self._readable.set()
 
@@ -162,7 +162,7 @@ class StreamPipe(BufferedPipe):
     def _fetch(self) -> bytes:
         chunk = self._chunks.popleft()
         self._unread -= len(chunk)
-        if self._unread < HIGH_BYTES:
+        if self._unread < _HIGH_BYTES:
             self._taken.set()
         return chunk
 
@@ -170,7 +170,7 @@ class StreamPipe(BufferedPipe):
         if data:
             self._out.append(data)
             self._out_bytes += len(data)
-            if self._out_bytes >= HIGH_BYTES and self._end is None:
+            if self._out_bytes >= _HIGH_BYTES and self._end is None:
                 self._writable.clear()
         self._wake.set()
 

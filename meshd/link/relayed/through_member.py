@@ -1,7 +1,7 @@
 """Relayed links through another member: for two nodes that nothing connects but a third that has both.
 
 The third passes on the bytes of one stream to one of another. Inside, the two speak TLS with each other and
-run the same proof as on every link, so it can read nothing and stand in for nobody. Only members with a
+run the same proof as on every link, so it can read nothing and impersonate neither. Only members with a
 direct link pass on, and only to nodes they have a direct link to: nothing is relayed twice.
 """
 
@@ -45,8 +45,8 @@ from meshd.wire.dialable import Dialable
 
 SERVICE = "onward"
 TO, FROM = "to", "from"  # metadata: node ids; `to` asks to pass on, `from` says whose bytes these are
-ATTEMPT_SECONDS = 8.0
-STAGGER_SECONDS = 0.25  # between members that are asked
+_ATTEMPT_SECONDS = 8.0
+_STAGGER_SECONDS = 0.25  # between members that are asked
 SLOW_SECONDS = 2.0  # without a link: one that is given up then has not helped
 MAX_ASKED = 3  # members
 CODE_ENDED = 1
@@ -56,7 +56,7 @@ Accept = Callable[[Link], Awaitable[None]]
 
 
 class Sessions(Protocol):
-    """What is needed of the mesh."""
+    """The part of the mesh that this needs."""
 
     def direct(self) -> Sequence[PeerId]:
         """Peers with a link now that is not relayed."""
@@ -139,7 +139,7 @@ class MemberRelayLinks:
             )
         order = self._asked.order(members, peer, asyncio.get_running_loop().time())
         starts: list[tuple[float, Callable[[], Coroutine[object, object, Link]]]] = [
-            (at * STAGGER_SECONDS, partial(self._ask, sessions, member, peer))
+            (at * _STAGGER_SECONDS, partial(self._ask, sessions, member, peer))
             for at, member in enumerate(order[:MAX_ASKED])
         ]
         try:
@@ -163,7 +163,7 @@ class MemberRelayLinks:
         place = f"member {member.short}"
         pipe: StreamPipe | None = None
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
                 stream = sessions.open_stream(member, SERVICE, metadata={TO: peer.raw})
                 pipe = self._pipe(stream, self._dialling, server_side=False)
                 await pipe.secure()
@@ -250,7 +250,7 @@ class MemberRelayLinks:
     async def _welcome(self, stream: Bytes) -> None:
         pipe = self._pipe(stream, self._listening, server_side=True)
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
                 await pipe.secure()
                 proven = await prove_accepted(
                     pipe, handshake=self._handshake(), binding=self._certificate.sha256

@@ -1,7 +1,8 @@
 """Links through a relay: TLS 1.3 and the proof from node to node, over a byte pipe that a relay carries.
 
-Whoever dials calls the peer over its control connection; the peer is rung over its own; both come with a
-ticket and from there on talk to each other. A relay can delay, cut and count; it cannot read or pretend.
+The dialer calls the peer over its control connection, and the relay rings the peer over its own. Both
+connect with a ticket, and then talk to each other. A relay can delay, cut and count; it cannot read or
+pretend.
 
 Over 350 lines: calls, rings and visits to the relays of others share how a circuit becomes a link.
 """
@@ -18,6 +19,7 @@ from meshd.base.tasks import Owner, first_error, first_success
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
+from meshd.identity.record import MAX_RELAYS
 from meshd.link.interface import DialError, DialFailure, LinkInfo, LinkKind, Transport
 from meshd.link.net.happy_eyeballs import closest
 from meshd.link.relayed.control_connection import ControlConnection, RelayTrouble
@@ -41,9 +43,8 @@ from meshd.wire.dialable import Dialable, trusted
 from meshd.wire.relay import Mail, Ring
 
 BOX_PAUSES = (0.7, 3.0)  # before a joiner asks again for a mailbox; a relay drops who asks four times
-ATTEMPT_SECONDS = 12.0  # through one relay, to the end of the proof
-STAGGER_SECONDS = 0.5  # between two relays
-MAX_RELAYS = 4
+_ATTEMPT_SECONDS = 12.0  # through one relay, to the end of the proof
+_STAGGER_SECONDS = 0.5  # between two relays
 PASSING_BYTES = 128 << 10  # half of what a relay gives a joiner; a welcome takes a quarter
 WELCOME_SECONDS = PROOF_SECONDS + 5.0  # the way to the relay included
 
@@ -79,7 +80,7 @@ class PassingLink(RelayLink):
     async def _send_some(self, data: Sequence[bytes | memoryview]) -> None:
         size = sum(map(len, data))
         if size > self._left:
-            await asyncio.Event().wait()  # until whoever sends gives this link up
+            await asyncio.Event().wait()  # until the sender gives this link up
         self._left -= size
         await self._below.send(data)
 
@@ -122,7 +123,7 @@ class RelayLinks:
         if not relays:
             raise DialError("no relay is known", kind=LinkKind.RELAY, failure=DialFailure.UNREACHABLE)
         starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
-            (at * STAGGER_SECONDS, partial(self._attempt, relay, peer)) for at, relay in enumerate(relays)
+            (at * _STAGGER_SECONDS, partial(self._attempt, relay, peer)) for at, relay in enumerate(relays)
         ]
         try:
             pipe, proven, relay = await first_success(starts, discard=_discard)
@@ -166,7 +167,7 @@ class RelayLinks:
     async def _attempt(self, relay: RelayHint, peer: PeerId) -> Reached:
         """Through one relay. Raises DialError, Refused."""
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
                 control = await self._client.reach(relay, peer)
                 pipe, proven = await _call(
                     control,
@@ -241,7 +242,7 @@ async def dial_join(
     Raises Refused when the inviter said why not, else DialError.
     """
     starts: list[tuple[float, Callable[[], Coroutine[object, object, Reached]]]] = [
-        (at * STAGGER_SECONDS, partial(_attempt_join, relay, handshake, inviter, join, environ))
+        (at * _STAGGER_SECONDS, partial(_attempt_join, relay, handshake, inviter, join, environ))
         for at, relay in enumerate(tuple(dict.fromkeys(relays))[:MAX_RELAYS])
     ]
     if not starts:
@@ -269,7 +270,7 @@ async def _attempt_join(
 ) -> Reached:
     context = dialer_context()
     try:
-        async with asyncio.timeout(ATTEMPT_SECONDS), Owner() as owner:
+        async with asyncio.timeout(_ATTEMPT_SECONDS), Owner() as owner:
             control = await ControlConnection.open(
                 relay, handshake, _Deaf(), context=context, environ=environ, allow=trusted
             )

@@ -2,7 +2,7 @@
 
 A kind of link brings a `RawPipe` and a binding (the hash of what its own encryption showed of the
 listener); `prove_dialled` and `prove_accepted` then say who is there. Nothing else passes before, nor more
-than 4 KiB, nor longer than 5 s. Whoever refuses tells the other side why, which there becomes `Refused`.
+than 4 KiB, nor longer than 5 s. The side that refuses says why, which becomes `Refused` on the other.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import MeshId, PeerId
 from meshd.identity.membership import Chain, Member
 from meshd.identity.proof import (
+    NONCE_BYTES,
     Credentials,
     DialProof,
     ListenProof,
@@ -31,9 +32,8 @@ from meshd.link.secure.caller_rates import OFTEN, Callers
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 
 PROOF_SECONDS = 5.0  # two round trips and three signatures: a slow path needs one second
-_NONCE_BYTES = 32
 _ELSEWHERE = "target"  # the refusal that means "somebody else lives here": no answer of the one sought
-_IMPOSTOR = "signature"  # whoever lives here has not got the key of the one sought
+_IMPOSTOR = "signature"  # the node there lacks the key of the one sought
 
 
 class RawPipe(Protocol):
@@ -137,7 +137,7 @@ async def prove_dialled(
         expect=expect,
         purpose=purpose,
         binding=binding,
-        nonce=secrets.token_bytes(_NONCE_BYTES),
+        nonce=secrets.token_bytes(NONCE_BYTES),
         join=join,
         why_banned=handshake.why_banned,
     )
@@ -155,7 +155,7 @@ async def prove_accepted(
         credentials=handshake.credentials,
         mesh=handshake.mesh,
         binding=binding,
-        nonce=secrets.token_bytes(_NONCE_BYTES),
+        nonce=secrets.token_bytes(NONCE_BYTES),
         invites=handshake.invites,
         why_banned=handshake.why_banned,
         why_node_banned=handshake.why_node_banned,

@@ -24,7 +24,7 @@ from meshd.link.secure.handshake import (
     prove_dialled,
 )
 
-JOIN_SECONDS = 30.0  # the inviter's disk and the joiner's start as a member included
+_JOIN_SECONDS = 30.0  # the inviter's disk and the joiner's start as a member included
 
 
 class Joining(ProvenPipe):
@@ -55,7 +55,7 @@ class Joining(ProvenPipe):
         else:
             # how long a joiner needs until it speaks as a member is the desk's matter
             proven = await prove_accepted(
-                self, handshake=handshake, binding=self._binding, seconds=JOIN_SECONDS
+                self, handshake=handshake, binding=self._binding, seconds=_JOIN_SECONDS
             )
         if proven.peer != self.peer or proven.purpose is not Purpose.MEMBER:
             raise RemoteProtocolError("a different node continues than the one that joined", code="purpose")
@@ -83,7 +83,7 @@ class JoinDesk:
         if self._on_joiner is None or release is None:
             return None
         try:
-            async with asyncio.timeout(JOIN_SECONDS):
+            async with asyncio.timeout(_JOIN_SECONDS):
                 if not await self._on_joiner(joining):
                     return None
                 return await joining.stay(self._handshake(), dialled=False)

@@ -7,14 +7,12 @@ from collections.abc import Callable
 
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import Contained, Fault
-from meshd.base.listening_socket import listen_at
+from meshd.base.listening_socket import NO_ROOM, NO_ROOM_SECONDS, listen_at
 from meshd.base.log import get
 from meshd.base.port_holder import port_holder
 from meshd.link.net.one_port import open_on_one_port
 
 _NOT_A_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EFAULT, errno.EOPNOTSUPP}
-_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_PAUSE_SECONDS = 1.0  # until something has been freed
 
 _log = get("link")
 
@@ -53,9 +51,9 @@ async def accept_from(server: socket.socket, fresh: Callable[[], asyncio.BasePro
             except OSError as error:
                 if error.errno in _NOT_A_LISTENER:
                     raise
-                if error.errno in _NO_ROOM:
-                    _log.warning("accept_paused", why=(error.strerror or "").lower(), seconds=_PAUSE_SECONDS)
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                if error.errno in NO_ROOM:
+                    _log.warning("accept_paused", why=(error.strerror or "").lower(), seconds=NO_ROOM_SECONDS)
+                    await asyncio.sleep(NO_ROOM_SECONDS)
                 continue  # else the network's trouble with that one connection, as Linux tells it here
             try:
                 with Contained("network", "connection"):

@@ -1,7 +1,7 @@
 """Making a TCP connection whose segments pass every path, before anything is known of the path.
 
 Path MTU discovery needs the "too big" of routers, and many networks drop it: then small messages pass and
-large ones vanish, for ever. Linux has a remedy (RFC 4821), but not for one socket; so whoever dials asks for
+large ones vanish, for ever. Linux has a remedy (RFC 4821), but not for one socket; so the dialer asks for
 segments that fit everywhere. That costs one per cent of a line.
 """
 

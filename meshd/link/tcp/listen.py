@@ -6,32 +6,33 @@ of a link are proven before anything of it is handed upward.
 
 import asyncio
 import ipaddress
-import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from meshd.base.errors import LocalProtocolError
 from meshd.base.tasks import Owner
 from meshd.identity.proof import Proven
 from meshd.link.interface import LinkKind
-from meshd.link.net import local_addresses
 from meshd.link.secure.entrance import Accept, Arrival, Entrance
 from meshd.link.secure.handshake import PROOF_SECONDS, HandshakeContext
 from meshd.link.secure.joining import OnJoiner
+from meshd.link.secure.port_listener import PortListener
 from meshd.link.secure.tls import listener_context
 from meshd.link.tcp.bind import accept_from, listen
 from meshd.link.tcp.dial import TcpLink, info_of
 from meshd.link.tcp.pipe import TcpPipe
-from meshd.wire.address import Candidate
 
 
-class TcpListener:
+class TcpListener(PortListener):
     """Takes in TCP links. `open` first, then `serve` until cancelled, which closes it.
 
-    Whoever opens it calls `close` in the end: a `serve` that is cancelled before its first step does not.
+    Its opener calls `close` in the end: a `serve` that is cancelled before its first step does not.
     `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/secure/joining.py);
     without it they are turned away.
     """
+
+    _proto = "tcp"
 
     def __init__(
         self,
@@ -42,43 +43,14 @@ class TcpListener:
         on_joiner: OnJoiner | None = None,
         proof_seconds: float = PROOF_SECONDS,
     ) -> None:
-        self._host = host
-        self._asked_port = port
-        self._entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
-        self._context: ssl.SSLContext = listener_context(self._entrance.certificate)
-        self._sockets: list[socket.socket] = []
-        self._places: tuple[str, ...] = ()
-        self._port = 0
+        entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
+        super().__init__(entrance, partial(listen, host, port))
+        self._context: ssl.SSLContext = listener_context(entrance.certificate)
 
     @property
     def kind(self) -> LinkKind:
         """TCP."""
         return LinkKind.TCP
-
-    @property
-    def port(self) -> int:
-        """The port in use, known after `open`."""
-        return self._port
-
-    @property
-    def unproven(self) -> int:
-        """Connections that have not proven who they are yet."""
-        return len(self._entrance.unproven)
-
-    def open(self) -> None:
-        """Bind and listen: from here on connections wait for `serve`. Raises PortTaken, UserError."""
-        self._sockets = listen(self._host, self._asked_port)
-        self._places = tuple(sock.getsockname()[0] for sock in self._sockets)
-        self._port = self._sockets[0].getsockname()[1]
-
-    def close(self) -> None:
-        """Stop listening, if it still does."""
-        while self._sockets:
-            self._sockets.pop().close()
-
-    def candidates(self) -> Sequence[Candidate]:
-        """Where this listener can be reached, as known now: real interfaces first, loopback last."""
-        return local_addresses.offered(self._places, self._port, "tcp") if self._port else ()
 
     async def serve(self, accept: Accept) -> None:
         """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.

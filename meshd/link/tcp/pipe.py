@@ -1,7 +1,7 @@
 """One TCP connection with TLS on it, as a byte pipe: back-pressure both ways, bounded buffers.
 
 Everything between the kernel's socket and the proof lies here. A pipe starts narrow (it buffers 4 KiB and
-takes a short handshake, no more) because whoever is at the other end has proven nothing; `widen` opens it
+takes a short handshake, no more) because the other end has proven nothing yet; `widen` opens it
 up. What waits where, at most: 256 KiB unread plus one read on the way in, 64 KiB plus one send on the way
 out; beyond that the socket stops being read, or `send` waits.
 """
@@ -12,19 +12,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
-from meshd.link.buffered_pipe import MAX_SEND_BYTES, BufferedPipe
-from meshd.link.secure.tls import TlsEngine
+from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES, BufferedPipe
+from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
 from meshd.link.tcp.options import tune
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import StreamAnswers
 
-SEND_HIGH_BYTES = 64 << 10  # in our own buffer; the kernel's comes on top
-SEND_LOW_BYTES = 16 << 10
+_SEND_LOW_BYTES = 16 << 10
 RECEIVE_HIGH_BYTES = 256 << 10  # unread: then the socket is left alone
 RECEIVE_LOW_BYTES = 128 << 10
-READ_BYTES = MAX_FRAME_BYTES  # one read of the socket once the pipe is wide and busy
-MAX_HANDSHAKE_BYTES = 8 << 10  # of TLS; ours is under 2 KiB, a post-quantum hello adds as much again
+_READ_BYTES = MAX_FRAME_BYTES  # one read of the socket once the pipe is wide and busy
 _CHUNK_COST = 128  # what a waiting chunk costs beside its bytes, so that tiny ones are bounded too
 
 
@@ -63,7 +61,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self._transport = transport
         self.local_host, self.local = _place(transport.get_extra_info("sockname"))
         self.remote_host, self.remote = _place(transport.get_extra_info("peername"))
-        transport.set_write_buffer_limits(high=SEND_HIGH_BYTES, low=SEND_LOW_BYTES)
+        transport.set_write_buffer_limits(high=SEND_HIGH_BYTES, low=_SEND_LOW_BYTES)
         tune(transport.get_extra_info("socket"))
         if self._on_made is not None:
             self._on_made(self)
@@ -87,7 +85,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._shake()
         if self._secured:
             self._pull()
-        if self._wide and nbytes == len(self._raw) < READ_BYTES:
+        if self._wide and nbytes == len(self._raw) < _READ_BYTES:
             self._grow()
 
     def eof_received(self) -> bool:
@@ -224,7 +222,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
     def _grow(self, size: int = 0) -> None:
-        size = max(size, min(READ_BYTES, 4 * len(self._raw)))
+        size = max(size, min(_READ_BYTES, 4 * len(self._raw)))
         self._raw = memoryview(bytearray(size))
         self._plain = memoryview(bytearray(size))
 

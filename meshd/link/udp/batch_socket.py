@@ -20,7 +20,7 @@ from meshd.base.errors import UserError
 from meshd.link.net.one_port import open_on_one_port
 
 SOCKET_BUFFER_BYTES = 4 << 20  # asked of the kernel; the default of 208 KiB loses packets on a clean path
-READ_BYTES = 64 << 10  # the most that one call can bring: the largest UDP datagram, or a run of small ones
+_READ_BYTES = 64 << 10  # the most that one call can bring: the largest UDP datagram, or a run of small ones
 READS_EACH_TURN = 4  # then other tasks get a turn
 BACKLOG_BYTES = 1 << 20  # of datagrams that the kernel did not take; more are dropped, as a full router does
 MOST_SEGMENTS = 44  # of 1452 bytes in one call; the kernel takes 64, and 65507 bytes
@@ -76,7 +76,7 @@ class BatchSocket:
         self._loop = asyncio.get_running_loop()
         self.v6 = sock.family == socket.AF_INET6
         self._gso = _ON_LINUX
-        self._space = memoryview(bytearray(READ_BYTES))
+        self._space = memoryview(bytearray(_READ_BYTES))
         self._backlog: deque[tuple[Sequence[bytes], Ancillary, Address]] = deque()
         self._backlog_bytes = 0
         self._origins: dict[tuple[str, int, bytes], Origin] = {}

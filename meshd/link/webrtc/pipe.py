@@ -10,11 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
-from meshd.link.buffered_pipe import BufferedPipe
+from meshd.link.buffered_pipe import SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.webrtc.session import WebRtcSession
 from meshd.wire.limits import MAX_FRAME_BYTES
-
-SEND_HIGH_BYTES = 64 << 10
 
 
 class WebRtcPipe(BufferedPipe):

@@ -20,7 +20,7 @@ from aiortc.rtcsctptransport import Chunk
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.link.webrtc import sctp_packet as wire
-from meshd.link.webrtc.sctp_inbox import FIRST_WINDOW_BYTES, MAX_WINDOW_BYTES, Inbox
+from meshd.link.webrtc.sctp_inbox import FIRST_WINDOW_BYTES, MAX_INBOX_BYTES, Inbox
 from meshd.link.webrtc.sctp_outbox import Outbox
 
 INIT_SECONDS = 0.4  # before an unanswered INIT goes out again; eight times (aiortc: 3 s)
@@ -46,7 +46,7 @@ class Association(RTCSctpTransport):
         push: Callable[[], None],
         probe: Callable[[bytes], None],
     ) -> None:
-        super().__init__(dtls, wire.PORT)
+        super().__init__(dtls, wire.SCTP_PORT)
         self._advertised_rwnd = FIRST_WINDOW_BYTES
         self._rto = INIT_SECONDS
         self._clock = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Association(RTCSctpTransport):
 
     async def begin(self) -> None:
         """Start the handshake; `opened` is set at its end."""
-        await self.start(RTCSctpCapabilities(maxMessageSize=0), wire.PORT)
+        await self.start(RTCSctpCapabilities(maxMessageSize=0), wire.SCTP_PORT)
 
     @property
     def is_open(self) -> bool:
@@ -104,9 +104,9 @@ class Association(RTCSctpTransport):
 
     def widen(self) -> None:
         """Take more from here on, and say so."""
-        self._advertised_rwnd = MAX_WINDOW_BYTES
+        self._advertised_rwnd = MAX_INBOX_BYTES
         if self._inbox is not None and not self._over:
-            self._inbox.widen(MAX_WINDOW_BYTES)
+            self._inbox.widen(MAX_INBOX_BYTES)
             self._acknowledge()
 
     def was_read(self) -> None:
@@ -126,7 +126,7 @@ class Association(RTCSctpTransport):
     # --- what came
 
     def take(self, packet: bytes) -> None:
-        """One packet. What is malformed is dropped, as the network could have dropped it."""
+        """One packet. A malformed one is dropped, as the network could have dropped it."""
         try:
             tag, chunks = wire.open_packet(packet)
             if not chunks or self._over:

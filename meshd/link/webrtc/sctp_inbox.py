@@ -9,7 +9,7 @@ from bisect import bisect_right
 from meshd.link.webrtc.sctp_packet import TSNS, ahead, sack_chunk
 
 FIRST_WINDOW_BYTES = 64 << 10  # until the other side has proven who it is
-MAX_WINDOW_BYTES = 4 << 20  # what may wait here: 100 Mbit/s for 100 ms, three times
+MAX_INBOX_BYTES = 4 << 20  # what may wait here: 100 Mbit/s for 100 ms, three times
 MAX_HOLES = 4096
 _CHUNK_COST = 64  # of a waiting chunk beside its bytes, so that tiny ones are bounded too
 _SLACK_BYTES = 4096  # over the window: a sender may ask a closed one
@@ -17,9 +17,9 @@ _REACH = 0xFFFF  # a SACK can name chunks up to so far beyond its cumulative num
 
 
 class Inbox:
-    """What has been received. `first_tsn` is the peer's initial TSN; `window_bytes` bounds what is kept."""
+    """Received chunks. `first_tsn` is the peer's initial TSN; `window_bytes` bounds what is kept."""
 
-    def __init__(self, first_tsn: int, *, window_bytes: int = MAX_WINDOW_BYTES) -> None:
+    def __init__(self, first_tsn: int, *, window_bytes: int = MAX_INBOX_BYTES) -> None:
         self._first = first_tsn
         self._window = window_bytes
         self._next = 0  # the first number that is missing

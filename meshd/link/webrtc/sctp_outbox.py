@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from meshd.link.bbr import ModelWindow
-from meshd.link.webrtc.sctp_packet import BINARY, DATA_OVERHEAD, MAX_GAPS, TSNS, SackBody, ahead
+from meshd.link.webrtc.sctp_packet import BINARY, CHUNK_OVERHEAD, MAX_GAPS, TSNS, SackBody, ahead
 
 FIRST_PACKET_BYTES = 1056  # with DTLS, UDP and IPv4 1121: passes tunnels in tunnels; then probes tell
 REORDER_PACKETS = 3
@@ -23,7 +23,7 @@ MOST_PROBE_SECONDS = 3.0
 FIRST_FLIGHT_CHUNKS = 64  # spread over a round trip as soon as one is known, and that is from the proof
 LEAST_FLIGHT_CHUNKS = 32  # in a round trip, however little was sent, and so measured, before
 PACE_SECONDS = 0.002  # a sender that was late by so much may catch up: timers come in milliseconds
-BURST_SECONDS = 0.001  # of the pace that go out together
+_BURST_SECONDS = 0.001  # of the pace that go out together
 GIVE_UP_SECONDS = 30.0  # nothing acknowledged for so long while something was on its way
 MAX_FLIGHT_CHUNKS = 16_000  # a SACK names 65535; stream numbers of 16 bits are compared by halves
 
@@ -44,12 +44,12 @@ class Sent:
 
 
 class Outbox:
-    """What is to be sent and what was. `first_tsn` is our initial TSN, `peer_window` the other side's."""
+    """Chunks to send, and in flight. `first_tsn` is our initial TSN, `peer_window` the other side's."""
 
     def __init__(self, first_tsn: int, *, peer_window: int, payload_bytes: int = 0) -> None:
         self._first = first_tsn
         self._peer_window = peer_window
-        self.payload_bytes = payload_bytes or (FIRST_PACKET_BYTES - DATA_OVERHEAD) // 4 * 4
+        self.payload_bytes = payload_bytes or (FIRST_PACKET_BYTES - CHUNK_OVERHEAD) // 4 * 4
         self.model = ModelWindow(self.payload_bytes)
         self.model.window = FIRST_FLIGHT_CHUNKS * self.payload_bytes
         self._backlog: deque[tuple[int, memoryview]] = deque()
@@ -86,7 +86,7 @@ class Outbox:
 
     def grow(self, packet_bytes: int) -> None:
         """The path takes packets of this size, checksum and all: new chunks fill them."""
-        size = (packet_bytes - DATA_OVERHEAD) // 4 * 4
+        size = (packet_bytes - CHUNK_OVERHEAD) // 4 * 4
         if size > self.payload_bytes:
             self.payload_bytes = self.model.segment = size
 
@@ -190,12 +190,12 @@ class Outbox:
     # --- out
 
     def next_chunk(self, now: float) -> Sent | None:
-        """The next chunk to send now, if the windows have room: what was lost, then what is new."""
+        """The next chunk to send now, if the windows have room: lost ones first, then new ones."""
         if not self._probe_due:
             if self._hold_until > now:
                 return None
             if self._pace_at > now:
-                self._hold_until = self._pace_at + BURST_SECONDS
+                self._hold_until = self._pace_at + _BURST_SECONDS
                 return None
         while self._lost:
             if not self._probe_due and self.flight_bytes >= self.model.window:

@@ -13,7 +13,7 @@ from google_crc32c import value as crc32c
 
 from meshd.base.errors import RemoteProtocolError
 
-PORT = 5000  # both sides; there is one association in each DTLS connection (RFC 8841)
+SCTP_PORT = 5000  # both sides; there is one association in each DTLS connection (RFC 8841)
 DATA, INIT, INIT_ACK, SACK, HEARTBEAT, HEARTBEAT_ACK, ABORT = range(7)
 ERROR, COOKIE_ECHO, COOKIE_ACK = 9, 10, 11
 STREAM = 0
@@ -35,7 +35,7 @@ HEARTBEAT_INFO = 1
 _ZERO = bytes(4)
 _PAD = (b"", b"\0\0\0", b"\0\0", b"\0")
 
-DATA_OVERHEAD = 12 + 16  # common header and chunk header
+CHUNK_OVERHEAD = 12 + 16  # common header and chunk header
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SackBody:
 
 def seal(tag: int, chunks: bytes) -> bytes:
     """A packet with its checksum (CRC32c, RFC 9260 appendix A)."""
-    head = _COMMON.pack(PORT, PORT, tag)
+    head = _COMMON.pack(SCTP_PORT, SCTP_PORT, tag)
     return b"".join((head, crc32c(b"".join((head, _ZERO, chunks))).to_bytes(4, "little"), chunks))
 
 

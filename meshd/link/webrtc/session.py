@@ -23,7 +23,7 @@ from meshd.wire.address import Candidate, CandidateKind
 from meshd.wire.dialable import Dialable
 from meshd.wire.offer import Terms
 
-READ_BYTES = 2048  # of one DTLS record
+_READ_BYTES = 2048  # of one DTLS record
 FLIGHT_SECONDS = (0.1, 0.15, 0.25, 0.4, 0.5, 0.5, 0.5, 0.5, 0.5)  # before each repetition
 _BINDING = b"meshd webrtc link 1"
 
@@ -104,7 +104,7 @@ class WebRtcSession:
         self._dtls = Dtls(self._below, [identity.certificate])  # type: ignore[arg-type]
         self._ssl: SSL.Connection | None = None
         self.association = Association(self._dtls, self._send, self._push, self._probe)
-        self.pipe: IcePipe | None = None  # made by whoever made this
+        self.pipe: IcePipe | None = None  # its creator sets this
         self._out: list[bytes] = []  # encrypted, to be sent together
         self.binding = b""
         self.on_lost: Callable[[], None] = lambda: None
@@ -158,7 +158,7 @@ class WebRtcSession:
             return
         try:
             ssl.send(packet)
-            self._out.append(ssl.bio_read(READ_BYTES))
+            self._out.append(ssl.bio_read(_READ_BYTES))
         except SSL.Error:
             self.on_lost()
 
@@ -180,7 +180,7 @@ class WebRtcSession:
             return
         try:
             ssl.bio_write(datagram)
-            packet = ssl.recv(READ_BYTES)
+            packet = ssl.recv(_READ_BYTES)
         except SSL.ZeroReturnError:
             self.on_lost()  # goodbye of DTLS
         except SSL.Error:
@@ -191,7 +191,7 @@ class WebRtcSession:
     def _answer_handshake(self, ssl: SSL.Connection) -> None:
         try:
             while True:  # a flight has several records
-                self.ice.send_now((ssl.bio_read(READ_BYTES),))
+                self.ice.send_now((ssl.bio_read(_READ_BYTES),))
         except SSL.Error:
             return
 
@@ -209,7 +209,7 @@ class WebRtcSession:
         if self._ssl is not None:
             try:
                 self._ssl.shutdown()
-                self.ice.send_now((self._ssl.bio_read(READ_BYTES),))
+                self.ice.send_now((self._ssl.bio_read(_READ_BYTES),))
             except SSL.Error:
                 pass
             self._ssl = None

@@ -12,14 +12,14 @@ from meshd.role.head.lease_client import LeaseClient
 from meshd.wire.lease import Acquire
 from meshd.wire.native import NativeVersion
 
-LATE_SECONDS = 30.0  # for the others, once enough have offered: a trial of a GPU takes some seconds
+LATE_OFFER_SECONDS = 30.0  # for the others, once enough have offered: a trial of a GPU takes some seconds
 LATE_AGAIN_SECONDS = 3.0  # for those that were late the time before
 NOT_READY = "not_ready"  # code of what is said of them
 LOG = log.get("serve")
 
 
 class Asking:
-    """`ask` once. `blamed` gets whoever says nothing, or nonsense, and why.
+    """`ask` once. `blamed` gets each worker that says nothing, or nonsense, and why.
 
     `late_before` are workers that were late the last time they were asked: one of them can hold up one load,
     and no further one until it has offered.
@@ -62,7 +62,11 @@ class Asking:
         while True:
             late = [lease for lease, task in zip(self._leases, asked, strict=True) if task in waiting]
             first = any(lease.peer not in self._late_before for lease in late)
-            left = since + (LATE_SECONDS if first else LATE_AGAIN_SECONDS) - asyncio.get_running_loop().time()
+            left = (
+                since
+                + (LATE_OFFER_SECONDS if first else LATE_AGAIN_SECONDS)
+                - asyncio.get_running_loop().time()
+            )
             if not late or left <= 0:
                 return late
             _, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)

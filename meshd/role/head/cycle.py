@@ -37,7 +37,7 @@ from meshd.tunnel.interface import TunnelStatus
 
 MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
 TRY_AGAIN_SECONDS = 20.0
-RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
+_RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
 SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
 SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
 SERVER_RETRY = Backoff(first=30.0, factor=2.0, most=600.0)
@@ -161,7 +161,7 @@ class Serve:
             self._loaded = LoadedModel()
             self._tell(ModelState.LOADING, why)
             LOG.warning("model_lost", why=why)
-            await asyncio.sleep(RETRY.delay(self._failures - 1, 0.0))
+            await asyncio.sleep(_RETRY.delay(self._failures - 1, 0.0))
 
     async def _know_file(self) -> None:
         """Costs nothing while the file is as it was. Raises UserError."""

@@ -13,7 +13,7 @@ from meshd.identity.keys import PeerId
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 from meshd.wire.native import NativeVersion
 
-CRASHES = 2
+_CRASHES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class DeviceExclusions:
     def crashed(self, peer: PeerId, equipment: Equipment, devices: Iterable[str], why: str) -> None:
         """The rpc-server with these devices ended by a fault of its own before the model was loaded."""
         crashes = self._crashes[peer] = self._crashes.get(peer, 0) + 1
-        if crashes >= CRASHES:
+        if crashes >= _CRASHES:
             text = f"its rpc-server crashed {crashes} times while the model was loaded ({why})"
             self._of(peer, equipment).update(dict.fromkeys(devices, text))
 

@@ -9,7 +9,7 @@ from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import encode_index
-from meshd.process.interface import Child, ChildFailed, ChildSpec, ChildStatus
+from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, ChildStatus
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.load_report import WeightsReport
@@ -23,7 +23,6 @@ from meshd.tunnel.interface import SavedWeights
 
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
 LOG = log.get("serve")
-SHOWN_LINES = 3  # of its output, where it ended
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 
 

@@ -16,7 +16,7 @@ from meshd.role.head.split_plan import followers
 from meshd.role.native import command_lines
 
 OFF = "disabled (`--no-push`)"
-APART = "during this push one of the two ended a lease before, and it is unknown which"
+WHY_APART = "during this push one of the two ended a lease before, and it is unknown which"
 LOG = log.get("serve")
 
 Place = tuple[str, str]  # node and device
@@ -65,7 +65,7 @@ class PushPlan:
             elif stock := [lease.name for lease in (source, target) if not lease.can_push]:
                 self._no_push_reasons[place] = f"{stock[0]} does not support it"
             elif self._are_apart(source.peer, target.peer):
-                self._no_push_reasons[place] = APART
+                self._no_push_reasons[place] = WHY_APART
             else:
                 self._routes[place] = PushRoute(source, target, numbers[target.name])
         routes = {route.ends: route for route in self._routes.values()}.values()

@@ -13,7 +13,7 @@ from meshd.rpc import probe
 from meshd.rpc.protocol import ANSWER
 from meshd.wire.lease import OfferedDevice
 
-ASK_SECONDS = 5.0
+_ASK_SECONDS = 5.0
 LOG = log.get("serve")
 
 
@@ -23,7 +23,7 @@ async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRp
     for endpoint in endpoints:
         LOG.warning("plain_rpc", remote=endpoint, why="no encryption, no identity, weights over the network")
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(_ASK_SECONDS):
                 servers.append(PlainRpc(endpoint, await _devices(endpoint, protocol)))
         except TimeoutError:
             raise MeshdError(

@@ -1,7 +1,7 @@
 """Whether a worker in use is out of reach for so long that clients should hear of it.
 
 A link that is lost comes back within seconds, mostly, and nobody needs to know. Answers under way wait on
-for the grace; whoever asks now would wait behind them. A worker that is back for moments only would use up no
+for the grace; new requests would wait behind them. A worker that is back for moments only would use up no
 grace, and keep the model degraded for ever: so its gaps count together, until it has made up for them.
 """
 
@@ -17,7 +17,7 @@ from meshd.role.head.blame import Blame
 from meshd.role.head.run_end import End
 
 SILENT_SECONDS = 10.0
-LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 GIVEN_BACK = 4.0  # seconds out of reach that each second within reach makes up for
 LATE_SECONDS = 5.0  # one gap of the grace ends the session by itself, which is nearer to the truth
 
@@ -78,7 +78,7 @@ async def give_up(life: ModelLife, mesh: Mesh, grace: float) -> None:
     loop = asyncio.get_running_loop()
     patience = PeerPatience(grace, loop.time())
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(_LOOK_SECONDS)
         worker = patience.look(mesh.peers(), life.workers, loop.time())
         if worker is not None:
             why = f"no lasting connection, {grace:.0f} s without one in total"

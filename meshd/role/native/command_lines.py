@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from meshd.base.listening_socket import LOOPBACK_HOST
+
 NO_WARMUP = "--no-warmup"
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def rpc_server(
 
 def stock_rpc_server(program: str, *, devices: Sequence[str], threads: int | None, port: int) -> list[str]:
     """Upstream's: it takes no descriptors, knows no secret and no limit of memory."""
-    place = ("--host", LOOPBACK, "--port", str(port))
+    place = ("--host", LOOPBACK_HOST, "--port", str(port))
     return [program, *_threads(threads), *place, "--device", ",".join(devices)]
 
 

@@ -21,7 +21,7 @@ from meshd.wire.lease import OfferedDevice
 REFERENCE = "CPU"  # what all are compared with
 STILL_SECONDS = 120.0  # without a line: a driver may compile its kernels for the first one
 AGAIN_SECONDS = 600.0  # until a device that failed is tried once more: its memory may just have been taken
-TELL_SECONDS = 2.0
+_TELL_SECONDS = 2.0
 _DECIDING = ("GGML_", "CUDA_", "HIP_", "ROCR_", "VK_", "MESA_", "MTL_")  # variables: which device, and how
 LOG = log.get("worker")
 
@@ -138,4 +138,4 @@ class DeviceTrials:
 async def _keep_telling(on_progress: OnProgress, text: str) -> None:
     while True:
         await on_progress(text)
-        await asyncio.sleep(TELL_SECONDS)
+        await asyncio.sleep(_TELL_SECONDS)

@@ -10,9 +10,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshd.base.byte_format import MIB
 from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, RunToEnd
-from meshd.wire.lease import MAX_DEVICES, OfferedDevice
+from meshd.wire.lease import OfferedDevice
+from meshd.wire.limits import MAX_DEVICES
 
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not spoil it
 _LINE = re.compile(
@@ -23,7 +25,6 @@ _LISTED = re.compile(
     r"^device (?P<name>[!-9;-~]{1,64}) (?P<type>[a-z]{1,16}) (?P<id>[!-~]{1,128})"
     r" (?P<total>[0-9]{1,17}) (?P<free>[0-9]{1,17}) (?P<text>.*)$"
 )
-_MIB = 1 << 20
 SHARED_MEMORY = "memory"  # in place of a card: a GPU without memory of its own
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used on their own
 
@@ -39,7 +40,7 @@ def parse_devices(lines: Sequence[str]) -> tuple[OfferedDevice, ...]:
         name = match["name"]
         kind = "cpu" if name == "CPU" or name.startswith(_HALF_ABLE) else "gpu"
         description = "".join(c for c in match["text"] if c.isprintable())[:200]
-        device = OfferedDevice(name, kind, description, int(match["free"]) * _MIB, int(match["total"]) * _MIB)
+        device = OfferedDevice(name, kind, description, int(match["free"]) * MIB, int(match["total"]) * MIB)
         devices.setdefault(device.name, device)
     return tuple(devices.values())[:MAX_DEVICES]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.replaced_file import replace_file
 
-MAX_KEPT = 256  # trials, the newest
+MAX_TRIALS = 256  # trials, the newest
 _LINE = re.compile(r"[0-9a-f]{64}")
-_MOST_BYTES = MAX_KEPT * 65
+_MOST_BYTES = MAX_TRIALS * 65
 LOG = log.get("worker")
 
 
@@ -39,7 +39,7 @@ class TrialCache:
     def add(self, key: str) -> None:
         """From now on it need not be tried. A file that cannot be written is no error."""
         self._keys = dict.fromkeys([*self._read(), *(old for old in self._keys if old != key), key])
-        self._keys = dict.fromkeys(list(self._keys)[-MAX_KEPT:])
+        self._keys = dict.fromkeys(list(self._keys)[-MAX_TRIALS:])
         if self._path is None:
             return
         try:

@@ -56,7 +56,7 @@ from meshd.wire.lease import (
 )
 
 UNKNOWN_PIN = "unknown"
-ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
+_ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
 MAX_ASKING = LEASES_ASKED.most  # each may hold descriptors of all files
 MAX_ASKING_PEER = LEASES_ASKED_OF_PEER.most
 LOG = log.get("worker")
@@ -270,7 +270,7 @@ class Worker:
         return sum(one is not lease and not one.memory.keys().isdisjoint(lease.memory) for one in busy)
 
     async def _lend(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
-        """From the start of its process to the end of the lease, whoever ends it."""
+        """From the start of its process to the end of the lease, by either side."""
         try:
             async with Owner() as owner:
                 owner.start(server.child.serve(), name="rpc-server")
@@ -328,7 +328,7 @@ def _progress_to(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
 async def _within(messages: MessageStream) -> LeaseMessage:
     """The next message of a head that must not keep us waiting."""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(_ANSWER_SECONDS):
             return decode(await messages.receive())
     except TimeoutError:
         raise Refused("the head did not answer in time", code="timeout") from None

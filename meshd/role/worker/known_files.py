@@ -16,7 +16,7 @@ from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.stock_weights import OpenWeights
 from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
 
-PROGRESS_SECONDS = 2.0
+_PROGRESS_SECONDS = 2.0
 LOG = log.get("worker")
 
 
@@ -108,7 +108,7 @@ class KnownFiles:
             self._stale.set()
         while not self._known.is_set():
             try:
-                async with asyncio.timeout(PROGRESS_SECONDS):
+                async with asyncio.timeout(_PROGRESS_SECONDS):
                     await self._known.wait()
             except TimeoutError:
                 await on_progress(self._hashing or "getting ready")

@@ -30,7 +30,7 @@ MAX_NEIGHBOURS = NEIGHBOURS.most
 REACH_SECONDS = 8.0  # until a session with it is there; the head's RPC waits 10 s for the answer
 GONE_SECONDS = 20.0  # without a session for so long, though both wanted one: it is not waited for as long
 GONE_REACH_SECONDS = 1.0
-RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
+_RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
 ASK = "ask"  # in the metadata of a stream: whether others would be taken
 LOG = log.get("worker")
 
@@ -100,7 +100,7 @@ class PushNeighbours:
                         return await _accepted(stream)
                     except (Broken, Refused) as error:
                         why = error.what
-                    await asyncio.sleep(RETRY.delay(tries, 0.0))
+                    await asyncio.sleep(_RETRY.delay(tries, 0.0))
                     tries += 1
         except TimeoutError:
             raise Broken(f"unreachable for {seconds:.0f} s: {why}") from None

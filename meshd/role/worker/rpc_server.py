@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
+from meshd.base.listening_socket import LOOPBACK_HOST
 from meshd.identity.keys import PeerId
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
@@ -148,7 +149,7 @@ class RpcServer:
 
     def _stock_spec(self) -> ChildSpec:
         port = self._processes.free_port()  # it binds it itself, a moment later; its banner stays in a buffer
-        self._target = command_lines.LOOPBACK, port
+        self._target = LOOPBACK_HOST, port
         return ChildSpec(
             name="rpc-server",
             argv=command_lines.stock_rpc_server(

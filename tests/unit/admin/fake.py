@@ -25,7 +25,6 @@ from meshd.admin.net_api import NatView, NetcheckReply, NetcheckRequest, PortMap
 from meshd.admin.request import Answers
 from meshd.admin.server import AdminServer
 from meshd.admin.status import (
-    ApiView,
     ChildView,
     LinkView,
     MdnsView,
@@ -36,8 +35,9 @@ from meshd.admin.status import (
     TunnelView,
 )
 from meshd.base.errors import Refused, UserError
+from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
-from meshd.model.status import ModelState, ModelStatus, NetworkTensor, SplitPart
+from meshd.model.status import ModelState, ModelStatus, NetworkTensor, SplitPart, StoreStatus
 
 DEADLINE = 20.0
 
@@ -151,7 +151,8 @@ def full_status(pid: int = 4242) -> Status:
         children=(ChildView(name="llama-server", pid=None, state="ready", restarts=0),),
         model=MODEL,
         mdns=MdnsView(state="heard", networks=("eth0",), members=1, why="wlan0: no multicast"),
-        api=ApiView(url="http://127.0.0.1:8090", ready=True, requests=1, tokens=42),
+        api=GatewayStatus(url="http://127.0.0.1:8090", ready=True, requests=1, tokens=42),
+        store=StoreStatus(path="/home/u/.cache/meshd/tensors", bytes=7, limit=20_000_000_000, tensors=3),
     )
 
 

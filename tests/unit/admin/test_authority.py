@@ -109,7 +109,7 @@ def test_roles_are_those_there_are() -> None:
         read_role("king")
 
 
-def test_a_revoked_invite_bans_whoever_came_by_it(tmp_path: Path) -> None:
+def test_a_revoked_invite_bans_those_who_joined_with_it(tmp_path: Path) -> None:
     books = founder(tmp_path / "a")
     reply = books.invite(now=NOW, expires_s=60, uses=1, roles=["use"], secret=b"s" * 16, candidates=HERE)
     assert books.revoke_invite(reply.id[:4], now=NOW).id == reply.id

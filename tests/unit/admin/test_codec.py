@@ -14,7 +14,7 @@ from meshd.admin.status import PeerView, Status
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.status import ModelState, ModelStatus
 
-from .fake import MODEL, full_status
+from .fake import MODEL, PEER, full_status
 
 EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versions write them
     api.StatusRequest(): '{"request":"status"}',
@@ -67,6 +67,21 @@ def test_a_status_without_anything_goes_round() -> None:
     assert isinstance(body, dict)
     assert body["model"] is None and body["api"] is None and body["mesh"] is None and body["peers"] == []
     assert from_json(Status, body) == status
+
+
+def test_what_packages_say_of_themselves_is_written_as_it_always_was() -> None:
+    body = to_json(full_status())
+    assert isinstance(body, dict)
+    parts = {name: json.dumps(body[name]) for name in ("tunnels", "children", "api", "store")}
+    assert parts == {
+        "tunnels": (
+            f'[{{"peer": "{PEER.id}", "service": "rpc", "listen": "127.0.0.1:4000", "streams": 3, '
+            '"sent_bytes": 9, "received_bytes": 8, "user": false, "last_error": "", "peer_name": ""}]'
+        ),
+        "children": '[{"name": "llama-server", "pid": null, "state": "ready", "restarts": 0, "reason": ""}]',
+        "api": '{"url": "http://127.0.0.1:8090", "ready": true, "requests": 1, "tokens": 42}',
+        "store": '{"path": "/home/u/.cache/meshd/tensors", "bytes": 7, "limit": 20000000000, "tensors": 3}',
+    }
 
 
 def test_the_json_of_a_status_is_what_scripts_rely_on() -> None:

@@ -326,7 +326,7 @@ def test_connections_are_counted_and_given_back(home: Path, control: FakeControl
 def test_a_silent_connection_is_ended(
     home: Path, control: FakeControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(server, "_IDLE_SECONDS", 0.05)
     with raw(home) as connection:
         assert read_all(connection) == b""
 

@@ -1,20 +1,16 @@
 """Status values of the parts as views."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from meshd.admin import snapshot
 from meshd.admin.codec import encode_line, to_json
-from meshd.admin.status import StoreView
-from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import Chain, Member, Role, issue
 from meshd.link.interface import LinkInfo, LinkKind
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
-from meshd.store.interface import StoreStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
 
 ROOT = KeyPair.from_seed(b"r" * 32)
@@ -96,7 +92,7 @@ def test_every_state_and_kind_has_a_name() -> None:
     assert snapshot.link_path("by carrier pigeon") == "public"
 
 
-def test_children_tunnels_and_api() -> None:
+def test_children_and_tunnels() -> None:
     child = ChildStatus("rpc-server", ChildState.BACKOFF, None, 2, "exit code 1", ())
     view = snapshot.child_views([child])[0]
     assert (view.name, view.pid, view.state, view.restarts, view.reason) == (
@@ -108,12 +104,6 @@ def test_children_tunnels_and_api() -> None:
     )
     tunnel = TunnelStatus(NODE.peer, "rpc", "127.0.0.1:4000", 2, 5, 6)
     assert snapshot.tunnel_views([tunnel])[0].peer == str(NODE.peer)
-    api = snapshot.api_view(GatewayStatus(url="http://x", ready=True, requests=1, tokens=2, active=0))
-    assert api is not None and (api.ready, api.tokens) == (True, 2)
-    assert snapshot.api_view(None) is None
-    store = snapshot.store_view(StoreStatus(Path("/c/tensors"), 1, 2, 3))
-    assert store == StoreView(path="/c/tensors", bytes=1, limit=2, tensors=3)
-    assert snapshot.store_view(None) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import random
 
-from meshd.base.ask_history import AGAIN, MOST, Asked
+from meshd.base.ask_history import AGAIN, MOST_ASKED, Asked
 
 SILENT, HONEST = ["a", "b", "c", "d", "e"], "z"
 ALL = [*SILENT, HONEST]
@@ -41,7 +41,7 @@ def test_who_helped_is_asked_first_until_it_fails() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     one = asked()
-    for number in range(2 * MOST):
+    for number in range(2 * MOST_ASKED):
         one.failed("a", str(number), 100)
         one.helped("b", str(number))
-    assert len(one._failed) == len(one._helped) == MOST
+    assert len(one._failed) == len(one._helped) == MOST_ASKED

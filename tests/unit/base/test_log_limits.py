@@ -3,7 +3,7 @@
 import io
 
 from meshd.base import log
-from meshd.base.log_limits import MAX_KINDS, MAX_PEERS, LineShares
+from meshd.base.log_limits import MAX_LINE_KINDS, MAX_LOGGED_PEERS, LineShares
 from meshd.base.peer_limits import FIRST_LINES_IN_ALL, KIND_LINES, PEER_LINES, PEER_LINES_IN_ALL
 
 
@@ -20,7 +20,7 @@ def test_many_peers_have_one_share_together() -> None:
     shares = LineShares()
     said = [shares.may_say(f"sybil {number}", 0.0) for number in range(10_000)]
     assert said.count(0) == PEER_LINES_IN_ALL.burst + FIRST_LINES_IN_ALL.burst
-    assert len(shares._peers) == MAX_PEERS
+    assert len(shares._peers) == MAX_LOGGED_PEERS
 
 
 def test_some_peers_that_are_talked_about_all_the_time_leave_out_no_other() -> None:
@@ -61,7 +61,7 @@ def test_lines_that_name_no_peer_have_a_share_for_each_kind() -> None:
     assert shares.may_say_kind("signal_dropped", 1 / KIND_LINES.per_second) == 7
     for number in range(10_000):
         shares.may_say_kind(f"made up {number}", 0.0)
-    assert len(shares._kinds) == MAX_KINDS
+    assert len(shares._kinds) == MAX_LINE_KINDS
 
 
 def test_peers_use_up_nothing_of_what_this_node_says_itself() -> None:

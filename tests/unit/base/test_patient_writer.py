@@ -1,4 +1,4 @@
-"""A pipe that nobody reads blocks nobody; what was dropped is counted, what is left goes out at the end."""
+"""A pipe that nobody reads blocks nobody; drops are counted, and the rest goes out at the end."""
 
 import os
 import select
@@ -20,7 +20,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def some(reader: int) -> bytes:
-    """What is there within 10 ms; nothing, if nothing is."""
+    """All that arrives within 10 ms."""
     ready, _, _ = select.select([reader], [], [], 0.01)
     return os.read(reader, 1 << 20) if ready else b""
 

@@ -23,7 +23,7 @@ def test_of_too_many_the_one_silent_longest_is_forgotten() -> None:
     assert len(rates._buckets) == 2
 
 
-def test_whoever_owes_is_remembered_however_many_come() -> None:
+def test_a_key_that_owes_is_remembered_however_many_come() -> None:
     buckets: TokenBuckets[int] = TokenBuckets(VERY_SLOW)
     for _ in range(2):
         assert buckets.of(-1, 100).spend(1, 100)

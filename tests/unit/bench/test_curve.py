@@ -4,7 +4,17 @@ from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.bench.curve import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, CurveLine, draw, marks
+from meshd.bench.curve import (
+    BOTTOM_MARGIN,
+    HEIGHT,
+    LEFT_MARGIN,
+    RIGHT_MARGIN,
+    TOP_MARGIN,
+    WIDTH,
+    CurveLine,
+    draw,
+    marks,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 amounts = st.floats(0, 1e6, allow_nan=False)
@@ -31,8 +41,8 @@ def test_every_point_is_inside(lines: list[list[tuple[float, float]]]) -> None:
     dots = root.findall(f"{SVG}circle")
     assert len(dots) == sum(map(len, lines))
     for dot in dots:
-        assert LEFT - 0.1 <= float(dot.attrib["cx"]) <= WIDTH - RIGHT + 0.1
-        assert TOP - 0.1 <= float(dot.attrib["cy"]) <= HEIGHT - BOTTOM + 0.1
+        assert LEFT_MARGIN - 0.1 <= float(dot.attrib["cx"]) <= WIDTH - RIGHT_MARGIN + 0.1
+        assert TOP_MARGIN - 0.1 <= float(dot.attrib["cy"]) <= HEIGHT - BOTTOM_MARGIN + 0.1
 
 
 def test_names_are_text_and_stock_is_dashed() -> None:

@@ -6,7 +6,7 @@ import pytest
 from meshd.bench.figures import (
     BARE,
     DEFAULTS,
-    ENDS,
+    ENDS_ON_CPU,
     LOCAL,
     MESHD,
     STOCK,
@@ -91,7 +91,7 @@ def test_a_token_takes_computing_and_the_ways(token: float, kept: bool) -> None:
 
 
 def test_where_the_ends_are_on_the_processor_computing_is_measured_so() -> None:
-    ends = run(ENDS, 0, 0.0, 0.3, 0.02)
+    ends = run(ENDS_ON_CPU, 0, 0.0, 0.3, 0.02)
     assert (Figures((ALONE,)).compute, Figures((ALONE, ends)).compute) == (0.008, 0.02)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, BenchRun, Figures
+from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun, Figures
 from meshd.bench.gpu_page import GpuRunFacts, page
 
 MADE = GpuRunFacts(
@@ -16,7 +16,7 @@ MADE = GpuRunFacts(
 
 
 def run(setup: str, text: str = "sea") -> BenchRun:
-    workers = 0 if setup in (LOCAL, ENDS) else 2
+    workers = 0 if setup in (LOCAL, ENDS_ON_CPU) else 2
     return BenchRun(setup=setup, workers=workers, rtt_ms=0.0, load=1.0, token=0.01, prompt=0.1, text=text)
 
 
@@ -42,10 +42,10 @@ def test_another_text_is_named() -> None:
 
 
 def test_meshd_is_compared_with_a_node_that_has_the_ends_where_meshd_has_them() -> None:
-    runs = run(LOCAL), run(ENDS, "see"), run(STOCK), run(MESHD, "see")
+    runs = run(LOCAL), run(ENDS_ON_CPU, "see"), run(STOCK), run(MESHD, "see")
     assert "Stock produced the same text" in page(MADE, [("8b", 1, Figures(runs), ())])
     other = Figures((*runs[:2], run(STOCK, "see"), run(MESHD)))
-    same = Figures((run(LOCAL), run(ENDS), run(STOCK), run(MESHD)))
+    same = Figures((run(LOCAL), run(ENDS_ON_CPU), run(STOCK), run(MESHD)))
     assert "All produced the same text" in page(MADE, [("8b", 1, same, ())])
     assert other.texts_differ() == ["stock, 2 workers, 0 ms", "meshd, 2 workers, 0 ms"]
 

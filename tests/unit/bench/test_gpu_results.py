@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.bench.figures import ENDS, LOCAL, MESHD, STOCK, BenchRun, Counted
+from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun, Counted
 from meshd.bench.gpu_page import GpuRunFacts
 from meshd.bench.gpu_results import Found, decode, encode
 from meshd.fleet.rpc_count import RpcCounts
@@ -25,7 +25,7 @@ def run(setup: str, workers: int, rtt: float = 20.0) -> BenchRun:
     return BenchRun(setup=setup, workers=workers, rtt_ms=rtt, load=1.0, token=0.01, prompt=0.1, text="sea")
 
 
-ALONE = [run(LOCAL, 0, 0.0), run(ENDS, 0, 0.0)]
+ALONE = [run(LOCAL, 0, 0.0), run(ENDS_ON_CPU, 0, 0.0)]
 COUNTED = Counted(
     setup=MESHD, workers=1, load=RpcCounts(round_trips=8), token_round_trips=1.0, token_bytes=9.0
 )

@@ -31,7 +31,7 @@ def test_it_is_given_back_when_the_socket_is_there(tmp_path: Path, monkeypatch: 
         held = await memory.take_memory()
         assert held is not None
         giving = asyncio.get_running_loop().create_task(memory.give_back(held, tmp_path / "llama.sock"))
-        await asyncio.sleep(3 * memory.LOOK_SECONDS)
+        await asyncio.sleep(3 * memory.SAMPLE_SECONDS)
         assert not held.closed
         (tmp_path / "llama.sock").touch()
         await until(giving.done)

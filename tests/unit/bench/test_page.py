@@ -14,7 +14,7 @@ from meshd.bench.page import (
     reported_table,
     with_ready_section,
 )
-from meshd.bench.published_figures import DELAYED, NOT_HERE
+from meshd.bench.published_figures import DELAYED, NOT_RUN
 from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes
 from meshd.fleet.rpc_count import RpcCounts
 
@@ -103,7 +103,7 @@ def test_their_delays_stand_beside_ours() -> None:
     assert len(rows) == len(DELAYED)
     assert {len(row) for row in rows} == {len(headers)}
     assert list(rows[0]) == ["3", "0", "60.2", "1.00", "50.0", "1.00", "40.0", "1.00"]
-    assert list(rows[1]) == ["3", "5", "30.1", "0.50", NOT_HERE, "", "20.0 (10.0 to 25.0)", "0.50"]
+    assert list(rows[1]) == ["3", "5", "30.1", "0.50", NOT_RUN, "", "20.0 (10.0 to 25.0)", "0.50"]
 
 
 def test_every_reported_row_has_a_command() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.bench.random_model import HEAD, SHAPES, Shape, random_model, write_model
+from meshd.bench.random_model import HEAD_ELEMENTS, SHAPES, Shape, random_model, write_model
 from meshd.model.gguf import Header, read_header
 from meshd.model.layers import read_layers
 
@@ -30,7 +30,7 @@ def test_the_header_is_one_of_a_llama() -> None:
     assert len(header.tensors) == 3 + 2 * 9
     kinds = {tensor.name: (tensor.kind.name, tensor.dims) for tensor in header.tensors}
     assert kinds["token_embd.weight"] == ("q4_0", (256, 512))
-    assert kinds["blk.1.attn_k.weight"] == ("q4_0", (256, HEAD))
+    assert kinds["blk.1.attn_k.weight"] == ("q4_0", (256, HEAD_ELEMENTS))
     assert kinds["blk.0.ffn_down.weight"] == ("q4_0", (512, 256))
     assert kinds["output_norm.weight"][0] == "f32"
     assert len(read_layers([header], name="chance").layers) == 2
@@ -59,7 +59,7 @@ def test_weights_have_mean_zero_and_the_size_that_keeps_a_result_as_large_as_wha
 
 def test_shapes_fit_their_heads() -> None:
     for shape in SHAPES.values():
-        assert shape.width == shape.heads * HEAD
+        assert shape.width == shape.heads * HEAD_ELEMENTS
         assert shape.heads % shape.kv_heads == 0
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.build import cache
 from meshd.build.cache import BuildKey
-from meshd.build.interface import STOCK, BuildProgress, Stage
+from meshd.build.interface import BuildProgress, Stage
+from meshd.wire.native import STOCK_PATCHES
 
 KEY = BuildKey("c" * 40, "d" * 64, "cpu", "12345678")
 
@@ -34,7 +35,7 @@ def test_names_of_keys_differ_in_every_part() -> None:
     others = [
         BuildKey("e" * 40, "d" * 64, "cpu", "12345678"),
         BuildKey("c" * 40, "e" * 64, "cpu", "12345678"),
-        BuildKey("c" * 40, STOCK, "cpu", "12345678"),
+        BuildKey("c" * 40, STOCK_PATCHES, "cpu", "12345678"),
         BuildKey("c" * 40, "d" * 64, "cuda", "12345678"),
         BuildKey("c" * 40, "d" * 64, "cpu", "12345679"),
     ]

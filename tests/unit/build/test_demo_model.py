@@ -1,4 +1,4 @@
-"""The demo's model: fetched and unpacked once, whoever asks."""
+"""The demo's model: fetched and unpacked once, however many ask."""
 
 import asyncio
 import hashlib

@@ -8,16 +8,17 @@ from meshd.base.errors import UserError
 from meshd.build import cache as builds
 from meshd.build import native
 from meshd.build.cache import BuildKey
-from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, STOCK
+from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.role_runtime import find_native
+from meshd.wire.native import STOCK_PATCHES
 
 
 def _store(cache: Path, backend: str, *, patched: bool = True) -> Path:
     pin = read_pin()
-    key = BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK, backend, cpu_kind())
+    key = BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK_PATCHES, backend, cpu_kind())
     source = cache / "out" / "ggml-rpc-server"
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text("x")
@@ -59,7 +60,7 @@ def test_a_folder_of_the_users_is_stock(tmp_path: Path) -> None:
     for name in ("rpc-server", "llama-server"):
         (tmp_path / name).touch()
     info = native.read_bin_dir(tmp_path)
-    assert info.patches_sha256 == STOCK
+    assert info.patches_sha256 == STOCK_PATCHES
     assert info.binaries == {
         RPC_SERVER: tmp_path / "rpc-server",
         LLAMA_SERVER: tmp_path / "llama-server",

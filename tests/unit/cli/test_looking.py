@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.status import Status, StoreView
+from meshd.admin.status import Status
 from meshd.cli.logs import Followed
 from meshd.cli.output import Output
 from meshd.cli.status import show
-from meshd.model.status import ModelState, WorkerWeights
+from meshd.model.status import ModelState, StoreStatus, WorkerWeights
 
 from tests.unit.admin.fake import MODEL, PEER, FakeControl, full_status
 
@@ -95,12 +95,12 @@ def test_a_tunnel_to_a_node_of_this_ones_name_shows_which(daemon: FakeControl) -
 
 def test_what_a_worker_keeps_is_shown(daemon: FakeControl) -> None:
     daemon.state = replace(
-        full_status(), store=StoreView(path="/c/t", bytes=1_000_000, limit=2_000_000, tensors=3)
+        full_status(), store=StoreStatus(path="/c/t", bytes=1_000_000, limit=2_000_000, tensors=3)
     )
     assert "cache   1.0 MB of 2.0 MB: 3 tensors downloaded" in meshd("status").out
     assert json.loads(meshd("status", "--json").out)["store"]["tensors"] == 3
-    daemon.state = replace(full_status(), store=StoreView(path="/c/t", bytes=0, limit=0, tensors=0))
-    assert "kept " not in meshd("status").out
+    daemon.state = replace(full_status(), store=StoreStatus(path="/c/t", bytes=0, limit=0, tensors=0))
+    assert "cache " not in meshd("status").out
 
 
 def test_status_of_a_bare_daemon(daemon: FakeControl) -> None:
@@ -170,7 +170,7 @@ def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:
 
 
 def test_ping_names_the_way(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.cli.ping.PAUSE_SECONDS", 0)
+    monkeypatch.setattr("meshd.cli.ping._PAUSE_SECONDS", 0)
     ran = meshd("ping", "garage", "--count", "2")
     line = f"pong from garage ({PEER.id[:10]}) via tcp lan 192.168.1.5:17430 in 1.23 ms\n"
     assert (ran.code, ran.out, ran.err) == (0, line * 2, "")
@@ -186,7 +186,7 @@ def test_ping_for_a_script(daemon: FakeControl) -> None:
 
 
 def test_ping_without_an_answer_fails(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.cli.ping.PAUSE_SECONDS", 0)
+    monkeypatch.setattr("meshd.cli.ping._PAUSE_SECONDS", 0)
     ran = meshd("ping", "silent", "--count", "2")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.count("no answer: no answer within 5 s") == 2

@@ -1,4 +1,4 @@
-"""expose and tunnel: what is asked of the daemon, what is printed, what is refused."""
+"""expose and tunnel: requests to the daemon, output, refusals."""
 
 import json
 from dataclasses import replace

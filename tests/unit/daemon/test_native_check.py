@@ -1,4 +1,4 @@
-"""Binaries that the user names, played by scripts: what is wrong with them is said at the start."""
+"""Binaries that the user names, played by scripts: faults are reported at the start."""
 
 import asyncio
 import sys

@@ -73,7 +73,7 @@ class FakeMesh:
 def test_nodes_of_one_name_are_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shared_names, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(shared_names, "_LOOK_SECONDS", 0.0)
 
     async def main() -> None:
         mesh = FakeMesh()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.invite import derive
-from meshd.identity.invite_book import KEEP_EXPIRED_SECONDS, MAX_ENTRIES, MAX_USES, InviteBook, InviteEntry
+from meshd.identity.invite_book import KEEP_EXPIRED_SECONDS, MAX_INVITES, MAX_USES, InviteBook, InviteEntry
 from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Certificate, Role
 
@@ -143,11 +143,11 @@ def test_old_invites_make_room_and_the_book_is_bounded() -> None:
         secret = number.to_bytes(16, "big")
         book.create(secret=secret, roles=[Role.USE], now=now, expires_at=now + 1, uses=1)
 
-    for number in range(MAX_ENTRIES):
+    for number in range(MAX_INVITES):
         create(number, NOW)
     with pytest.raises(UserError, match="which is the maximum"):
-        create(MAX_ENTRIES, NOW)
-    create(MAX_ENTRIES, NOW + 1 + KEEP_EXPIRED_SECONDS)
+        create(MAX_INVITES, NOW)
+    create(MAX_INVITES, NOW + 1 + KEEP_EXPIRED_SECONDS)
     assert len(book.entries()) == 1
 
 

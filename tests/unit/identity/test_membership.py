@@ -10,7 +10,6 @@ from meshd.identity.keys import KeyPair, MeshId
 from meshd.identity.membership import (
     ALL_ROLES,
     MAX_CERTIFICATE_BYTES,
-    MAX_CHAIN_BYTES,
     Certificate,
     Chain,
     Role,
@@ -19,6 +18,7 @@ from meshd.identity.membership import (
     may_give,
 )
 from meshd.identity.signed import Statement
+from meshd.wire.limits import MAX_CHAIN_BYTES
 from meshd.wire.message import Value, pack
 
 from tests.unit.identity.cast import (

@@ -9,9 +9,9 @@ from meshd.base.errors import LocalProtocolError, UserError
 from meshd.identity.invite import JoinKeys, derive
 from meshd.identity.keys import KeyPair
 from meshd.identity.reply_code import (
-    MAC_BYTES,
     MAX_REPLY_CANDIDATES,
     REPLY,
+    REPLY_MAC_BYTES,
     Reply,
     encode_reply,
     parse_reply,
@@ -68,7 +68,9 @@ def test_a_reply_has_few_addresses() -> None:
 
 @given(st.binary(max_size=200), st.booleans())
 def test_any_payload_is_read_or_refused(body: bytes, sealed: bool) -> None:
-    mac = hmac.digest(KEYS.join_key, b"meshd reply v1\0" + body, "sha256")[:MAC_BYTES] if sealed else b""
+    mac = (
+        hmac.digest(KEYS.join_key, b"meshd reply v1\0" + body, "sha256")[:REPLY_MAC_BYTES] if sealed else b""
+    )
     try:
         read = parse_reply(REPLY.write(mac + body), lambda _invite: KEYS)
     except UserError:

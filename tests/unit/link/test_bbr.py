@@ -1,4 +1,4 @@
-"""The congestion window on a path in virtual time: fills it, leaves room for others, forgets what is past."""
+"""The congestion window on a path in virtual time: fills it, leaves room for others, forgets the past."""
 
 import pytest
 from hypothesis import given

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority
-from meshd.mux.fast_path import MOST
+from meshd.mux.fast_path import MOST_FAST_BYTES
 from meshd.mux.upload import Upload
 from meshd.wire.frame import data_header, encode
 from meshd.wire.frame_types import Ping
@@ -117,7 +117,7 @@ def test_what_is_not_plain_is_left_to_the_long_way(what: str) -> None:
     assert two.leader.session.status() == before
 
 
-@pytest.mark.parametrize("data", [b"", bytes(MOST + 1)])
+@pytest.mark.parametrize("data", [b"", bytes(MOST_FAST_BYTES + 1)])
 def test_nothing_and_much_go_the_long_way(data: bytes) -> None:
     two, wire, stream = talking()
     assert two.leader.session.fast_path.send(wire.link_id, stream, data, two.now) is None

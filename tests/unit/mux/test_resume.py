@@ -13,7 +13,7 @@ KIB = 1 << 10
 
 
 def conversation(two: Two) -> None:
-    """A bit of everything; whoever has no link gets a new one."""
+    """A bit of everything; a side without a link gets a new one."""
 
     def move() -> None:
         two.transfer()

@@ -1,4 +1,4 @@
-"""Credit: what is told to the peer, and when a window grows."""
+"""Credit: announcements to the peer, and when a window grows."""
 
 import pytest
 from meshd.base.errors import RemoteProtocolError

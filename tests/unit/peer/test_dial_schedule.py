@@ -215,7 +215,7 @@ def test_who_says_no_is_left_alone_by_all_ways_until_something_changes() -> None
     assert started(schedule, NONE, later) == (0, 1)
 
 
-def test_a_no_of_whoever_answers_at_an_address_is_a_matter_of_that_way() -> None:
+def test_a_refusal_at_an_address_concerns_that_transport_alone() -> None:
     schedule = DialSchedule((BY_TCP, BY_RELAY))
     assert started(schedule, NONE, NOW) == (0, 1)
     schedule.failed(0, NOW, 0.0, refused=True)

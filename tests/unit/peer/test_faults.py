@@ -1,8 +1,8 @@
 """How many failures a peer may cause before its links are refused, and for how long."""
 
-from meshd.base.peer_limits import FAULTS
+from meshd.base.peer_limits import FAULTS, FAULTS_KNOWN
 from meshd.identity.keys import PeerId
-from meshd.peer.faults import MAX_PEERS, REFUSED_SECONDS, TOLD_MINUTES, Faults
+from meshd.peer.faults import REFUSED_SECONDS, TOLD_MINUTES, Faults
 
 PEER, OTHER = PeerId(bytes(32)), PeerId(bytes(31) + b"\1")
 
@@ -37,7 +37,7 @@ def test_few_peers_are_remembered() -> None:
     for number in range(10_000):
         for _ in range(int(FAULTS.burst) + 1):
             faults.blame(PeerId(number.to_bytes(32, "big")), 0.0, "it failed")
-    assert len(faults._buckets) == len(faults._until) == len(faults._records) == MAX_PEERS
+    assert len(faults._buckets) == len(faults._until) == len(faults._records) == FAULTS_KNOWN.most
 
 
 def test_people_are_told_of_the_last_hour() -> None:
@@ -51,7 +51,7 @@ def test_people_are_told_of_the_last_hour() -> None:
     assert faults.told(PEER, now + TOLD_MINUTES / 2 * minute) == (TOLD_MINUTES, "broken again 179")
     assert faults.told(PEER, now + TOLD_MINUTES * minute) == (0, "")
     assert faults.told(OTHER, now) == (0, "")
-    assert not faults.refuses(PEER, now), "what is against the rules ends a link, and no more"
+    assert not faults.refuses(PEER, now), "a protocol violation ends a link, and no more"
 
 
 def test_little_is_remembered_of_one() -> None:

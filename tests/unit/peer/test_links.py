@@ -1,4 +1,4 @@
-"""What is told of a peer's links: a rate only where a link was seen full."""
+"""Status of a peer's links: a rate only where a link was seen full."""
 
 from typing import cast
 

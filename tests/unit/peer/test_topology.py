@@ -41,7 +41,7 @@ def test_news_reach_everybody_in_a_few_steps(count: int, hops: int) -> None:
 
 
 @pytest.mark.parametrize("count", [20, 50, 256])
-def test_whoever_comes_changes_the_sessions_of_few(count: int) -> None:
+def test_a_new_node_changes_the_sessions_of_few(count: int) -> None:
     later = _members(count + 1)
     *members, newcomer = later
     changed = 0

@@ -70,7 +70,7 @@ def tickets(actions: list[Action], caller: int, callee: int) -> tuple[bytes, byt
     return called.ticket, ring.ticket
 
 
-def test_whoever_enters_hears_its_bounds() -> None:
+def test_a_node_that_connects_is_told_its_limits() -> None:
     assert told(enter(board(), 1, ANN), 1) == [Ready("192.0.2.1:1", 2, LIMITS.rate)]
     assert board().receive(9, RelayPing(1), 0) == []
 
@@ -167,7 +167,7 @@ def test_boxes_are_few_and_end() -> None:
     assert relay.receive(1, OpenBox(b"d" * 16, 60), 61) == []
 
 
-def test_mail_waits_for_whoever_comes() -> None:
+def test_mail_waits_for_its_receiver() -> None:
     relay = board()
     enter(relay, 1, ANN)
     assert relay.receive(1, Post(1, BOB, b"1"), 0) == [Tell(1, Posted(1, False))]
@@ -236,7 +236,7 @@ def test_one_caller_has_few_circuits_to_one_node() -> None:
 
 
 def test_calls_that_prove_nothing_leave_a_node_open_to_others_and_free_to_call() -> None:
-    """Whoever has asked for the most gives way, the oldest first; both sides of it may have come."""
+    """The caller with the most gives way, its oldest circuit first, even if both sides have come."""
     relay = board(replace(SMALL, circuits_of_key=4))
     for client, peer in enumerate((ANN, BOB, CAT, DAN), 1):
         enter(relay, client, peer)

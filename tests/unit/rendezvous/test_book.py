@@ -11,7 +11,7 @@ from meshd.identity.keys import KeyPair
 from meshd.identity.membership import Chain
 from meshd.identity.record import LEFT, PeerRecord
 from meshd.rendezvous import book as book_module
-from meshd.rendezvous.book import MAX_HINTS, MAX_PEERS, AddressBook
+from meshd.rendezvous.book import MAX_BOOK_PEERS, MAX_HINTS, AddressBook
 from meshd.wire.address import Candidate
 from meshd.wire.message import pack
 
@@ -46,7 +46,7 @@ class SavedBook:
 
     @property
     def blob(self) -> bytes | None:
-        """What is on the disk."""
+        """As read from the disk."""
         if self._is_old:
             self.blob = self.book.encode()
         return self._blob
@@ -191,7 +191,7 @@ def test_who_is_forgotten_is_not_brought_back_by_the_same_record() -> None:
 
 def test_hints_above_the_limits_are_dropped_when_written_and_when_read() -> None:
     saved = SavedBook()
-    peers = [key(f"hint {number}").peer for number in range(MAX_PEERS + 3)]
+    peers = [key(f"hint {number}").peer for number in range(MAX_BOOK_PEERS + 3)]
     for peer in peers:
         saved.book.hint(peer, [HERE])
     assert saved.book.peers() == tuple(peers[3:])
@@ -215,7 +215,7 @@ def test_a_record_that_no_longer_holds_is_dropped_at_the_start() -> None:
 
 def test_a_full_book_takes_no_new_member_but_news_of_old_ones() -> None:
     saved = SavedBook()
-    keys = [key(f"node {number}") for number in range(MAX_PEERS + 1)]
+    keys = [key(f"node {number}") for number in range(MAX_BOOK_PEERS + 1)]
     chain_of = {one.peer: Chain((certificate(ROOT, one),), ROOT.peer) for one in keys}
     keys.sort(key=lambda one: chain_of[one.peer].place)  # the last would have to go
     chains = [chain_of[one.peer] for one in keys]
@@ -229,7 +229,7 @@ def test_a_full_book_takes_no_new_member_but_news_of_old_ones() -> None:
     assert saved.book.add(record(late, 1, HERE, chain=chains[-1])), "in the place of one that has left"
     for number in range(20):  # of members that have no record any more
         saved.book.hint(key(f"old {number}").peer, [HERE])
-    assert len(saved.again().records()) == MAX_PEERS
+    assert len(saved.again().records()) == MAX_BOOK_PEERS
 
 
 def test_no_book_is_an_empty_book() -> None:
@@ -305,7 +305,7 @@ def test_an_inviter_displaces_its_own_admissions_only() -> None:
 
 
 def test_in_a_full_book_the_largest_share_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book_module, "MAX_PEERS", 60)
+    monkeypatch.setattr(book_module, "MAX_BOOK_PEERS", 60)
     saved = SavedBook()
     mine = _admitted(80, by=INVITER, chain=INVITER_CHAIN, name="sybil")
     honest = _admitted(30, by=ROOT, chain=None, name="honest")
@@ -339,7 +339,7 @@ def test_keys_that_were_made_to_sort_first_push_out_no_others() -> None:
     assert len(kept & {one.peer for one in honest}) > 20, "each has the same chance"
 
 
-def test_whoever_is_connected_stays_in_the_book() -> None:
+def test_connected_nodes_stay_in_the_book() -> None:
     saved = SavedBook()
     honest = _bearers(40, "honest")
     saved.book.spare(lambda peer: peer in {one.peer for one in honest[:10]})

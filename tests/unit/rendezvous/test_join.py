@@ -175,7 +175,7 @@ def test_a_banned_key_or_invite_is_refused(kind: str) -> None:
     if kind == "node":
         assert answer.code == "banned" and "meshd leave --new-identity" in answer.hint
         desk.welcome(WORKER)
-    else:  # whoever holds the token did nothing wrong, and needs no new key
+    else:  # the joiner did nothing wrong, and needs no new key
         assert answer.code == "revoked" and "meshd invite" in answer.hint
         assert "new-identity" not in answer.hint
 

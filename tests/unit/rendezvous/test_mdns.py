@@ -11,7 +11,7 @@ from meshd.rendezvous import mdns as module
 from meshd.rendezvous.mdns import Mdns, find
 from meshd.rendezvous.mdns_neighbours import Neighbours
 from meshd.rendezvous.mdns_places import Place
-from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
 from meshd.wire.address import Candidate
 
 from tests.conformance.run import run, ticks, until
@@ -19,7 +19,7 @@ from tests.unit.identity.cast import FOUNDER, MESH, WORKER
 
 
 class FakeNetwork:
-    """Stands for a network: the test says what is heard there."""
+    """A network whose traffic the test decides."""
 
     made: list["FakeNetwork"]
     refuses: str = ""
@@ -45,7 +45,7 @@ class FakeNetwork:
             self.said_goodbye = True
 
     def hear(self, peer: PeerId, host: str, *, name: str = "x", nonce: int = 1) -> None:
-        text = Sign.of(MESH, peer, nonce=bytes([nonce]) * NONCE_BYTES).encode()
+        text = Sign.of(MESH, peer, nonce=bytes([nonce]) * MDNS_NONCE_BYTES).encode()
         where = (self.place.interface, name)
         now = asyncio.get_running_loop().time()
         if self.neighbours.saw(where, text, hosts=[host], port=7, own=self.place.hosts, now=now):
@@ -58,7 +58,7 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> list[FakeNetwork]:
     monkeypatch.setattr(FakeNetwork, "made", made, raising=False)
     monkeypatch.setattr(FakeNetwork, "refuses", "")
     monkeypatch.setattr(module, "Network", FakeNetwork)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
     return made
 
 
@@ -134,7 +134,7 @@ def test_a_network_that_cannot_be_joined_is_tried_again_later(
             await ticks(20)
             assert len(networks) == 1 and node.mdns.status.networks == ()
             monkeypatch.setattr(FakeNetwork, "refuses", "")
-            monkeypatch.setattr(module, "AGAIN_SECONDS", 0.0)
+            monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.0)
             await until(lambda: node.mdns.status.networks == ("eth0",))
             assert node.mdns.status.why == ""
 
@@ -146,7 +146,7 @@ def test_silence_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
         async with running() as node:
             await until(lambda: node.mdns.status.networks == ("eth0",))
             assert node.mdns.status.why == ""
-            monkeypatch.setattr(module, "SILENT_SECONDS", 0.0)
+            monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
             status = node.mdns.status
             assert status.silent and "filters multicast" in status.why
             node.addresses = []

@@ -9,7 +9,7 @@ from meshd.rendezvous.mdns_neighbours import (
     TELL_SECONDS,
     Neighbours,
 )
-from meshd.rendezvous.mdns_text import NONCE_BYTES, Sign
+from meshd.rendezvous.mdns_text import MDNS_NONCE_BYTES, Sign
 from meshd.wire.address import Candidate
 
 from tests.unit.identity.cast import FOUNDER, GUEST, MESH, WORKER
@@ -28,7 +28,7 @@ class Net:
 
     def text(self, peer: PeerId, mesh: MeshId = MESH) -> bytes:
         self._nonce += 1
-        return Sign.of(mesh, peer, nonce=self._nonce.to_bytes(NONCE_BYTES, "big")).encode()
+        return Sign.of(mesh, peer, nonce=self._nonce.to_bytes(MDNS_NONCE_BYTES, "big")).encode()
 
     def saw(self, name: str, text: bytes, *hosts: str, interface: str = "eth0", port: int = 7447) -> bool:
         return self.neighbours.saw(

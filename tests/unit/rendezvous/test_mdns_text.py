@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.identity.keys import MeshId
 from meshd.rendezvous.mdns_text import (
-    MAX_ADDRESSES,
     MAX_FIELDS,
-    MAX_TEXT_BYTES,
-    NONCE_BYTES,
+    MAX_MDNS_HOSTS,
+    MAX_TXT_BYTES,
+    MDNS_NONCE_BYTES,
     TAG_BYTES,
     Sign,
     nearby,
@@ -18,7 +18,7 @@ from meshd.wire.address import Candidate
 
 from tests.unit.identity.cast import FOUNDER, GUEST, MESH
 
-NONCE = bytes(range(NONCE_BYTES))
+NONCE = bytes(range(MDNS_NONCE_BYTES))
 OTHER_MESH = MeshId(b"o" * 32)
 
 
@@ -45,8 +45,8 @@ def test_members_recognise_the_mesh_and_the_node() -> None:
 
 
 def test_two_networks_see_nothing_in_common() -> None:
-    one = Sign.of(MESH, FOUNDER.peer, nonce=b"a" * NONCE_BYTES)
-    two = Sign.of(MESH, FOUNDER.peer, nonce=b"b" * NONCE_BYTES)
+    one = Sign.of(MESH, FOUNDER.peer, nonce=b"a" * MDNS_NONCE_BYTES)
+    two = Sign.of(MESH, FOUNDER.peer, nonce=b"b" * MDNS_NONCE_BYTES)
     assert not {one.nonce, one.mesh_tag, one.node_tag} & {two.nonce, two.mesh_tag, two.node_tag}
     for text in (one.encode(), two.encode()):
         for name in (MESH, FOUNDER.peer):
@@ -54,17 +54,17 @@ def test_two_networks_see_nothing_in_common() -> None:
 
 
 @given(
-    nonce=st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
+    nonce=st.binary(min_size=MDNS_NONCE_BYTES, max_size=MDNS_NONCE_BYTES),
     tags=st.tuples(*[st.binary(min_size=TAG_BYTES, max_size=TAG_BYTES)] * 2),
     port=st.integers(0, 65535),
 )
 def test_what_is_written_is_read_again(nonce: bytes, tags: tuple[bytes, bytes], port: int) -> None:
     sign = Sign(nonce, *tags, port)
     assert Sign.decode(sign.encode()) == sign
-    assert len(sign.encode()) <= MAX_TEXT_BYTES
+    assert len(sign.encode()) <= MAX_TXT_BYTES
 
 
-@given(st.binary(max_size=MAX_TEXT_BYTES + 10) | st.lists(st.binary(max_size=40)).map(lambda s: strings(*s)))
+@given(st.binary(max_size=MAX_TXT_BYTES + 10) | st.lists(st.binary(max_size=40)).map(lambda s: strings(*s)))
 def test_anything_else_is_refused_or_read(text: bytes) -> None:
     try:
         sign = Sign.decode(text)
@@ -125,8 +125,8 @@ def test_only_neighbours_are_worth_a_dial() -> None:
     ]
     found = nearby(near, 7447, udp_port=0, own=own)
     assert [candidate.host for candidate in found] == near
-    assert nearby(far[:MAX_ADDRESSES], 7447, udp_port=1, own=own) == ()
-    assert nearby(far[MAX_ADDRESSES:], 7447, udp_port=1, own=own) == ()
+    assert nearby(far[:MAX_MDNS_HOSTS], 7447, udp_port=1, own=own) == ()
+    assert nearby(far[MAX_MDNS_HOSTS:], 7447, udp_port=1, own=own) == ()
     assert nearby(near, 0, udp_port=0, own=own) == ()
     assert nearby(near, 7447, udp_port=0, own=()) == ()
     # an address of this machine's own family in a site is no neighbour of a public one only
@@ -136,10 +136,10 @@ def test_only_neighbours_are_worth_a_dial() -> None:
 def test_a_record_gives_few_addresses() -> None:
     hosts = [f"192.168.1.{number}" for number in range(1, 100)]
     found = nearby(hosts, 7447, udp_port=7448, own=("192.168.1.200",))
-    assert len(found) == 2 * MAX_ADDRESSES
+    assert len(found) == 2 * MAX_MDNS_HOSTS
     assert found[:2] == (Candidate("192.168.1.1", 7447), Candidate("192.168.1.1", 7448, "udp"))
 
 
 @given(st.lists(st.text(max_size=45)), st.integers(-1, 70000), st.integers(0, 65535))
 def test_no_host_or_port_breaks_it(hosts: list[str], port: int, udp_port: int) -> None:
-    assert len(nearby(hosts, port, udp_port=udp_port, own=("10.0.0.1",))) <= 2 * MAX_ADDRESSES
+    assert len(nearby(hosts, port, udp_port=udp_port, own=("10.0.0.1",))) <= 2 * MAX_MDNS_HOSTS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.rpc import protocol as rpc
-from meshd.rpc.answers import MAX_KEPT, KnownAnswers
+from meshd.rpc.answers import MAX_ANSWERS, KnownAnswers
 
 from tests.unit.rpc import talk
 from tests.unit.rpc.talk import Tensor
@@ -161,7 +161,7 @@ def test_any_question_is_answered_or_left(body: bytes, rule: int) -> None:
 
 def test_the_number_of_answers_is_bounded() -> None:
     answers = KnownAnswers()
-    for number in range(MAX_KEPT + 1):
+    for number in range(MAX_ANSWERS + 1):
         answers.learn(rpc.GET_ALIGNMENT, rpc.U32.pack(number), b"8 bytes.", age=0)
-    assert answers.find(rpc.GET_ALIGNMENT, rpc.U32.pack(MAX_KEPT - 1)) is not None
-    assert answers.find(rpc.GET_ALIGNMENT, rpc.U32.pack(MAX_KEPT)) is None
+    assert answers.find(rpc.GET_ALIGNMENT, rpc.U32.pack(MAX_ANSWERS - 1)) is not None
+    assert answers.find(rpc.GET_ALIGNMENT, rpc.U32.pack(MAX_ANSWERS)) is None

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
-from meshd.rpc.firewall import MAX_BUFFERS, MAX_UNANSWERED, Firewall
+from meshd.rpc.firewall import MAX_BUFFERS, Firewall
+from meshd.rpc.frames import MAX_UNANSWERED
 
 from tests.unit.rpc import talk
 from tests.unit.rpc.talk import BASE, HANDLE, ROOM, Talk, Tensor

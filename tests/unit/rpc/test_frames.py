@@ -1,4 +1,4 @@
-"""Messages: any split gives the same, what is not judged is held, what flows is not."""
+"""Messages: any split gives the same; bytes not judged are held, the rest flows."""
 
 import struct
 from itertools import pairwise

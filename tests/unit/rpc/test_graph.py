@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import protocol as rpc
-from meshd.rpc.graph import MAX_DEPTH
+from meshd.rpc.graph import MAX_SOURCE_DEPTH
 
 from tests.unit.rpc import talk
 from tests.unit.rpc.talk import ADD, BASE, MUL_MAT, ROOM, SUM, VIEW, A, B, Talk, Tensor, graph
@@ -88,7 +88,7 @@ BAD: dict[str, tuple[str, bytes]] = {
     "no sources": ("without its sources", graph((replace(SUM, op=MUL_MAT, sources=()),), (3,))),
     "a source that lies nowhere": ("lies nowhere", graph((A, NOWHERE, replace(SUM, sources=(1, 7))), (3,))),
     "a result that lies nowhere": ("lies nowhere", graph((A, B, replace(SUM, buffer=0, data=0)), (3,))),
-    "a deep chain": ("one behind the other", graph(chain(MAX_DEPTH + 2), (MAX_DEPTH + 2,))),
+    "a deep chain": ("one behind the other", graph(chain(MAX_SOURCE_DEPTH + 2), (MAX_SOURCE_DEPTH + 2,))),
     "a leaf outside": ("outside its buffer", graph((replace(A, data=BASE + ROOM), B, SUM), (3,))),
     "a result outside": ("outside its buffer", graph((A, B, replace(SUM, data=BASE - 4)), (3,))),
     "a result whose rows are on top of each other": (

@@ -8,8 +8,8 @@ from meshd.identity.keys import PeerId
 from meshd.rpc import protocol as rpc
 from meshd.rpc.hang_detector import LOOK_SECONDS
 from meshd.rpc.head_timeouts import (
-    LEAST_SECONDS,
-    MOST_SECONDS,
+    LEAST_STEP_SECONDS,
+    MOST_STEP_SECONDS,
     PASSING_RATE,
     READING_RATE,
     TAKE_SECONDS,
@@ -29,7 +29,7 @@ ANSWER = talk.answer(bytes(16))
 LOAD = talk.load(talk.load_entry())
 FOUND = 2 * LOOK_SECONDS
 LARGEST = 100 << 20
-LOAD_SECONDS = MOST_SECONDS + LARGEST / READING_RATE
+LOAD_SECONDS = MOST_STEP_SECONDS + LARGEST / READING_RATE
 
 
 class Scene:
@@ -98,7 +98,9 @@ def test_a_worker_without_work_is_left_alone() -> None:
         assert it.found_after(most=5000.0) is None
 
 
-@pytest.mark.parametrize(("longest", "limit"), [(1, LEAST_SECONDS), (29, LEAST_SECONDS), (100, 200.0)])
+@pytest.mark.parametrize(
+    ("longest", "limit"), [(1, LEAST_STEP_SECONDS), (29, LEAST_STEP_SECONDS), (100, 200.0)]
+)
 def test_a_step_like_those_before_may_take_twice_the_longest(longest: int, limit: float) -> None:
     with scene() as it:
         it.step(longest)
@@ -115,7 +117,7 @@ def test_a_larger_step_may_take_as_long_for_each_byte_as_the_slowest_and_more() 
         prompt = talk.set_tensor(Tensor(), bytes(400_000))
         it.ask(prompt, GRAPH, GET)
         limit = TIMES_LARGER * (len(prompt) + len(GET) - 2 * 9) / inputs
-        assert limit > MOST_SECONDS
+        assert limit > MOST_STEP_SECONDS
         found = it.found_after()
         assert found is not None and limit < found[0] <= limit + 400_000 / PASSING_RATE + FOUND
 
@@ -124,14 +126,14 @@ def test_a_larger_step_may_take_ten_minutes_whatever_was_before() -> None:
     with scene() as it:
         it.step(0)
         it.ask(INPUT, *STEP)
-        assert is_about(it.found_after(), MOST_SECONDS)
+        assert is_about(it.found_after(), MOST_STEP_SECONDS)
 
 
 def test_what_needs_no_graph_takes_no_time() -> None:
     with scene() as it:
         it.step(1)
         it.ask(GET)
-        assert is_about(it.found_after(), LEAST_SECONDS)
+        assert is_about(it.found_after(), LEAST_STEP_SECONDS)
 
 
 def test_an_answer_that_drips_is_none_and_one_over_a_slow_path_is() -> None:
@@ -147,7 +149,7 @@ def test_an_answer_that_drips_is_none_and_one_over_a_slow_path_is() -> None:
             found = it.found_after(most=1000.0, use=more)
             assert (found is None) == borne, found
             if found is not None:
-                assert found[0] <= LEAST_SECONDS + FOUND + 1.0
+                assert found[0] <= LEAST_STEP_SECONDS + FOUND + 1.0
 
 
 def test_a_worker_that_takes_no_requests_is_given_up() -> None:
@@ -155,7 +157,7 @@ def test_a_worker_that_takes_no_requests_is_given_up() -> None:
         it.step(1)
         it.ask(INPUT)
         it.ends["a"].peer_waits(True)
-        assert is_about(it.found_after(), LEAST_SECONDS)
+        assert is_about(it.found_after(), LEAST_STEP_SECONDS)
 
 
 def test_a_head_that_takes_nothing_accuses_nobody() -> None:
@@ -177,7 +179,7 @@ def test_time_without_a_path_does_not_count_and_does_not_wipe() -> None:
         assert it.found_after(most=1000.0) is None
         it.reachable = True
         found = it.found_after()
-        assert found is not None and found[0] <= LEAST_SECONDS - 40.0 + FOUND
+        assert found is not None and found[0] <= LEAST_STEP_SECONDS - 40.0 + FOUND
 
 
 def test_a_head_that_stood_still_accuses_nobody() -> None:
@@ -243,12 +245,12 @@ def test_a_worker_whose_turn_has_not_come_is_not_accused() -> None:
 def test_what_the_load_took_is_forgotten_with_the_first_token() -> None:
     with scene(loaded=False) as it:
         it.ask(GET)
-        assert it.found_after(most=MOST_SECONDS) is None
+        assert it.found_after(most=MOST_STEP_SECONDS) is None
         it.answer()
         assert it.look() == {}
         it.workers["a"].loaded = True
         it.ask(*STEP)
-        assert is_about(it.found_after(), MOST_SECONDS)
+        assert is_about(it.found_after(), MOST_STEP_SECONDS)
 
 
 # Workers that send to one another.
@@ -265,7 +267,7 @@ def test_the_last_is_accused_once_it_should_have_given_up_itself() -> None:
             assert it.look() == {}
         it.ask(INPUT, GRAPH, PUSH, of="a")
         it.ask(TAKE, *STEP[1:], of="b")
-        assert is_about(it.found_after(), LEAST_SECONDS + TAKE_SECONDS, "b")
+        assert is_about(it.found_after(), LEAST_STEP_SECONDS + TAKE_SECONDS, "b")
 
 
 def test_whose_push_an_answer_shows_owes_it_no_more() -> None:
@@ -277,7 +279,7 @@ def test_whose_push_an_answer_shows_owes_it_no_more() -> None:
         it.answer(of="b")
         debt = it.ends["a"].owed.debt
         assert debt is not None and not debt.is_push
-        assert is_about(it.found_after(), LEAST_SECONDS)
+        assert is_about(it.found_after(), LEAST_STEP_SECONDS)
 
 
 def test_one_that_ends_while_it_waits_for_another_names_it() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_firewall import MAX_UNANSWERED
+from meshd.rpc.frames import MAX_UNANSWERED
 from meshd.rpc.mesh_push_firewall import MeshPushFilter
 
 from tests.unit.rpc import mesh_talk as talk

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import probe
 from meshd.rpc.probe import Greeting, Memory
-from meshd.rpc.protocol import MAX_DEVICES
+from meshd.wire.limits import MAX_DEVICES
 
 
 def test_requests_are_command_size_payload() -> None:

@@ -44,7 +44,7 @@ def test_what_was_not_used_for_longest_makes_room(tmp_path: Path, small: int) ->
             await keeps(store, large(3))
             assert await has(store) == {large(1), large(3)}
             assert store.status.bytes <= store.status.limit == small
-            assert len(list((tmp_path / "t").iterdir())) == 4, "nothing is left of what is gone"
+            assert len(list((tmp_path / "t").iterdir())) == 4, "leftovers of a pack that is gone"
 
     run(main())
 

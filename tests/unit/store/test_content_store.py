@@ -67,7 +67,7 @@ def test_what_is_not_what_it_was_named_is_not_kept_nor_is_what_follows(tmp_path:
 
 
 def test_one_content_for_two_places_is_kept_once_and_spoils_nothing(tmp_path: Path) -> None:
-    """A head may name what it likes: here, other sizes for one hash, to write over what is good."""
+    """A head may name what it likes: here, other sizes for one hash, to overwrite good tensors."""
 
     async def main() -> None:
         async with opened(tmp_path / "t") as store:
@@ -115,7 +115,7 @@ def test_no_more_than_a_lease_may_have(tmp_path: Path) -> None:
 def test_what_the_disk_cannot_keep_up_with_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(content_store, "QUEUE_BYTES", len(A) + 4 * content_store.JOB_BYTES)
+    monkeypatch.setattr(content_store, "_QUEUE_BYTES", len(A) + 4 * content_store.JOB_BYTES)
 
     async def main() -> None:
         async with opened(tmp_path / "t") as store:

@@ -76,7 +76,7 @@ def test_an_entry_others_could_write_is_not_believed(cache: HashCache, tmp_path:
 def test_the_number_of_entries_is_limited(
     cache: HashCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hash_cache, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(hash_cache, "MAX_HASHED_FILES", 3)
     states = [dataclasses.replace(STATE, inode=number) for number in range(5)]
     for number, state in enumerate(states):
         cache.save(state, HEADER, DIGESTS)

@@ -298,7 +298,7 @@ def test_a_missing_shard_is_named(tmp_path: Path, cache: HashCache) -> None:
 
 
 def test_a_worker_takes_what_there_is_of_a_model(tmp_path: Path, cache: HashCache) -> None:
-    """Here the middle shard is missing, and the last one cut by a byte: by what is whole it is known."""
+    """Here the middle shard is missing, and the last one cut by a byte: its complete tensors identify it."""
     paths = _write_shards(tmp_path)
     whole = {tensor.name: tensor.digest for tensor in _index(paths[0], cache).tensors}
     paths[1].unlink()

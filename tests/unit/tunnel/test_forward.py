@@ -17,7 +17,7 @@ from meshd.base.tasks import Owner
 from meshd.peer.interface import Stream
 from meshd.tunnel import forward as module
 from meshd.tunnel.compressed import COMPRESSED, as_agreed
-from meshd.tunnel.forward import MAX_CONNECTIONS, Forward
+from meshd.tunnel.forward import MAX_CLIENTS, Forward
 from meshd.tunnel.interface import OwnerCheck
 from meshd.tunnel.pump import Unwatched
 
@@ -243,18 +243,18 @@ def test_without_a_session_the_client_is_reset_and_the_reason_told() -> None:
 def test_more_connections_than_there_may_be_are_closed() -> None:
     async def main() -> None:
         async with tunnel() as it:
-            for _ in range(MAX_CONNECTIONS):
+            for _ in range(MAX_CLIENTS):
                 await it.connect()
-            await until(lambda: it.forward.status.streams == MAX_CONNECTIONS)
+            await until(lambda: it.forward.status.streams == MAX_CLIENTS)
             reader, _ = await it.connect()
             assert await reader.read() == b""
-            assert len(it.mesh.opened) == MAX_CONNECTIONS
+            assert len(it.mesh.opened) == MAX_CLIENTS
 
     run(main())
 
 
 def test_no_descriptor_left_is_a_pause_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "NO_ROOM_SECONDS", 0.01)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

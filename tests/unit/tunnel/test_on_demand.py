@@ -1,4 +1,4 @@
-"""A stream to a member that is there without a session: it waits for one, and for nobody else."""
+"""A stream to a member that is there without a session: it waits for one, and for nothing else."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from meshd.base.errors import Broken
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
-from meshd.tunnel.on_demand import CONNECT_SECONDS, open_on_demand
+from meshd.tunnel.on_demand import ON_DEMAND_SECONDS, open_on_demand
 
 from tests.sim import loop as virtual
 from tests.unit.tunnel.far import PEER, streams
@@ -89,7 +89,7 @@ def test_it_waits_for_the_session() -> None:
 
 
 def test_it_does_not_wait_for_ever() -> None:
-    mesh = SlowMesh(CONNECT_SECONDS + 5, present=True)
+    mesh = SlowMesh(ON_DEMAND_SECONDS + 5, present=True)
     with pytest.raises(Broken):
         _open(mesh)()
     assert mesh.tries == 2

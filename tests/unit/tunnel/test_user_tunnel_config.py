@@ -1,4 +1,4 @@
-"""What is exposed and opened: to bytes and back, limits, names."""
+"""Exposed services and tunnels: to bytes and back, limits, names."""
 
 import pytest
 from hypothesis import given
@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError, UserError
 from meshd.identity.keys import PeerId
 from meshd.tunnel.user_tunnel_config import (
+    MAX_ALLOWED_PEERS,
     MAX_EXPOSED,
-    MAX_PEERS,
     Exposed,
     Kept,
     Opened,
@@ -52,7 +52,7 @@ def test_anything_else_is_refused(data: bytes) -> None:
         {"port": 0},
         {"port": 65536},
         {"peers": [b"short"]},
-        {"peers": [bytes(32)] * (MAX_PEERS + 1)},
+        {"peers": [bytes(32)] * (MAX_ALLOWED_PEERS + 1)},
         {"host": "h" * 300},
     ],
 )
@@ -76,4 +76,4 @@ def test_a_node_counts_once_and_few_are_named() -> None:
     one, two = PeerId(b"1" * 32), PeerId(b"2" * 32)
     assert unique([one, two, one]) == (one, two)
     with pytest.raises(UserError, match="can be exposed to"):
-        unique(PeerId(number.to_bytes(32, "big")) for number in range(MAX_PEERS + 1))
+        unique(PeerId(number.to_bytes(32, "big")) for number in range(MAX_ALLOWED_PEERS + 1))

@@ -1,4 +1,4 @@
-"""Tunnels of users: who is named gets in and nobody else, what is kept comes back, what ends ends at once."""
+"""Tunnels of users: only named nodes get in, kept ones come back, and closing is immediate."""
 
 import asyncio
 import socket
@@ -320,7 +320,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 def test_a_port_that_is_taken_at_the_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(user_tunnels, "AGAIN_SECONDS", 0.01)
+        monkeypatch.setattr(user_tunnels, "_AGAIN_SECONDS", 0.01)
         async with both() as it:
             it.expose()
             with socket.create_server(("127.0.0.1", 0)) as taken:

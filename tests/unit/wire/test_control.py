@@ -23,6 +23,7 @@ from meshd.wire.lease import (
     Reserve,
     WorkerOffer,
 )
+from meshd.wire.limits import MAX_CHAIN_BYTES
 from meshd.wire.native import NativeVersion
 from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews
 
@@ -201,7 +202,7 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
         (WorkerOffer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", 1]]}, "devices"),
         (WorkerOffer((), has_model=False, machine=""), {"devices": [["CPU", "cpu", "", True, 2]]}, "devices"),
         (Welcome(b"", (), ()), {"records": [b"r"] * 65}, "records"),
-        (Welcome(b"", (), ()), {"chain": bytes(2049)}, "chain"),
+        (Welcome(b"", (), ()), {"chain": bytes(MAX_CHAIN_BYTES + 1)}, "chain"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(

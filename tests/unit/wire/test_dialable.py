@@ -49,7 +49,7 @@ def by_record(*texts: str, here: Here = HERE, claims: Sequence[str] = ()) -> lis
 
 @pytest.mark.parametrize("text", NEVER)
 @pytest.mark.parametrize("source", Source)
-def test_some_addresses_are_never_dialled_whoever_names_them(text: str, source: Source) -> None:
+def test_some_addresses_are_never_dialled(text: str, source: Source) -> None:
     (place,) = places(text)
     own_network = any(place.ip in network for network in HERE.networks if network.version == place.ip.version)
     for here in (HERE, ALONE) if own_network else (HERE, ALONE, Here()):

@@ -8,7 +8,6 @@ from meshd.wire.address import Candidate
 from meshd.wire.message import Value, pack
 from meshd.wire.offer import (
     MAX_OFFERED,
-    MAX_SIGNAL_BYTES,
     Answer,
     More,
     Offer,
@@ -18,6 +17,7 @@ from meshd.wire.offer import (
     decode_offer,
     encode_offer,
 )
+from meshd.wire.signal import MAX_PAYLOAD_BYTES
 
 ATTEMPT = bytes(range(16))
 PLACES = tuple(Candidate(f"2001:db8::{number}", number, "udp", "srflx") for number in range(1, 40))
@@ -66,7 +66,7 @@ def test_read_back(
 def test_the_largest_fits() -> None:
     terms = Terms(user="u" * 32, password="p" * 64, fingerprint=bytes(32), candidates=PLACES)
     data = encode_offer(Offer(attempt=ATTEMPT, terms=terms, seconds=1e9))
-    assert len(data) <= MAX_SIGNAL_BYTES
+    assert len(data) <= MAX_PAYLOAD_BYTES
     read = decode_offer(data)
     assert isinstance(read, Offer)
     assert read.terms.candidates == PLACES[:MAX_OFFERED]

@@ -8,7 +8,8 @@ from meshd.wire.address import Candidate, pack_candidates
 from meshd.wire.message import Value, pack
 from meshd.wire.netfacts import Mapping, NetFacts
 from meshd.wire.port_prediction import Ask, OnePort, OpenedPorts, PortSearchMessage, decode, encode, is_outer
-from meshd.wire.punching import MAX_SIGNAL_BYTES, No
+from meshd.wire.punching import No
+from meshd.wire.signal import MAX_PAYLOAD_BYTES
 from meshd.wire.stun import Endpoint
 
 ID, KEY = bytes(range(16)), bytes(32)
@@ -40,7 +41,7 @@ def words() -> st.SearchStrategy[PortSearchMessage]:
 @given(words())
 def test_what_was_written_is_read(word: PortSearchMessage) -> None:
     data = encode(word)
-    assert len(data) <= MAX_SIGNAL_BYTES
+    assert len(data) <= MAX_PAYLOAD_BYTES
     assert decode(data) == word
 
 

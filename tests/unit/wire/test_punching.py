@@ -8,7 +8,6 @@ from meshd.wire.address import Candidate, pack_candidates
 from meshd.wire.message import Value, pack
 from meshd.wire.punching import (
     MAX_PUNCH_CANDIDATES,
-    MAX_SIGNAL_BYTES,
     Knock,
     No,
     PunchGo,
@@ -17,6 +16,7 @@ from meshd.wire.punching import (
     decode,
     encode,
 )
+from meshd.wire.signal import MAX_PAYLOAD_BYTES
 
 ID = bytes(range(16))
 PLACES = tuple(Candidate(f"10.0.0.{n}", 1000 + n, "tcp", "srflx" if n % 2 else "host") for n in range(1, 9))
@@ -36,7 +36,7 @@ def words() -> st.SearchStrategy[Punching]:
 @given(words())
 def test_what_was_written_is_read(word: Punching) -> None:
     data = encode(word)
-    assert len(data) <= MAX_SIGNAL_BYTES
+    assert len(data) <= MAX_PAYLOAD_BYTES
     assert decode(data) == word
 
 

@@ -1,16 +1,16 @@
-"""Messages of the relay: what is written is read, and what is not a message is refused, whoever wrote it."""
+"""Messages of the relay: what is written is read, and what is not a message is refused."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
+from meshd.wire.limits import PEER_BYTES
 from meshd.wire.message import pack
 from meshd.wire.relay import (
     BOX_BYTES,
     MAX_BOX_SECONDS,
     MAX_MAIL_BYTES,
     MAX_RELAY_MESSAGE_BYTES,
-    PEER_BYTES,
     TICKET_BYTES,
     Call,
     Called,

@@ -25,7 +25,7 @@ OUTER = Candidate("203.0.113.9", 4242, "udp", "srflx")
 
 
 def test_every_stun_server_is_asked_and_a_silent_one_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "STUN_SECONDS", 30.0)
+    monkeypatch.setattr(agent, "_STUN_SECONDS", 30.0)
 
     async def work() -> None:
         loop = asyncio.get_running_loop()

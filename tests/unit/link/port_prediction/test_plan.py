@@ -126,7 +126,7 @@ def test_ports_near_the_one_that_was_seen_come_first() -> None:
 
 
 def test_a_search_ends_as_often_as_the_odds_say() -> None:
-    """Half within 174, nearly all within what is tried."""
+    """Half within 174 tries, nearly all within the limit."""
     rng = random.Random(5)
     needed = []
     for _ in range(400):

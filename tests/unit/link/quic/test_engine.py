@@ -188,7 +188,7 @@ def test_a_dialler_that_moves_is_followed() -> None:
     assert b"".join(pair.dialler.inbox) == b"found you"
 
 
-def test_whoever_takes_the_address_of_another_gets_nothing() -> None:
+def test_a_node_at_the_address_of_another_gets_nothing() -> None:
     """A datagram that is copied from elsewhere moves nothing for long: the new address must answer."""
     pair = Pair()
     pair.connect()

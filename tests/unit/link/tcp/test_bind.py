@@ -94,7 +94,7 @@ class Greeted(asyncio.Protocol):
 
 
 def test_accepting_goes_on_after_descriptors_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bind, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(bind, "NO_ROOM_SECONDS", 0.001)
 
     async def work() -> None:
         server = Exhausted()

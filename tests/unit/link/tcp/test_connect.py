@@ -1,4 +1,4 @@
-"""Segments that pass every path, asked for by whoever dials."""
+"""Segments that pass every path, asked for by the dialer."""
 
 import asyncio
 import socket

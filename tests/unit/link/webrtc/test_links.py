@@ -163,7 +163,7 @@ def test_a_dial_that_ends_ends_the_other_side_too() -> None:
     run(work())
 
 
-def test_whoever_gives_up_before_the_answer_is_out_ends_the_attempt() -> None:
+def test_giving_up_before_the_answer_is_out_ends_the_attempt() -> None:
     async def work() -> None:
         street = Street()
         far, caller = street.far, street.near.node.peer

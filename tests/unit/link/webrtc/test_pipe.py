@@ -7,7 +7,8 @@ from typing import cast
 import pytest
 from meshd.base.errors import Broken, Closed, EndOfStream
 from meshd.base.tasks import Owner
-from meshd.link.webrtc.pipe import SEND_HIGH_BYTES, WebRtcPipe
+from meshd.link.buffered_pipe import SEND_HIGH_BYTES
+from meshd.link.webrtc.pipe import WebRtcPipe
 from meshd.link.webrtc.session import WebRtcSession
 
 from tests.conformance.run import run, ticks

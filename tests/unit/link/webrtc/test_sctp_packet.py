@@ -49,9 +49,9 @@ def test_we_read_aiortc(tsn: int, payload: bytes) -> None:
     sack = SackChunk()
     sack.cumulative_tsn, sack.advertised_rwnd, sack.gaps = tsn, 77, [(2, 3), (9, 9)]
     sack.duplicates = [tsn]
-    tag, ((kind, _, body),) = wire.open_packet(serialize_packet(wire.PORT, wire.PORT, 9, data))
+    tag, ((kind, _, body),) = wire.open_packet(serialize_packet(wire.SCTP_PORT, wire.SCTP_PORT, 9, data))
     assert (tag, kind, wire.open_data(body)) == (9, wire.DATA, (tsn, wire.BINARY, payload))
-    _, ((kind, _, body),) = wire.open_packet(serialize_packet(wire.PORT, wire.PORT, 9, sack))
+    _, ((kind, _, body),) = wire.open_packet(serialize_packet(wire.SCTP_PORT, wire.SCTP_PORT, 9, sack))
     assert kind == wire.SACK
     assert wire.open_sack(body) == wire.SackBody(tsn, 77, ((2, 3), (9, 9)))
 

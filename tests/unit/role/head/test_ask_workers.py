@@ -8,7 +8,7 @@ from meshd.base.peer_limits import PROGRESS_SHOWN
 from meshd.model.status import ModelState
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
-from meshd.role.head.ask_workers import LATE_AGAIN_SECONDS, LATE_SECONDS
+from meshd.role.head.ask_workers import LATE_AGAIN_SECONDS, LATE_OFFER_SECONDS
 from meshd.role.head.lease_client import GRANT_SECONDS, OFFER_SECONDS
 from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOffer, decode
@@ -56,7 +56,7 @@ def test_a_worker_that_is_never_ready_holds_up_one_load_and_no_further_one(tmp_p
             Dripping(it)
             it.worker("bert")
             it.start()
-            for patience in (LATE_SECONDS, LATE_AGAIN_SECONDS):
+            for patience in (LATE_OFFER_SECONDS, LATE_AGAIN_SECONDS):
                 began = now()
                 await it.until(ModelState.READY, seconds=100)
                 assert now() - began == pytest.approx(patience, abs=1.0)
@@ -76,7 +76,7 @@ def test_a_worker_that_still_hashes_its_file_is_waited_for_a_moment_and_used(tmp
             it.net.owner.start(Worker(anna.runtime, [file], WorkerOptions()).serve(), name="anna")
             it.worker("bert")
             it.start()
-            await asyncio.sleep(LATE_SECONDS - 5)
+            await asyncio.sleep(LATE_OFFER_SECONDS - 5)
             assert it.serve.readiness.state is ModelState.LOADING
             file.hashed.set()
             await it.until(ModelState.READY, seconds=5)
@@ -111,7 +111,7 @@ def test_alone_it_is_asked_for_minutes_and_then_others_are_taken_in(tmp_path: Pa
             await asyncio.sleep(OFFER_SECONDS / 2)
             assert len(evil.asked) == 1, "an honest one may need as long"
             it.worker("bert")
-            await it.until(ModelState.READY, seconds=OFFER_SECONDS / 2 + 2 * LATE_SECONDS)
+            await it.until(ModelState.READY, seconds=OFFER_SECONDS / 2 + 2 * LATE_OFFER_SECONDS)
             assert "evil" not in {part.node for part in it.serve._loaded.split}
 
     run(main())

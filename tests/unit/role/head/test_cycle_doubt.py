@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.role.head.cycle import Serve
-from meshd.role.head.push_plan import APART
+from meshd.role.head.push_plan import WHY_APART
 from meshd.role.head.worker_backoff import ENDS
 
 from tests.sim.loop import run
@@ -108,7 +108,7 @@ def test_one_that_ends_a_push_does_not_have_the_other_left_out(tmp_path: Path, l
             assert await ready(attack.serve) == {"head", "a", "b"}
             assert ends(attack.serve, attack.first, attack.second) == [1, 1]
             parts = {part.node: part.why_no_push for part in model_of(attack.serve).split}
-            assert parts["b"] == APART
+            assert parts["b"] == WHY_APART
 
     run(main())
 

@@ -29,7 +29,7 @@ def test_a_worker_out_of_reach_is_told_after_ten_seconds_and_needs_no_load(tmp_p
             model = it.serve.status.model
             assert model is not None
             assert (model.state, model.reason) == ("degraded", "no connection to worker anna for 10 s")
-            assert model.split, "what is loaded is shown"
+            assert model.split, "the split is shown"
             anna.say(PeerState.CONNECTED)
             assert it.serve.readiness == ready
             assert it.llama is llama

@@ -9,7 +9,7 @@ import pytest
 from meshd.peer.interface import PeerState
 from meshd.role.head.cycle import Serve
 from meshd.role.head.worker_backoff import ENDS
-from meshd.rpc.head_timeouts import LEAST_SECONDS, MOST_SECONDS, HeadEnd
+from meshd.rpc.head_timeouts import LEAST_STEP_SECONDS, MOST_STEP_SECONDS, HeadEnd
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle_troubles import Stage, model_of, ready, stage, until
@@ -141,7 +141,9 @@ def test_a_worker_that_answers_nothing_and_says_nothing_is_given_up(tmp_path: Pa
                 a_step(end)
                 began = asyncio.get_running_loop().time()
                 model = await until(serve, lambda model: model.state != "ready")
-                assert LEAST_SECONDS < asyncio.get_running_loop().time() - began <= LEAST_SECONDS + 3.0
+                assert (
+                    LEAST_STEP_SECONDS < asyncio.get_running_loop().time() - began <= LEAST_STEP_SECONDS + 3.0
+                )
                 assert "worker bad is lost: it does not answer" in model.reason
             assert await ready(serve) == {"head", "good"}
             assert "worker bad is left out for 60 s: it does not answer" in model_of(serve).reason
@@ -165,7 +167,7 @@ def test_a_worker_without_a_path_is_not(tmp_path: Path) -> None:
                 end.from_peer(ANSWER)
                 a_step(end)
                 away.mesh.state = PeerState.SUSPENDED
-                await asyncio.sleep(10 * LEAST_SECONDS)
+                await asyncio.sleep(10 * LEAST_STEP_SECONDS)
                 away.mesh.state = PeerState.CONNECTED
                 end.from_peer(ANSWER)
                 await asyncio.sleep(5.0)
@@ -193,8 +195,8 @@ def test_a_load_that_comes_to_nothing_is_ended(tmp_path: Path, drips: bool) -> N
                     await asyncio.sleep(1.0)
                     if drips:
                         end.from_peer(b"\0")
-                    assert asyncio.get_running_loop().time() - began < 2 * MOST_SECONDS
-            assert asyncio.get_running_loop().time() - began > MOST_SECONDS
+                    assert asyncio.get_running_loop().time() - began < 2 * MOST_STEP_SECONDS
+            assert asyncio.get_running_loop().time() - began > MOST_STEP_SECONDS
             assert await ready(serve) == {"head", "good"}
             assert "it does not load: requests have waited" in model_of(serve).reason
 

@@ -87,7 +87,7 @@ def test_what_a_server_says_wrongly_names_it(answers: dict[str, bytes | None], s
 
 
 def test_a_server_that_is_busy_with_another_client_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_ASK_SECONDS", 0.05)
     with pytest.raises(MeshdError, match="does not answer") as caught:
         run(Server(hello=None).ask())
     assert "one at a time" in caught.value.hint

@@ -17,7 +17,8 @@ from meshd.role.native.devices import (
     parse_listed,
     pick,
 )
-from meshd.wire.lease import MAX_DEVICES, OfferedDevice, WorkerOffer, decode
+from meshd.wire.lease import OfferedDevice, WorkerOffer, decode
+from meshd.wire.limits import MAX_DEVICES
 from meshd.wire.native import NativeVersion
 
 MIB = 1 << 20

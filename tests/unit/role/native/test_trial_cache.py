@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.role.native.trial_cache import MAX_KEPT, TrialCache, trial_key
+from meshd.role.native.trial_cache import MAX_TRIALS, TrialCache, trial_key
 
 
 def test_it_is_kept_and_shared(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_it_is_kept_and_shared(tmp_path: Path) -> None:
 
 def test_the_oldest_go(tmp_path: Path) -> None:
     kept = TrialCache(tmp_path / "trials")
-    keys = [trial_key([str(number)]) for number in range(MAX_KEPT + 2)]
+    keys = [trial_key([str(number)]) for number in range(MAX_TRIALS + 2)]
     for key in keys:
         kept.add(key)
     again = TrialCache(tmp_path / "trials")

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from meshd.model.status import StoreStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.role.worker import rpc_server
 from meshd.rpc import protocol as rpc
 from meshd.rpc.missed_tensors import Missed
-from meshd.store.interface import StoreStatus
 from meshd.wire.lease import Grant, Loaded, Lost, Reserve
 
 from tests.sim.loop import run
@@ -66,7 +66,7 @@ class FakeStore:
 
     @property
     def status(self) -> StoreStatus:
-        return StoreStatus(Path("/s"), 1, 2, 3)
+        return StoreStatus("/s", 1, 2, 3)
 
     async def serve(self) -> None:
         self.served = True
