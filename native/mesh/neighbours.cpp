@@ -1,16 +1,15 @@
 #include "neighbours.h"
 
+#include <unistd.h>
+
 namespace mesh {
 
-neighbours::neighbours(const std::vector<neighbour_socket> & sockets) {
-    const size_t room = QUEUE_BYTES / std::max<size_t>(sockets.size(), 1);
+neighbours::neighbours(const std::vector<neighbour_socket> & sockets, bool more) {
     for (const auto & one : sockets) {
-        all[one.number] = std::make_unique<neighbour>(one.socket, room);
+        add(one);
     }
-    for (auto & one : all) {
-        neighbour & started = *one.second;
-        started.reading = std::thread([&started] { started.read(); });
-        started.writing = std::thread([&started] { started.write(); });
+    if (!more) {
+        complete();
     }
 }
 
@@ -20,15 +19,48 @@ neighbours::~neighbours() {
         one.second->reading.join();
         one.second->writing.join();
     }
+    for (const auto & one : unstarted) {
+        close(one.second);
+    }
+}
+
+void neighbours::add(const neighbour_socket & one) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (is_complete || one.number >= NEIGHBOURS || !unstarted.emplace(one.number, one.socket).second) {
+        close(one.socket);
+        const char * why = is_complete ? " comes too late" : one.number < NEIGHBOURS ? " is there twice" : " cannot be";
+        throw std::runtime_error("neighbour " + std::to_string(one.number) + why);
+    }
+}
+
+void neighbours::complete() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (is_complete || ended) {
+        return;
+    }
+    const size_t room = QUEUE_BYTES / std::max<size_t>(unstarted.size(), 1);
+    for (const auto & one : unstarted) {
+        all[one.first] = std::make_unique<neighbour>(one.second, room);
+    }
+    unstarted.clear();
+    for (auto & one : all) {
+        neighbour & started = *one.second;
+        started.reading = std::thread([&started] { started.read(); });
+        started.writing = std::thread([&started] { started.write(); });
+    }
+    is_complete = true;
+    changed.notify_all();
 }
 
 void neighbours::end() {
+    std::lock_guard<std::mutex> lock(mutex);
     ended = true;
     for (auto & one : all) {
         one.second->coming.end();
         one.second->going.end();
         one.second->link.shut();
     }
+    changed.notify_all();
 }
 
 void neighbours::neighbour::read() {
@@ -83,6 +115,7 @@ void neighbours::fail(uint32_t number, const std::string & why) const {
 }
 
 uint64_t neighbours::received() const {
+    std::lock_guard<std::mutex> lock(mutex);
     uint64_t bytes = 0;
     for (const auto & one : all) {
         bytes += one.second->link.received();
@@ -91,6 +124,11 @@ uint64_t neighbours::received() const {
 }
 
 std::vector<uint32_t> neighbours::numbers() const {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return is_complete || ended; });
+    if (!is_complete) {
+        throw interrupted();
+    }
     std::vector<uint32_t> found;
     for (const auto & one : all) {
         found.push_back(one.first);

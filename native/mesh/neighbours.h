@@ -25,7 +25,7 @@ public:
     // Bytes from all of them so far; from any thread
     virtual uint64_t received() const { return 0; }
 
-    // Which neighbours there are
+    // Which neighbours there are. Throws interrupted
     virtual std::vector<uint32_t> numbers() const = 0;
 
     // These throw bad_message for a neighbour that there is not, and std::runtime_error, with its number, for one that
@@ -42,18 +42,24 @@ struct interrupted : std::runtime_error {
 
 class neighbours : public exchange {
 public:
-    // Takes over the sockets
-    explicit neighbours(const std::vector<neighbour_socket> & sockets);
+    // Takes over the sockets. `more`: others are added until complete() is called
+    explicit neighbours(const std::vector<neighbour_socket> & sockets, bool more = false);
     ~neighbours() override;
     neighbours(const neighbours &) = delete;
     neighbours & operator=(const neighbours &) = delete;
 
+    // Takes over the socket, whatever happens. From any thread, as complete(). Throws std::runtime_error for a number
+    // that is there, or cannot be
+    void add(const neighbour_socket & one);
+    void complete();
+
     uint64_t received() const override;
+    // Waits until they are complete
     std::vector<uint32_t> numbers() const override;
     void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) override;
     std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) override;
 
-    // From any thread: whoever waits in push() or take() is interrupted
+    // From any thread: whoever waits in numbers(), push() or take() is interrupted
     void end();
 
 private:
@@ -77,7 +83,11 @@ private:
     neighbour & at(uint32_t number) const;
     [[noreturn]] void fail(uint32_t number, const std::string & why) const;
 
-    std::map<uint32_t, std::unique_ptr<neighbour>> all;
+    mutable std::mutex mutex;
+    mutable std::condition_variable changed;
+    std::map<uint32_t, int> unstarted; // sockets
+    bool is_complete = false;
+    std::map<uint32_t, std::unique_ptr<neighbour>> all; // as it is, once they are complete
     std::atomic<bool> ended{ false };
 };
 

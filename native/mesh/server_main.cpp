@@ -1,4 +1,5 @@
 // mesh-server: lends devices of this machine to the one head at the other end of an inherited socket, and ends with it.
+#include "arrivals.h"
 #include "describe.h"
 #include "descriptor.h"
 #include "report.h"
@@ -18,14 +19,15 @@ namespace mesh {
 static const char USAGE[] = R"(usage: mesh-server --fd N [options]
        mesh-server --describe [MODULE]
 
-  --fd N           serve the head at the other end of this inherited socket
-  --device NAME    lend this device; may be given several times (default: the CPU)
-  --threads N      of a CPU (default: 1)
-  --memory B[,B]   bytes that the head may hold on each device (default: what it has)
-  --neighbour K:N  worker K of the head is at the other end of this socket: push to it, and take from it
-  --weights-fd N   read the weights index there; its `file` lines name further descriptors
-  --report-fd N    write there, for the parent process, why this ends: a line `failed WHY`
-  --describe       print what this program, or a libggml-mesh.so, is: one line of JSON
+  --fd N             serve the head at the other end of this inherited socket
+  --device NAME      lend this device; may be given several times (default: the CPU)
+  --threads N        of a CPU (default: 1)
+  --memory B[,B]     bytes that the head may hold on each device (default: what it has)
+  --neighbour K:N    worker K of the head is at the other end of this socket: push to it, and take from it
+  --neighbours-fd N  more neighbours are handed over there; the head is welcomed once all of them are there
+  --weights-fd N     read the weights index there; its `file` lines name further descriptors
+  --report-fd N      write there, for the parent process, why this ends: a line `failed WHY`
+  --describe         print what this program, or a libggml-mesh.so, is: one line of JSON
 )";
 
 struct wrong_option : std::runtime_error {
@@ -36,12 +38,22 @@ struct options {
     int socket = -1;
     int weights = -1;
     int report = -1;
+    int arrivals = -1;
     int threads = 1;
     std::vector<std::string> devices;
     std::vector<uint64_t> memory;
     std::vector<neighbour_socket> neighbours;
     bool describe = false;
     std::string module;
+
+    // What this option is the number of, or nullptr
+    int * descriptor(const std::string & name) {
+        return name == "--fd"              ? &socket
+               : name == "--weights-fd"    ? &weights
+               : name == "--report-fd"     ? &report
+               : name == "--neighbours-fd" ? &arrivals
+                                           : nullptr;
+    }
 };
 
 static uint64_t number(const std::string & name, const std::string & text, uint64_t least, uint64_t most) {
@@ -82,9 +94,8 @@ static options parse(const std::vector<std::string> & words) {
             throw wrong_option("`" + name + "` is no option, or lacks its value");
         }
         const std::string & value = words[++i];
-        if (name == "--fd" || name == "--weights-fd" || name == "--report-fd") {
-            int & descriptor = name == "--fd" ? found.socket : name == "--report-fd" ? found.report : found.weights;
-            if (!parse_descriptor(value, descriptor)) {
+        if (int * descriptor = found.descriptor(name)) {
+            if (!parse_descriptor(value, *descriptor)) {
                 throw wrong_option(name + ": `" + value + "` is no inherited descriptor");
             }
         } else if (name == "--neighbour") {
@@ -176,6 +187,12 @@ static void abandon() {
     _exit(1);
 }
 
+// A parent that does not know how to hand neighbours over has started the wrong program
+static void refuse_arrivals(const std::string & why) {
+    std::fprintf(stderr, "mesh-server: --neighbours-fd: %s\n", why.c_str());
+    _exit(2);
+}
+
 static int serve(const options & chosen) {
     if (chosen.report >= 0) {
         open_report(chosen.report);
@@ -188,7 +205,9 @@ static int serve(const options & chosen) {
     const std::vector<lent_device> devices = open_devices(chosen);
     {
         channel head(chosen.socket, sender::head);
-        neighbours others(chosen.neighbours);
+        neighbours others(chosen.neighbours, chosen.arrivals >= 0);
+        const auto coming =
+            chosen.arrivals < 0 ? nullptr : std::make_unique<arrivals>(chosen.arrivals, others, refuse_arrivals);
         session(head, devices, files, others, abandon).run();
     }
     for (const auto & device : devices) {

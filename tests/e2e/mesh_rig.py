@@ -115,9 +115,13 @@ class MeshServer(Program):
         memory: str = "",
         extra: Sequence[str] = (),
         neighbours: Mapping[int, socket.socket] | None = None,
+        arrivals: socket.socket | None = None,
         preload: Path | None = None,
     ) -> None:
-        """`neighbours`: ends of its connections with workers, by their places in the head's list."""
+        """`neighbours`: ends of its connections with workers, by their places in the head's list.
+
+        `arrivals`: its end of a socket at which more of them are handed over.
+        """
         handed = Handed()
         argv = [str(build.server), "--fd", str(handed.keep(os.dup(pair.worker.fileno())))]
         if weights:
@@ -127,6 +131,9 @@ class MeshServer(Program):
             argv += ["--memory", memory]
         for number, end in (neighbours or {}).items():
             argv += ["--neighbour", f"{number}:{handed.keep(os.dup(end.fileno()))}"]
+        if arrivals is not None:
+            argv += ["--neighbours-fd", str(handed.keep(os.dup(arrivals.fileno())))]
+            arrivals.close()
         log = folder / f"mesh-server-{id(self):x}.log"
         report = Report(handed)
         argv += ["--report-fd", str(report.number), *extra]

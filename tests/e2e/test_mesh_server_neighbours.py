@@ -1,0 +1,101 @@
+"""native/mesh: neighbours that are handed over while the mesh-server already runs."""
+
+import json
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from meshd.rpc import mesh_protocol as wire
+
+from tests.e2e.mesh_rig import CountedPair, MeshServer
+from tests.e2e.mesh_server_scene import MARKS, found_build
+from tests.e2e.native_rig import DEADLINE
+
+NEIGHBOUR, COMPLETE = 1, 2
+AHEAD = 8  # pieces that are read before the head is welcomed
+pytestmark = MARKS
+
+
+@contextmanager
+def _running(folder: Path) -> Iterator[tuple[MeshServer, socket.socket, socket.socket]]:
+    """A server, its head's end, and its parent's end. It has one neighbour from the start."""
+    pair = CountedPair()
+    parent, arrivals = socket.socketpair()
+    lone, end = socket.socketpair()
+    with (
+        parent,
+        lone,
+        MeshServer(found_build(), folder, pair, neighbours={7: end}, arrivals=arrivals) as server,
+    ):
+        pair.head.settimeout(DEADLINE)
+        yield server, pair.head, parent
+    pair.close()
+
+
+def _hello() -> bytes:
+    said = subprocess.run([found_build().server, "--describe"], capture_output=True, check=True).stdout
+    body = wire.MESSAGES[wire.HELLO].body.pack(wire.VERSION) + json.loads(said)["ggml"].encode()
+    return wire.HEADER.pack(len(body), wire.HELLO, 0, 1) + body
+
+
+def _neighbours(head: socket.socket) -> tuple[int, ...]:
+    """Those of the WELCOME that comes next."""
+    with head.makefile("rb") as stream:
+        size, number, _zero, identity = wire.HEADER.unpack(stream.read(wire.HEADER.size))
+        assert (number, identity) == (wire.WELCOME, 1)
+        body = stream.read(size)
+    *_others, count = wire.MESSAGES[wire.WELCOME].body.unpack_from(body)
+    return struct.unpack(f"<{count}I", body[size - 4 * count :])
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_the_head_is_welcomed_when_neighbours_are_complete(said: bool, tmp_path: Path) -> None:
+    """And what it asks is read meanwhile, more than any socket holds."""
+    with _running(tmp_path) as (_server, head, parent):
+        head.sendall(_hello())
+        data = wire.MESSAGES[wire.WRITE].body.pack(9, 0, 0) + bytes(wire.PIECE_BYTES)
+        for number in range(AHEAD):
+            head.sendall(wire.HEADER.pack(len(data), wire.WRITE, 0, 2 + number) + data)
+        for number in (0, 15):
+            lone, end = socket.socketpair()
+            with lone, end:
+                socket.send_fds(parent, [struct.pack("<II", NEIGHBOUR, number)], [end.fileno()])
+        if said:
+            parent.sendall(struct.pack("<II", COMPLETE, 0))
+        else:
+            parent.close()
+        assert _neighbours(head) == (0, 7, 15)
+
+
+@pytest.mark.parametrize(
+    ("words", "descriptors", "why"),
+    [
+        ((NEIGHBOUR, 3), 0, "message 1 has 0 descriptors instead of 1"),
+        ((NEIGHBOUR, 3), 2, "message 1 has 2 descriptors instead of 1"),
+        ((NEIGHBOUR, 3), 100, "a message has more than one descriptor"),
+        ((NEIGHBOUR, wire.NEIGHBOURS), 1, "neighbour 16 cannot be"),
+        ((NEIGHBOUR, 7), 1, "neighbour 7 is there twice"),
+        ((COMPLETE, 0), 1, "message 2 has 1 descriptors instead of 0"),
+        ((3, 0), 0, "there is no message 3"),
+    ],
+)
+def test_a_parent_that_hands_over_something_else_ends_the_server(
+    words: tuple[int, int], descriptors: int, why: str, tmp_path: Path
+) -> None:
+    with _running(tmp_path) as (server, _head, parent):
+        lone, end = socket.socketpair()
+        with lone, end:
+            socket.send_fds(parent, [struct.pack("<II", *words)], [end.fileno()] * descriptors)
+            assert server.process.wait(DEADLINE) == 2
+        assert server.output == f"mesh-server: --neighbours-fd: {why}\n"
+
+
+def test_a_head_that_goes_before_neighbours_are_complete_ends_the_server(tmp_path: Path) -> None:
+    with _running(tmp_path) as (server, head, _parent):
+        head.sendall(_hello())
+        head.close()
+        assert server.process.wait(DEADLINE) == 0
