@@ -56,6 +56,8 @@ class MeshFirewall:
 
     def _look_request(self, data: bytes | memoryview, at: int, have: int) -> int:
         message, size, identity = look_header(data, at, "head")
+        if not identity:
+            raise refused(f"{message.name} without an id")
         if self._greeted == (message.number == wire.HELLO):
             raise refused("HELLO comes first, and once")
         if self._offered is None and message.number != wire.HELLO:
@@ -68,8 +70,8 @@ class MeshFirewall:
         except RemoteProtocolError as error:
             raise refused(f"{message.name}: {error.what}") from None
         if message.answer:
-            if identity in self._unanswered or not identity:
-                raise refused(f"{message.name}: an id that is in use, or 0")
+            if identity in self._unanswered:
+                raise refused(f"{message.name}: an id that is in use")
             if len(self._unanswered) >= MAX_UNANSWERED:
                 raise refused(f"more than {MAX_UNANSWERED} requests without an answer")
             self._unanswered[identity] = message.number, said

@@ -30,6 +30,11 @@ void mesh_session::give_bytes(uint16_t number, std::vector<uint8_t> body, const 
     totals.frames++;
     totals.valid += valid ? 1 : 0;
     wire_header header;
+    header.id = ++last_id;
+    if (damaging && dice_.one_in(200)) {
+        header.id = 0;
+        valid = false;
+    }
     header.kind = number;
     header.size = static_cast<uint32_t>(body.size());
     uint32_t least;
@@ -41,6 +46,10 @@ void mesh_session::give_bytes(uint16_t number, std::vector<uint8_t> body, const 
     try {
         worker.handle(header, body);
         totals.accepted++;
+        if (header.id == 0) {
+            valid = true; // told as what must not happen
+            why = "it was accepted without an id";
+        }
     } catch (const std::exception & error) {
         why = error.what();
         why = why.empty() ? "?" : why;

@@ -64,6 +64,7 @@ private:
     mesh::executor worker;
     std::vector<buffer> buffers;
     uint32_t last_buffer = 0;
+    uint64_t last_id = 0;
     ggml_context * ctx = nullptr; // of the graph that is made
     const char * what = "";
     std::string why; // the last frame was refused

@@ -12,10 +12,6 @@
 
 namespace mesh {
 
-// Longer data are written from where they lie; more than this does not wait
-static constexpr size_t SHORT_BYTES = 16 * 1024;
-static constexpr size_t WAITING_BYTES = 64 * 1024;
-
 static std::string reason(const char * what) {
     return std::string(what) + ": " + std::strerror(errno);
 }
@@ -109,28 +105,49 @@ static void send_all(int socket, iovec * parts, size_t count) {
     }
 }
 
-void channel::write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t more_size,
-    bool may_wait) {
+void put_header(writer & out, message number, uint64_t id, size_t size) {
     wire_header header;
-    header.size = static_cast<uint32_t>(body.size() + more_size);
+    header.size = static_cast<uint32_t>(size);
     header.kind = static_cast<uint16_t>(number);
     header.id = id;
-    std::lock_guard<std::mutex> lock(writing);
-    header.put(waiting);
-    waiting.put_bytes(body.data(), body.size());
-    if (more_size <= SHORT_BYTES) {
-        waiting.put_bytes(more, more_size);
-        more_size = 0;
-    }
-    if (may_wait && more_size == 0 && waiting.data.size() <= WAITING_BYTES) {
-        return;
-    }
-    iovec parts[2] = {
-        { waiting.data.data(), waiting.data.size() },
+    header.put(out);
+}
+
+void channel::write(
+    message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t more_size) {
+    writer header;
+    put_header(header, number, id, body.size() + more_size);
+    iovec parts[3] = {
+        { header.data.data(), header.data.size() },
+        { const_cast<uint8_t *>(body.data()), body.size() },
         { const_cast<void *>(more), more_size },
     };
-    send_all(socket, parts, more_size > 0 ? 2 : 1);
-    waiting.data.clear();
+    std::lock_guard<std::mutex> lock(writing);
+    send_all(socket, parts, 3);
+}
+
+size_t channel::send_now(const void * data, size_t size, const void * more, size_t more_size) {
+    iovec parts[2] = {
+        { const_cast<void *>(data), size },
+        { const_cast<void *>(more), more_size },
+    };
+    msghdr all = {};
+    all.msg_iov = parts;
+    all.msg_iovlen = more_size > 0 ? 2 : 1;
+    const ssize_t n = sendmsg(socket, &all, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n > 0 ? static_cast<size_t>(n) : 0;
+}
+
+size_t channel::send_some(const void * data, size_t size) {
+    for (;;) {
+        const ssize_t n = send(socket, data, size, MSG_NOSIGNAL);
+        if (n >= 0) {
+            return static_cast<size_t>(n);
+        }
+        if (errno != EINTR) {
+            throw lost(reason("it cannot be written to"));
+        }
+    }
 }
 
 } // namespace mesh

@@ -28,16 +28,20 @@ public:
     void read_body(void * data, size_t size);
     std::vector<uint8_t> read_body(const wire_header & header);
 
-    // Writes all of it: body, then more. Blocks while the other side does not read. What may wait is kept, if it is
-    // short, and goes out together with what comes next
+    // Writes all of it: body, then more. Blocks while the other side does not read
     void write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more = nullptr,
-        size_t more_size = 0, bool may_wait = false);
+        size_t more_size = 0);
     template <class Body>
     void write_body(uint64_t id, const Body & body, const void * more = nullptr, size_t size = 0) {
         writer out;
         body.put(out);
         write(Body::number, id, out.data, more, size);
     }
+
+    // For who puts together messages by itself, and nobody else writes: how many bytes the socket takes. The first one
+    // does not wait, and hides what is wrong; the second one waits for at least one
+    size_t send_now(const void * data, size_t size, const void * more, size_t more_size);
+    size_t send_some(const void * data, size_t size);
 
     // Bytes so far; from any thread
     uint64_t received() const { return came; }
@@ -52,7 +56,8 @@ private:
     const sender other;
     std::atomic<uint64_t> came{ 0 };
     std::mutex writing;
-    writer waiting; // messages that go out with the next one
 };
+
+void put_header(writer & out, message number, uint64_t id, size_t size);
 
 } // namespace mesh

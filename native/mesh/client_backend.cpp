@@ -73,7 +73,9 @@ static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (graph->n_nodes == 0) {
         return GGML_STATUS_SUCCESS;
     }
-    device.worker->loading.settle();
+    if (!device.worker->loading.settle()) {
+        return GGML_STATUS_FAILED;
+    }
     std::lock_guard<std::mutex> lock(device.worker->link.order);
     const bool sent = is_kept(device, graph->uid) ? compute_kept(device, graph->uid) : compute_new(device, graph);
     return sent ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;

@@ -98,7 +98,9 @@ void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, 
 
 bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     const client_buffer * own = buffer_of(tensor);
-    own->device->worker->loading.settle();
+    if (!own->device->worker->loading.settle()) {
+        return false;
+    }
     for (size_t done = 0; done < size; done += PIECE_BYTES) {
         read_body body;
         body.buffer = own->number;
@@ -116,24 +118,27 @@ static bool push_tensor(
     const client_buffer * source, uint64_t from, const client_buffer * target, uint64_t to, uint64_t size) {
     static std::mutex order; // each worker has the pieces of a pair in the order of the other one
     static uint64_t last_token = 0;
-    const client_worker & sender = *source->device->worker;
-    const client_worker & receiver = *target->device->worker;
-    std::lock_guard<std::mutex> lock(order);
+    client_worker & sender = *source->device->worker;
+    client_worker & receiver = *target->device->worker;
     for (uint64_t done = 0; done < size; done += PIECE_BYTES) {
         push_body push;
         push.neighbour = receiver.place;
         push.buffer = source->number;
         push.size = static_cast<uint32_t>(std::min<uint64_t>(size - done, PIECE_BYTES));
         push.offset = from + done;
-        push.token = ++last_token;
         take_body take;
         take.neighbour = sender.place;
         take.buffer = target->number;
         take.size = push.size;
         take.offset = to + done;
-        take.token = push.token;
+        // before the lock: who does not read keeps nobody else waiting
+        if (!sender.link.wait_for_room() || !receiver.link.wait_for_room()) {
+            return false;
+        }
+        std::lock_guard<std::mutex> lock(order);
+        push.token = take.token = ++last_token;
         // one right after the other, so that no two workers ever wait for each other
-        if (!source->device->worker->link.send(push) || !target->device->worker->link.send(take)) {
+        if (!sender.link.push_to(receiver.link, push, take)) {
             return false;
         }
     }

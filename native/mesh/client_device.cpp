@@ -1,6 +1,7 @@
 #include "client.h"
 #include "names.h"
 #include "operations.h"
+#include "printable.h"
 #include "release.h"
 #include "watch.h"
 
@@ -105,7 +106,7 @@ static client_device * make_device(client_worker * worker, uint32_t number, cons
     device->worker = worker;
     device->number = number;
     device->name = "MESH" + std::to_string(name);
-    device->description = name_of(row.name) + ": " + name_of(row.description);
+    device->description = printable(name_of(row.name) + ": " + name_of(row.description));
     device->alignment = row.alignment;
     device->most_bytes = row.most_bytes;
     device->free_bytes = row.free_bytes;
@@ -116,15 +117,35 @@ static client_device * make_device(client_worker * worker, uint32_t number, cons
     return device;
 }
 
-// Numbers of operations or types
-static std::unordered_set<uint32_t> take_numbers(reader & in, uint32_t count) {
+// Numbers of operations, types or workers, of which there are so many
+static std::unordered_set<uint32_t> take_numbers(reader & in, uint32_t count, uint32_t end) {
     std::unordered_set<uint32_t> numbers;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number;
         in.take(number);
-        numbers.insert(number);
+        if (number >= end || !numbers.insert(number).second) {
+            throw bad_message("a list has " + std::to_string(number) + ", of " + std::to_string(end));
+        }
     }
     return numbers;
+}
+
+static std::vector<client_device *> take_welcome(
+    client_worker * worker, reader in, size_t first, ggml_backend_reg_t registry) {
+    const auto body = welcome_body::take(in);
+    if (body.version != VERSION || body.device_count == 0 || body.device_count > DEVICES) {
+        throw bad_message("it has another version, or no devices, or more than there can be");
+    }
+    std::vector<client_device *> devices;
+    for (uint32_t i = 0; i < body.device_count; i++) {
+        devices.push_back(make_device(worker, i, wire_device::take(in), first + i));
+        fill_device(*devices.back(), registry);
+    }
+    worker->operations = take_numbers(in, body.operation_count, OPERATION_COUNT);
+    worker->types = take_numbers(in, body.type_count, TYPE_COUNT);
+    worker->neighbours = take_numbers(in, body.neighbour_count, NEIGHBOURS);
+    in.end();
+    return devices;
 }
 
 std::vector<client_device *> open_worker(
@@ -135,20 +156,13 @@ std::vector<client_device *> open_worker(
     if (!worker->link.greet(ggml_release(), welcome)) {
         throw std::runtime_error("the worker of " + worker->link.name + " cannot be used");
     }
-    reader in(welcome);
-    const auto body = welcome_body::take(in);
-    if (body.version != VERSION || body.device_count > DEVICES) {
-        throw bad_message("a worker has another version, or more devices than there can be");
-    }
     std::vector<client_device *> devices;
-    for (uint32_t i = 0; i < body.device_count; i++) {
-        devices.push_back(make_device(worker, i, wire_device::take(in), first + i));
-        fill_device(*devices.back(), registry);
+    try {
+        devices = take_welcome(worker, reader(welcome), first, registry);
+    } catch (const bad_message & error) {
+        worker->link.lose(std::string("its WELCOME is wrong: ") + error.what());
+        throw;
     }
-    worker->operations = take_numbers(in, body.operation_count);
-    worker->types = take_numbers(in, body.type_count);
-    worker->neighbours = take_numbers(in, body.neighbour_count);
-    in.end();
     static watch & watched = *new watch(); // as long as its workers: to the end of the process
     watched.add(worker->link, place);
     watched.start();

@@ -1,5 +1,6 @@
 #include "connection.h"
 
+#include "printable.h"
 #include "report.h"
 
 #include <cstdio>
@@ -12,7 +13,8 @@ namespace mesh {
 static constexpr std::chrono::seconds LAST_WORDS{ 1 }; // they have come already, or nearly
 
 connection::connection(int socket, uint32_t place, std::string name) :
-    name(std::move(name)), worker(socket, sender::worker), place(place) {}
+    name(std::move(name)), worker(socket, sender::worker),
+    outgoing(worker, [this](const std::string & why) { cannot_send(why); }), place(place) {}
 
 void connection::serve() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -25,14 +27,26 @@ void connection::lose(const std::string & why) {
         return;
     }
     gone = true;
-    std::fprintf(stderr, "mesh: lost %s: %s\n", name.c_str(), why.c_str());
+    std::fprintf(stderr, "mesh: lost %s: %s\n", name.c_str(), printable(why).c_str());
     mesh::report("lost " + std::to_string(place) + " " + why);
     if (serving) {
         std::fflush(nullptr);
         _exit(LOST_EXIT);
     }
+    settled = at = UINT64_MAX; // nobody else is excused by it
     changed.notify_all();
+    outgoing.end();
     worker.shut();
+}
+
+// What it said before it went tells more than that it is gone
+void connection::cannot_send(const std::string & why) {
+    std::unique_lock<std::mutex> lock(mutex);
+    const bool told_more = changed.wait_for(lock, LAST_WORDS, [&] { return gone; });
+    lock.unlock();
+    if (!told_more) {
+        lose(why);
+    }
 }
 
 progress_body connection::report() {
@@ -40,54 +54,82 @@ progress_body connection::report() {
     return last_report;
 }
 
-uint64_t connection::last_request() {
+bool connection::owes() {
     std::lock_guard<std::mutex> lock(mutex);
+    return !owed.is_empty();
+}
+
+std::string connection::tick() {
+    std::lock_guard<std::mutex> lock(mutex);
+    // what a worker says of itself is no sign that anything passes
+    const uint64_t now = outgoing.sent() + worker.received() - told;
+    const uint64_t bytes = now > passed ? now - passed : 0;
+    passed = now;
+    const std::string why = owed.tick(bytes, outgoing.is_full(), !serving);
+    at = gone ? UINT64_MAX : owed.at();
+    return why;
+}
+
+// The mutex is held, and so ids are in the order in which requests leave
+uint64_t connection::put(message number, const std::vector<uint8_t> & body, const void * more, size_t size) {
+    // what changes data is of no use before something reads or computes them
+    const bool may_wait = number == message::write || number == message::fill;
+    outgoing.put(number, ++last_id, body, more, size, may_wait);
     return last_id;
 }
 
-bool connection::send_bytes(message number, const std::vector<uint8_t> & body, const void * more, size_t size) {
-    uint64_t id;
-    {
-        std::lock_guard<std::mutex> lock(mutex);
-        id = ++last_id;
+uint64_t connection::post(message number, const std::vector<uint8_t> & body, const void * more, size_t size,
+    uint64_t bytes, const pending * answer) {
+    if (!outgoing.wait_for_room()) {
+        return 0;
     }
-    return write(number, id, body, more, size);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (gone) {
+        return 0;
+    }
+    if (answer != nullptr) {
+        answers.emplace(last_id + 1, *answer);
+    }
+    owed.add(number, last_id + 1, bytes);
+    return put(number, body, more, size);
 }
 
-bool connection::write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t size) {
+bool connection::send_bytes(message number, const std::vector<uint8_t> & body, const void * more, size_t size) {
+    return post(number, body, more, size, size, nullptr) != 0;
+}
+
+uint64_t connection::ask(
+    message number, const std::vector<uint8_t> & body, message wanted, void * target, size_t size, uint64_t loads) {
+    const pending answer = { wanted, target, size, nullptr };
+    return post(number, body, nullptr, 0, loads, &answer);
+}
+
+bool connection::push_to(connection & other, const push_body & push, const take_body & take) {
+    writer pushed;
+    push.put(pushed);
+    writer taken;
+    take.put(taken);
+    uint64_t push_id;
     {
         std::lock_guard<std::mutex> lock(mutex);
         if (gone) {
             return false;
         }
+        owed.add(message::push, last_id + 1, 0);
+        push_id = put(message::push, pushed.data, nullptr, 0);
     }
-    try {
-        // what changes data is of no use before something reads or computes them
-        const bool may_wait = number == message::write || number == message::fill;
-        worker.write(number, id, body, more, size, may_wait);
-        return true;
-    } catch (const lost & error) {
-        // what it said before it went tells more than that it is gone
-        std::unique_lock<std::mutex> lock(mutex);
-        const bool told = changed.wait_for(lock, LAST_WORDS, [&] { return gone; });
-        lock.unlock();
-        if (!told) {
-            lose(error.what());
+    uint64_t take_id;
+    {
+        std::lock_guard<std::mutex> lock(other.mutex);
+        if (other.gone) {
+            return false;
         }
-        return false;
+        other.owed.add_take(other.last_id + 1, take.size, settled, push_id);
+        take_id = other.put(message::take, taken.data, nullptr, 0);
     }
-}
-
-uint64_t connection::expect(const pending & answer) {
     std::lock_guard<std::mutex> lock(mutex);
-    answers.emplace(++last_id, answer);
-    return last_id;
-}
-
-uint64_t connection::ask(
-    message number, const std::vector<uint8_t> & body, message wanted, void * target, size_t size) {
-    const uint64_t id = expect({ wanted, target, size, nullptr });
-    return write(number, id, body, nullptr, 0) ? id : 0;
+    owed.add_taker(push_id, other.at, take_id);
+    return true;
 }
 
 bool connection::wait(uint64_t id) {
@@ -110,8 +152,9 @@ bool connection::greet(
     writer out;
     body.put(out);
     out.put_text(release);
-    const uint64_t id = expect({ message::welcome, nullptr, 0, &welcome });
-    if (!write(message::hello, id, out.data, nullptr, 0)) {
+    const pending answer = { message::welcome, nullptr, 0, &welcome };
+    const uint64_t id = post(message::hello, out.data, nullptr, 0, 0, &answer);
+    if (id == 0) {
         return false;
     }
     bool answered;
@@ -143,35 +186,66 @@ void connection::receive_one(const wire_header & header) {
         throw bad_message("it says: " + std::string(why.begin(), why.end()));
     }
     if (static_cast<message>(header.kind) == message::progress) {
-        uint8_t body[progress_body::bytes];
-        worker.read_body(body, sizeof body);
-        reader in(body, sizeof body);
-        std::lock_guard<std::mutex> lock(mutex);
-        last_report = progress_body::take(in);
-        return;
+        take_progress(header);
+    } else {
+        take_answer(header);
     }
-    pending answer;
+}
+
+// All up to this request are done. The mutex is held
+void connection::settle(uint64_t id) {
+    const uint64_t done = answers.empty() ? id : std::min(id, answers.begin()->first - 1);
+    if (done > settled && !gone) {
+        settled = done;
+        owed.settle(done);
+    }
+}
+
+void connection::take_progress(const wire_header & header) {
+    uint8_t body[progress_body::bytes];
+    worker.read_body(body, sizeof body);
+    reader in(body, sizeof body);
+    const auto now = progress_body::take(in);
+    std::lock_guard<std::mutex> lock(mutex);
+    told += wire_header::bytes + sizeof body;
+    if (header.id != 0 || last_id == 0 || answers.count(1) != 0) {
+        throw bad_message("it says PROGRESS as an answer, or before WELCOME");
+    }
+    if (now.done > last_id || now.request > last_id || now.done < last_report.done) {
+        throw bad_message("it says that it does what it was not asked, or has undone what it had done");
+    }
+    if (!answers.empty() && now.done >= answers.begin()->first) {
+        throw bad_message("it says that it has done what it has not answered");
+    }
+    last_report = now;
+    settle(now.done);
+}
+
+void connection::take_answer(const wire_header & header) {
     {
         std::lock_guard<std::mutex> lock(mutex);
         const auto found = answers.find(header.id);
         if (found == answers.end() || static_cast<uint16_t>(found->second.wanted) != header.kind) {
             throw bad_message("it answers what was not asked");
         }
-        answer = found->second;
+        if (found->second.whole == nullptr && header.size != found->second.size) {
+            throw bad_message("it answers with another number of bytes than was asked for");
+        }
     }
-    std::vector<uint8_t> whole;
-    if (answer.whole != nullptr) {
-        whole = worker.read_body(header);
-    } else if (header.size != answer.size) {
-        throw bad_message("it answers with another number of bytes than was asked for");
-    } else {
-        worker.read_body(answer.target, answer.size);
-    }
+    coming.resize(header.size);
+    worker.read_body(coming.data(), coming.size());
     std::lock_guard<std::mutex> lock(mutex);
-    if (answer.whole != nullptr && !gone) { // else nobody waits for it any more
-        *answer.whole = std::move(whole);
+    if (gone) {
+        return; // nobody waits for it any more, and its target may be gone as well
+    }
+    const pending & answer = answers.at(header.id);
+    if (answer.whole != nullptr) {
+        *answer.whole = coming;
+    } else if (!coming.empty()) {
+        std::memcpy(answer.target, coming.data(), coming.size());
     }
     answers.erase(header.id);
+    settle(header.id);
     changed.notify_all();
 }
 

@@ -1,14 +1,17 @@
-// The head's end of a connection to one worker: requests from any thread, answers taken by a thread of its own.
+// The head's end of a connection to one worker: requests from any thread, answers taken by a thread of its own. What
+// the worker says is believed as far as it cannot harm: it may be anybody's.
 //
 // While a model is loaded a loss makes every call fail. After that it ends the process with LOST_EXIT, before anybody
 // can take missing bytes for a result (docs/decisions/0034).
 #pragma once
 
 #include "channel.h"
+#include "debts.h"
+#include "outbox.h"
 
 #include <chrono>
 #include <condition_variable>
-#include <unordered_map>
+#include <map>
 
 namespace mesh {
 
@@ -35,22 +38,32 @@ public:
         return send_bytes(Body::number, out.data, more, size);
     }
 
-    // A request whose answer is put into target, which has to live until wait() says that it has come. 0: lost
-    uint64_t ask(message number, const std::vector<uint8_t> & body, message wanted, void * target, size_t size);
+    // A request whose answer is put into target, all of it at once, if wait() does not say before that the worker is
+    // lost; until then target has to live. `loads`: bytes of weights that the worker has to read for it. 0: lost
+    uint64_t ask(message number, const std::vector<uint8_t> & body, message wanted, void * target, size_t size,
+        uint64_t loads = 0);
     template <class Body> uint64_t ask(const Body & body, message wanted, void * target, size_t size) {
         writer out;
         body.put(out);
         return ask(Body::number, out.data, wanted, target, size);
     }
 
-    // Waits for that answer, or for all. false: the worker is lost
+    // Waits for that answer, or for all. false: the worker is lost, and no target is touched any more
     bool wait(uint64_t id);
     bool wait_all();
 
-    // What the watch asks: the last PROGRESS, bytes that came, the id of the last request
+    // Waits until the worker has read what it was sent before, or most of it. false: lost
+    bool wait_for_room() { return outgoing.wait_for_room(); }
+    // This worker pushes, and the other one takes; waits for neither, so that the caller may hold what others need.
+    // false: one of them is lost
+    bool push_to(connection & other, const push_body & push, const take_body & take);
+
+    // What the watch asks: the last PROGRESS, bytes that came, whether anybody waits for this worker
     progress_body report();
     uint64_t received() const { return worker.received(); }
-    uint64_t last_request();
+    bool owes();
+    // A second has passed. Why this worker is not to be waited for any more, whatever it says of itself; or ""
+    std::string tick();
     // The worker is not to be waited for any more
     void lose(const std::string & why);
 
@@ -67,19 +80,32 @@ private:
         std::vector<uint8_t> * whole; // in place of target: all of it, whatever its size
     };
 
-    bool write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t size);
-    uint64_t expect(const pending & answer);
+    uint64_t post(message number, const std::vector<uint8_t> & body, const void * more, size_t size, uint64_t bytes,
+        const pending * answer);
+    uint64_t put(message number, const std::vector<uint8_t> & body, const void * more, size_t size);
+    void settle(uint64_t id);
+    void cannot_send(const std::string & why);
     void receive();
     void receive_one(const wire_header & header);
+    void take_progress(const wire_header & header);
+    void take_answer(const wire_header & header);
+
     channel worker;
+    outbox outgoing;
     const uint32_t place; // in the head's list of workers
     std::mutex mutex;
     std::condition_variable changed;
-    std::unordered_map<uint64_t, pending> answers; // that have not come
+    std::map<uint64_t, pending> answers; // that have not come
     uint64_t last_id = 0;
     progress_body last_report;
     bool serving = false;
     bool gone = false;
+    debts owed;
+    uint64_t passed = 0;                    // bytes of requests and answers until the last tick
+    std::atomic<uint64_t> settled{ 0 };     // the request up to which all are done
+    std::atomic<uint64_t> at{ UINT64_MAX }; // as debts::at()
+    std::vector<uint8_t> coming;            // an answer; of the thread that receives
+    uint64_t told = 0;                      // bytes of PROGRESS
 };
 
 } // namespace mesh

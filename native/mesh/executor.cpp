@@ -45,6 +45,9 @@ void executor::watch_nodes(progress * told) {
 }
 
 void executor::handle(const wire_header & header, const std::vector<uint8_t> & bytes) {
+    if (header.id == 0) {
+        throw bad_message("a request has no id"); // what is done would look like nothing
+    }
     doing.node = 0;
     doing.nodes = 0;
     doing.request = header.id;

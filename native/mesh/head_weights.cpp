@@ -1,6 +1,7 @@
 #include "head_weights.h"
 
 #include "names.h"
+#include "printable.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -108,6 +109,9 @@ bool mapped_files::unchanged() const {
         [&](const auto & one) { return index.files[one.first].unchanged(one.second); });
 }
 
+// a worker that reads so much is given as long as a slow disk takes, and no longer
+static constexpr uint64_t LOAD_BYTES = 512ull << 20;
+
 bool weights_loading::take(uint32_t buffer, uint64_t offset, ggml_type type, const void * data, size_t size) {
     std::lock_guard<std::mutex> lock(mutex);
     const weights_tensor * source = files.find(data);
@@ -123,7 +127,8 @@ bool weights_loading::take(uint32_t buffer, uint64_t offset, ggml_type type, con
     std::memcpy(entry.hash, source->hash.data(), sizeof entry.hash);
     next.entries.push_back(entry);
     next.sources.push_back(source);
-    if (next.entries.size() == LOAD_ENTRIES) {
+    next.bytes += size;
+    if (next.entries.size() == LOAD_ENTRIES || next.bytes >= LOAD_BYTES) {
         ask();
     }
     return true;
@@ -140,20 +145,22 @@ void weights_loading::ask() {
     for (const auto & entry : one->entries) {
         entry.put(out);
     }
-    one->id = worker.ask(message::load, out.data, message::loaded, one->results.data(), one->results.size());
+    one->id =
+        worker.ask(message::load, out.data, message::loaded, one->results.data(), one->results.size(), one->bytes);
     asked.push_back(std::move(one));
 }
 
 bool weights_loading::settle() {
     std::lock_guard<std::mutex> lock(mutex);
     ask();
-    for (const auto & one : asked) {
-        if (one->id == 0 || !worker.wait(one->id) || !finish(*one)) {
-            broken = true;
-            break;
+    // where one fails, those behind it are still to be answered, into what they have
+    while (!broken && !asked.empty()) {
+        const batch & one = *asked.front();
+        broken = one.id == 0 || !worker.wait(one.id) || !finish(one);
+        if (!broken) {
+            asked.pop_front();
         }
     }
-    asked.clear();
     return !broken;
 }
 
@@ -194,7 +201,7 @@ bool weights_loading::write_from_file(const wire_load_entry & entry, const weigh
             continue;
         }
         if (n <= 0) {
-            std::fprintf(stderr, "mesh: `%s` cannot be read from the model's file\n", source.name.c_str());
+            std::fprintf(stderr, "mesh: `%s` cannot be read from the model's file\n", printable(source.name).c_str());
             return false;
         }
         write_body body;

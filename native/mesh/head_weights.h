@@ -7,6 +7,7 @@
 
 #include "ggml.h"
 
+#include <deque>
 #include <map>
 #include <memory>
 
@@ -63,6 +64,7 @@ private:
         std::vector<wire_load_entry> entries;
         std::vector<const weights_tensor *> sources;
         std::vector<uint8_t> results;
+        uint64_t bytes = 0;
         uint64_t id = 0;
     };
     void ask();
@@ -73,7 +75,7 @@ private:
     mapped_files files;
     std::mutex mutex;
     batch next;
-    std::vector<std::unique_ptr<batch>> asked;
+    std::deque<std::unique_ptr<batch>> asked; // none is moved or goes while its answer may come
     bool broken = false;
 };
 

@@ -66,7 +66,7 @@ struct wire_header {
     uint32_t size = {}; // bytes behind this header
     uint16_t kind = {}; // which message
     uint16_t zero = {}; // 0
-    uint64_t id = {}; // of the request: the head counts from 1; an answer has that of its request
+    uint64_t id = {}; // of the request: the head counts from 1, and 0 is refused; an answer has that of its request
     void put(writer & out) const { out.put(size); out.put(kind); out.put(zero); out.put(id); }
     static wire_header take(reader & in) { wire_header body; in.take(body.size); in.take(body.kind); in.take_zero(body.zero); in.take(body.id); return body; }
 };
@@ -311,7 +311,7 @@ struct loaded_body {
 struct progress_body {
     static constexpr message number = message::progress;
     static constexpr size_t bytes = 32;
-    uint64_t done = {}; // id of the last request that is done
+    uint64_t done = {}; // id of the last request that is done; the answers up to there have been said
     uint64_t request = {}; // id of the one that is worked on; 0: none
     uint32_t node = {}; // of its graph as many nodes are done, where the device says so
     uint32_t nodes = {}; // of so many

@@ -1,6 +1,7 @@
 #include "report.h"
 
-#include <algorithm>
+#include "printable.h"
+
 #include <atomic>
 
 #include <fcntl.h>
@@ -18,10 +19,7 @@ void open_report(int descriptor) {
 }
 
 void report(const std::string & line) {
-    std::string text = line.substr(0, LINE_BYTES - 1);
-    std::replace_if(
-        text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 127; }, ' ');
-    text += '\n';
+    const std::string text = printable(line).substr(0, LINE_BYTES - 1) + '\n';
     if (report_to >= 0 && write(report_to, text.data(), text.size()) < 0) {
         return; // nobody reads it
     }

@@ -8,7 +8,7 @@ namespace mesh {
 // Takes over the descriptor
 void open_report(int descriptor);
 
-// One line: a word, and whatever comes behind it, without control characters; cut at 512 bytes
+// One line: a word, and whatever comes behind it, printable; cut at 512 bytes
 void report(const std::string & line);
 
 } // namespace mesh

@@ -34,37 +34,49 @@ void watch::tick() {
     }
 }
 
-// Has done all that it was asked: what does not come from it does not come because of it
-bool watch::is_idle(uint32_t place) const {
-    for (const auto & one : workers) {
-        if (one.place == place) {
-            const progress_body report = one.worker->report();
-            return report.request == 0 && report.done == one.worker->last_request();
+// That it may wait for; nullptr: there is none, and it says something untrue
+connection * watch::neighbour(const watched & one, uint32_t place) const {
+    for (const auto & other : workers) {
+        if (other.place == place && place != one.place) {
+            return other.worker;
         }
     }
-    return true;
+    return nullptr;
+}
+
+// What the worker says against itself
+std::string watch::own_words(const watched & one, const progress_body & report) const {
+    const std::string waits = std::to_string(report.waits - 1);
+    connection * other = report.waits == 0 ? nullptr : neighbour(one, report.waits - 1);
+    if (report.waits != 0 && other == nullptr) {
+        return "it says that it waits for neighbour " + waits + ", which it does not have";
+    }
+    if (report.request == 0 || report.seconds < HUNG_SECONDS) {
+        return "";
+    }
+    const std::string time = std::to_string(report.seconds) + " s";
+    if (other == nullptr) {
+        return "it has not moved on for " + time + ", behind node " + std::to_string(report.node) + " of " +
+               std::to_string(report.nodes);
+    }
+    // a neighbour that still works, or waits itself, may be slow; if it hangs it says so, or is found out
+    return other->owes() ? "" : "it has waited for neighbour " + waits + " for " + time;
 }
 
 std::string watch::complaint(watched & one) const {
     const uint64_t received = one.worker->received();
     one.silent = received == one.received ? one.silent + 1 : 0;
     one.received = received;
+    const std::string late = one.worker->tick();
     if (one.silent > HUNG_SECONDS) {
         return "it has said nothing for " + std::to_string(one.silent) + " s";
     }
     const progress_body report = one.worker->report();
-    if (report.request == 0 || report.seconds < HUNG_SECONDS) {
-        return "";
+    const std::string said = own_words(one, report);
+    if (!said.empty() || late.empty() || report.waits == 0) {
+        return said.empty() ? late : said;
     }
-    const std::string time = std::to_string(report.seconds) + " s";
-    if (report.waits == 0) {
-        return "it has not moved on for " + time + ", behind node " + std::to_string(report.node) + " of " +
-               std::to_string(report.nodes);
-    }
-    // a neighbour that still works, or waits itself, may be slow; if it hangs it says so
-    return is_idle(report.waits - 1)
-               ? "it has waited for neighbour " + std::to_string(report.waits - 1) + " for " + time
-               : "";
+    return late + "; it says that it waits for neighbour " + std::to_string(report.waits - 1);
 }
 
 } // namespace mesh

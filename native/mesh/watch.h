@@ -24,7 +24,8 @@ private:
         uint32_t silent;   // seconds
     };
     std::string complaint(watched & one) const;
-    bool is_idle(uint32_t place) const;
+    std::string own_words(const watched & one, const progress_body & report) const;
+    connection * neighbour(const watched & one, uint32_t place) const;
 
     std::mutex mutex;
     std::vector<watched> workers;

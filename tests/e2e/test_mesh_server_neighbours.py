@@ -5,7 +5,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,13 +27,13 @@ def _running(folder: Path) -> Iterator[tuple[MeshServer, socket.socket, socket.s
     parent, arrivals = socket.socketpair()
     lone, end = socket.socketpair()
     with (
+        closing(pair),
         parent,
         lone,
         MeshServer(found_build(), folder, pair, neighbours={7: end}, arrivals=arrivals) as server,
     ):
         pair.head.settimeout(DEADLINE)
         yield server, pair.head, parent
-    pair.close()
 
 
 def _hello() -> bytes:

@@ -37,6 +37,7 @@ SAMPLES = (
     talk.allocate(),
     talk.message(wire.FREE, BUFFER),
     talk.hello(),
+    talk.message(wire.FILL, BUFFER, 7, 16, 64, identity=0),
 )
 _SIZES = (0, 1, 2, 4, 31, 32, 64, 256, 1024, 1 << 20, 1 << 31, (1 << 32) - 1)
 _STRIDES = (*_SIZES, 1 << 44, 1 << 63, (1 << 64) - 4)
@@ -99,9 +100,10 @@ def _check(passed: bytes) -> None:
     """All messages of what passed, the last of which may be the beginning of a WRITE."""
     at, rooms = 0, {BUFFER: ROOM}
     while at < len(passed):
-        size, number, zero, _id = struct.unpack_from("<IHHQ", passed, at)
+        size, number, zero, identity = struct.unpack_from("<IHHQ", passed, at)
         body = passed[at + 16 : at + 16 + size]
         assert not zero
+        assert identity
         assert 2 <= number <= 13
         if number == wire.ALLOCATE:
             buffer, device, room = struct.unpack("<IIQ", body)
@@ -181,7 +183,7 @@ def _feed_welcome(data: bytes) -> None:
     it.say(talk.hello())
     for part in _in_parts(data):
         it.hear(part)
-    for message in (talk.allocate(), *SAMPLES[:-3]):
+    for message in (talk.allocate(), *SAMPLES[:-4]):
         it.say(message)
 
 

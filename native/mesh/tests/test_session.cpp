@@ -20,6 +20,16 @@ TEST(hello_comes_first_and_once) {
     CHECK(has(hand(false).refused(other, "9.9.9"), "and ggml"));
 }
 
+TEST(a_request_has_an_id) {
+    hand head;
+    small_graph graph;
+    const std::string bytes = graph.bytes();
+    head.worker.write_body(0, graph.body, bytes.data(), bytes.size()); // as if nothing were asked
+    const auto said = head.take();
+    CHECK(said.first == message::failed);
+    CHECK(head.server.end() == "a request has no id");
+}
+
 TEST(buffers_are_the_heads_own_and_have_ends) {
     allocate_body same;
     same.buffer = 1;

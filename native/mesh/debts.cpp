@@ -1,0 +1,119 @@
+#include "debts.h"
+
+#include <cmath>
+
+namespace mesh {
+
+// What others wait for: an answer, a result, a tensor
+static bool is_awaited(message number) {
+    switch (number) {
+    case message::free:
+    case message::fill:
+    case message::write:
+    case message::copy:
+    case message::take:
+        return false;
+    default:
+        return true;
+    }
+}
+
+void debts::add(message number, uint64_t id, uint64_t bytes) {
+    next.graph = number == message::graph || number == message::compute;
+    next.load = number == message::load;
+    (next.load ? next.loaded : next.inputs) += bytes;
+    if (is_awaited(number)) {
+        next.id = id;
+        all.push_back(std::move(next));
+        next = debt();
+    }
+}
+
+void debts::add_take(uint64_t id, uint64_t bytes, const std::atomic<uint64_t> & pusher, uint64_t push) {
+    next.waits.push_back({ id, &pusher, push });
+    next.taken_bytes += bytes;
+    add(message::take, id, bytes);
+}
+
+void debts::add_taker(uint64_t push, const std::atomic<uint64_t> & taker, uint64_t take) {
+    for (auto one = all.rbegin(); one != all.rend() && one->id >= push; ++one) {
+        if (one->id == push) {
+            one->waits.push_back({ push, &taker, take });
+        }
+    }
+}
+
+uint64_t debts::at() const {
+    const debt & first = all.empty() ? next : all.front();
+    for (const auto & one : first.waits) {
+        if (one.id != first.id && !one.is_over()) {
+            return one.id;
+        }
+    }
+    return all.empty() ? UINT64_MAX : first.id;
+}
+
+void debts::settle(uint64_t id) {
+    uint64_t inputs = 0; // of all that was done in this time
+    bool graph = false;
+    const double took = age;
+    while (!all.empty() && all.front().id <= id) {
+        const debt & done = all.front();
+        inputs += done.inputs;
+        if (done.graph) {
+            graph = true;
+            largest = std::max(largest, done.inputs);
+        }
+        all.pop_front();
+        waited = age = 0;
+    }
+    if (graph) {
+        longest = std::max(longest, took);
+        slowest = inputs > 0 ? std::max(slowest, took / static_cast<double>(inputs)) : slowest;
+    }
+}
+
+bool debts::waits_for_others() const {
+    return !all.empty() && std::any_of(all.front().waits.begin(), all.front().waits.end(),
+                               [](const wait & one) { return !one.is_over(); });
+}
+
+double debts::limit(bool loading) const {
+    const double least = loading ? MOST_SECONDS : LEAST_SECONDS;
+    if (all.empty()) {
+        return least;
+    }
+    const debt & first = all.front();
+    const auto inputs = static_cast<double>(first.inputs);
+    // what another worker has pushed may still be on its way
+    const double way = static_cast<double>(first.taken_bytes) / PASSING_RATE;
+    if (first.load) {
+        return MOST_SECONDS + static_cast<double>(first.loaded) / READING_RATE;
+    }
+    if (!first.graph) {
+        return least + way;
+    }
+    if (first.inputs <= largest) {
+        return std::max(least, TIMES_LONGEST * longest) + way;
+    }
+    return std::max(MOST_SECONDS, TIMES_LARGER * slowest * inputs) + way;
+}
+
+std::string debts::tick(uint64_t passed, bool unsent, bool loading) {
+    if (all.empty() && !unsent) {
+        waited = age = 0;
+        return "";
+    }
+    if (!waits_for_others()) {
+        waited++;
+        age++;
+    }
+    waited = std::max(0.0, waited - static_cast<double>(passed) / PASSING_RATE);
+    if (waited <= limit(loading)) {
+        return "";
+    }
+    return std::string(all.empty() ? "it does not read" : "it does not answer") + ": requests have waited for " +
+           std::to_string(std::lround(waited)) + " s";
+}
+
+} // namespace mesh

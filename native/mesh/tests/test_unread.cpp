@@ -1,0 +1,217 @@
+// What a worker says of itself in WELCOME and FAILED, and one that does not read while others are to go on.
+#include "client.h"
+#include "printable.h"
+#include "watched.h"
+
+#include "ggml-alloc.h"
+#include "ggml-cpp.h"
+
+#include <future>
+
+using namespace mesh;
+
+static ggml_backend_reg no_registry = {};
+
+// What a worker by hand says to HELLO: one device that has all operations
+struct welcome_words {
+    wire_device device;
+    std::vector<uint32_t> operations = { 0 };
+    std::vector<uint32_t> types = { 0 };
+    std::vector<uint32_t> neighbours;
+    uint32_t devices = 1;
+
+    welcome_words() {
+        set_name(device.name, "CPU");
+        device.alignment = 64;
+        device.most_bytes = 1ull << 40;
+    }
+    std::vector<uint8_t> bytes() const {
+        welcome_body body;
+        body.version = VERSION;
+        body.device_count = devices;
+        body.operation_count = static_cast<uint32_t>(operations.size());
+        body.type_count = static_cast<uint32_t>(types.size());
+        body.neighbour_count = static_cast<uint32_t>(neighbours.size());
+        writer out;
+        body.put(out);
+        for (uint32_t i = 0; i < devices; i++) {
+            device.put(out);
+        }
+        for (const auto * list : { &operations, &types, &neighbours }) {
+            for (const uint32_t one : *list) {
+                out.put(one);
+            }
+        }
+        return out.data;
+    }
+};
+
+// A worker by hand, which reads all that it is asked until it is deaf, and has memory without end
+class welcoming_worker {
+public:
+    explicit welcoming_worker(const welcome_words & says) : end(pair.ends[1], sender::head) {
+        reading = std::thread([this, says] {
+            try {
+                wire_header header;
+                while (end.read_header(header)) {
+                    end.read_body(header);
+                    const auto number = static_cast<message>(header.kind);
+                    if (number == message::hello) {
+                        end.write(message::welcome, header.id, says.bytes());
+                    } else if (number == message::allocate) {
+                        allocated_body body;
+                        body.done = 1;
+                        end.write_body(header.id, body);
+                    }
+                    if (number == message::fill) {
+                        deaf.get_future().wait(); // the head clears a buffer
+                    }
+                }
+            } catch (const std::exception &) {
+                // the head ends it
+            }
+        });
+    }
+    ~welcoming_worker() {
+        end.shut();
+        deaf.set_value();
+        reading.join();
+    }
+
+    std::vector<client_device *> open(uint32_t place) {
+        static const weights_index none;
+        return open_worker(pair.ends[0], place, place, &no_registry, none);
+    }
+
+private:
+    const socket_pair pair;
+    channel end;
+    std::promise<void> deaf;
+    std::thread reading;
+};
+
+static std::string refused(const welcome_words & says) {
+    told parent;
+    welcoming_worker worker(says);
+    const std::string why = thrown_by([&] { worker.open(5); });
+    const std::string reported = parent.all();
+    CHECK(reported == "lost 5 its WELCOME is wrong: " + why + "\n");
+    return why;
+}
+
+TEST(a_welcome_that_cannot_be_is_refused_and_reported) {
+    welcome_words unknown;
+    unknown.operations = { 0, OPERATION_COUNT };
+    CHECK(refused(unknown) ==
+          "a list has " + std::to_string(OPERATION_COUNT) + ", of " + std::to_string(OPERATION_COUNT));
+    welcome_words none;
+    none.types = { ~0u }; // as the head calls a type that the protocol does not have
+    CHECK(refused(none).find("a list has 4294967295, of ") == 0);
+    welcome_words far;
+    far.neighbours = { 16 };
+    CHECK(refused(far) == "a list has 16, of 16");
+    welcome_words twice;
+    twice.neighbours = { 3, 3 };
+    CHECK(refused(twice) == "a list has 3, of 16");
+    welcome_words empty;
+    empty.devices = 0;
+    CHECK(refused(empty) == "it has another version, or no devices, or more than there can be");
+    welcome_words odd;
+    odd.device.alignment = 48;
+    CHECK(refused(odd) == "a device has an alignment that there is not");
+}
+
+TEST(names_of_a_worker_are_shown_as_text) {
+    welcome_words says;
+    set_name(says.device.name, "CPU\x1b[2J");
+    set_name(says.device.description, "a\nb \xc2\x9b \xff\x7f");
+    welcoming_worker worker(says);
+    CHECK(worker.open(6)[0]->description == "CPU\\x1b[2J: a\\x0ab \\xc2\\x9b \\xff\\x7f");
+}
+
+// What this process says on stderr meanwhile
+static std::string said_by(const std::function<void()> & function) {
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    const int before = dup(STDERR_FILENO);
+    dup2(ends[1], STDERR_FILENO);
+    function();
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(ends[1]);
+    char text[4096];
+    const ssize_t n = read(ends[0], text, sizeof text);
+    close(ends[0]);
+    return std::string(text, n > 0 ? static_cast<size_t>(n) : 0);
+}
+
+TEST(why_a_worker_fails_is_shown_as_text) {
+    told parent;
+    const std::string said = said_by([] {
+        watch all;
+        watched_worker worker(all, 0);
+        const std::string why = "\x1b]0;owned\x07\r\nlost 1 it ended\n\xe2\x80\xae";
+        worker.end.write(message::failed, 3, std::vector<uint8_t>(why.begin(), why.end()));
+        worker.await_loss();
+    });
+    const std::string shown = "it says: \\x1b]0;owned\\x07\\x0d\\x0alost 1 it ended\\x0a\\xe2\\x80\\xae\n";
+    CHECK(said == "mesh: lost MESH0: " + shown);
+    CHECK(parent.all() == "lost 0 " + shown);
+}
+
+// A tensor of so many bytes on this worker
+struct remote_tensor {
+    remote_tensor(client_device & device, int64_t size) :
+        context(ggml_init({ ggml_tensor_overhead(), nullptr, true })),
+        tensor(ggml_new_tensor_1d(context.get(), GGML_TYPE_I8, size)),
+        memory(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), &device.buffer_type)) {}
+    ggml_context_ptr context;
+    ggml_tensor * tensor;
+    ggml_backend_buffer_ptr memory;
+};
+
+TEST(a_worker_that_does_not_read_keeps_no_other_one_waiting) {
+    welcome_words says;
+    says.neighbours = { 7, 8, 9 };
+    welcoming_worker workers[3] = { welcoming_worker(says), welcoming_worker(says), welcoming_worker(says) };
+    std::vector<client_device *> devices;
+    std::vector<std::unique_ptr<remote_tensor>> tensors;
+    for (uint32_t i = 0; i < 3; i++) {
+        devices.push_back(workers[i].open(7 + i)[0]);
+        tensors.push_back(std::make_unique<remote_tensor>(*devices.back(), 1 << 20));
+    }
+    ggml_backend_buffer_clear(tensors[0]->memory.get(), 0); // the first one reads no more
+    const std::vector<uint8_t> much(1 << 20);
+    std::atomic<uint64_t> written{ 0 };
+    std::thread writing([&] {
+        for (; devices[0]->worker->link.wait_for_room(); written++) { // until it is lost
+            write_tensor(tensors[0]->tensor, much.data(), 0, much.size());
+        }
+    });
+    while (written < 8) {
+        std::this_thread::yield();
+    }
+    std::atomic<bool> tried{ false };
+    std::thread pushing([&] {
+        do {
+            tried = true;
+        } while (copy_tensor(tensors[0]->tensor, tensors[1]->tensor));
+    });
+    auto others = std::async(std::launch::async, [&] {
+        while (!tried) {
+            std::this_thread::yield();
+        }
+        for (int i = 0; i < 1000; i++) {
+            CHECK(copy_tensor(tensors[1]->tensor, tensors[2]->tensor));
+            std::this_thread::yield();
+        }
+    });
+    const bool went_on = others.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+    for (auto * device : devices) {
+        device->worker->link.lose("the test is over");
+    }
+    writing.join();
+    pushing.join();
+    CHECK(went_on);
+    others.get();
+}
