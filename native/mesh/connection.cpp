@@ -65,7 +65,7 @@ std::string connection::tick() {
     const uint64_t now = outgoing.sent() + worker.received() - told;
     const uint64_t bytes = now > passed ? now - passed : 0;
     passed = now;
-    const std::string why = owed.tick(bytes, outgoing.is_full(), !serving);
+    const std::string why = owed.tick(bytes, outgoing.is_full());
     at = gone ? UINT64_MAX : owed.at();
     return why;
 }

@@ -68,6 +68,7 @@ void debts::settle(uint64_t id) {
         waited = age = 0;
     }
     if (graph) {
+        computed = true;
         longest = std::max(longest, took);
         slowest = inputs > 0 ? std::max(slowest, took / static_cast<double>(inputs)) : slowest;
     }
@@ -78,8 +79,8 @@ bool debts::waits_for_others() const {
                                [](const wait & one) { return !one.is_over(); });
 }
 
-double debts::limit(bool loading) const {
-    const double least = loading ? MOST_SECONDS : LEAST_SECONDS;
+double debts::limit() const {
+    const double least = computed ? LEAST_SECONDS : MOST_SECONDS;
     if (all.empty()) {
         return least;
     }
@@ -99,7 +100,7 @@ double debts::limit(bool loading) const {
     return std::max(MOST_SECONDS, TIMES_LARGER * slowest * inputs) + way;
 }
 
-std::string debts::tick(uint64_t passed, bool unsent, bool loading) {
+std::string debts::tick(uint64_t passed, bool unsent) {
     if (all.empty() && !unsent) {
         waited = age = 0;
         return "";
@@ -109,7 +110,7 @@ std::string debts::tick(uint64_t passed, bool unsent, bool loading) {
         age++;
     }
     waited = std::max(0.0, waited - static_cast<double>(passed) / PASSING_RATE);
-    if (waited <= limit(loading)) {
+    if (waited <= limit()) {
         return "";
     }
     return std::string(all.empty() ? "it does not read" : "it does not answer") + ": requests have waited for " +

@@ -11,7 +11,7 @@ namespace mesh {
 
 // What may last how long; seconds unless it says otherwise
 constexpr double LEAST_SECONDS = 60;     // an answer, or a graph like those before
-constexpr double MOST_SECONDS = 600;     // anything while a model is loaded, and at least for a graph with more inputs
+constexpr double MOST_SECONDS = 600;     // anything before the first graph is done, and a graph with more inputs
 constexpr double TIMES_LONGEST = 2;      // as long as the longest graph before
 constexpr double TIMES_LARGER = 4;       // as long for each byte of inputs as the slowest graph before
 constexpr double PASSING_RATE = 1 << 14; // bytes a second, either way: what passes faster is not waited for
@@ -37,7 +37,7 @@ public:
 
     // A second has passed, and so many bytes of requests and answers with it. `unsent`: the worker does not read all
     // of its requests. Why it is not to be waited for any more, or ""
-    std::string tick(uint64_t passed, bool unsent, bool loading);
+    std::string tick(uint64_t passed, bool unsent);
 
 private:
     // Another worker has to get as far as that first, and so on: as the head has each pair in one order, one of them
@@ -59,7 +59,7 @@ private:
         std::vector<wait> waits;
     };
     bool waits_for_others() const;
-    double limit(bool loading) const;
+    double limit() const;
 
     debt next; // nobody waits for it yet
     std::deque<debt> all;
@@ -68,6 +68,7 @@ private:
     double longest = 0;   // of graphs that were done: seconds,
     double slowest = 0;   // seconds for each byte of inputs,
     uint64_t largest = 0; // and bytes of inputs
+    bool computed = false;
 };
 
 } // namespace mesh

@@ -1,0 +1,91 @@
+// A worker by hand that welcomes a client, with whatever words.
+#pragma once
+
+#include "client.h"
+#include "served.h"
+
+#include <future>
+
+namespace mesh {
+
+// What a worker by hand says to HELLO: one device that has all operations
+struct welcome_words {
+    wire_device device;
+    std::vector<uint32_t> operations = { 0 };
+    std::vector<uint32_t> types = { 0 };
+    std::vector<uint32_t> neighbours;
+    uint32_t devices = 1;
+
+    welcome_words() {
+        set_name(device.name, "CPU");
+        device.alignment = 64;
+        device.most_bytes = 1ull << 40;
+    }
+    std::vector<uint8_t> bytes() const {
+        welcome_body body;
+        body.version = VERSION;
+        body.device_count = devices;
+        body.operation_count = static_cast<uint32_t>(operations.size());
+        body.type_count = static_cast<uint32_t>(types.size());
+        body.neighbour_count = static_cast<uint32_t>(neighbours.size());
+        writer out;
+        body.put(out);
+        for (uint32_t i = 0; i < devices; i++) {
+            device.put(out);
+        }
+        for (const auto * list : { &operations, &types, &neighbours }) {
+            for (const uint32_t one : *list) {
+                out.put(one);
+            }
+        }
+        return out.data;
+    }
+};
+
+// A worker by hand, which reads all that it is asked until it is deaf, and has memory without end
+class welcoming_worker {
+public:
+    explicit welcoming_worker(const welcome_words & says) : welcoming_worker(says.bytes()) {}
+    explicit welcoming_worker(const std::vector<uint8_t> & says) : end(pair.ends[1], sender::head) {
+        reading = std::thread([this, says] {
+            try {
+                wire_header header;
+                while (end.read_header(header)) {
+                    end.read_body(header);
+                    const auto number = static_cast<message>(header.kind);
+                    if (number == message::hello) {
+                        end.write(message::welcome, header.id, says);
+                    } else if (number == message::allocate) {
+                        allocated_body body;
+                        body.done = 1;
+                        end.write_body(header.id, body);
+                    }
+                    if (number == message::fill) {
+                        deaf.get_future().wait(); // the head clears a buffer
+                    }
+                }
+            } catch (const std::exception &) {
+                // the head ends it
+            }
+        });
+    }
+    ~welcoming_worker() {
+        end.shut();
+        deaf.set_value();
+        reading.join();
+    }
+
+    std::vector<client_device *> open(uint32_t place) {
+        static const weights_index none;
+        static ggml_backend_reg no_registry = {};
+        return open_worker(pair.ends[0], place, place, &no_registry, none);
+    }
+
+private:
+    const socket_pair pair;
+    channel end;
+    std::promise<void> deaf;
+    std::thread reading;
+};
+
+} // namespace mesh
