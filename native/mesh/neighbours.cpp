@@ -114,13 +114,10 @@ void neighbours::fail(uint32_t number, const std::string & why) const {
     throw std::runtime_error("lost neighbour " + std::to_string(number) + ": " + why);
 }
 
-uint64_t neighbours::received() const {
+uint64_t neighbours::received(uint32_t number) const {
     std::lock_guard<std::mutex> lock(mutex);
-    uint64_t bytes = 0;
-    for (const auto & one : all) {
-        bytes += one.second->link.received();
-    }
-    return bytes;
+    const auto found = all.find(number);
+    return found == all.end() ? 0 : found->second->link.received();
 }
 
 std::vector<uint32_t> neighbours::numbers() const {

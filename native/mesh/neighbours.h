@@ -22,9 +22,6 @@ class exchange {
 public:
     virtual ~exchange() = default;
 
-    // Bytes from all of them so far; from any thread
-    virtual uint64_t received() const { return 0; }
-
     // Which neighbours there are. Throws interrupted
     virtual std::vector<uint32_t> numbers() const = 0;
 
@@ -53,7 +50,8 @@ public:
     void add(const neighbour_socket & one);
     void complete();
 
-    uint64_t received() const override;
+    // Bytes from this one so far, if there is such a neighbour; from any thread
+    uint64_t received(uint32_t number) const;
     // Waits until they are complete
     std::vector<uint32_t> numbers() const override;
     void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) override;

@@ -23,8 +23,8 @@ public:
     // `by_cpu`: all devices are CPUs, so that work takes time of this process
     explicit progress_watch(const progress & doing, bool by_cpu) : doing(doing), by_cpu(by_cpu) {}
 
-    // A second has passed; `received`: bytes from neighbours. Counted, not measured: a worker that was itself
-    // suspended has not been stuck
+    // A second has passed; `received`: bytes from the neighbour that it waits for. Counted, not measured: a worker that
+    // was itself suspended has not been stuck
     progress_body tick(uint64_t received);
 
     // What was cancelled has not ended for so long, and does not move on

@@ -92,7 +92,9 @@ void session::say_progress() {
     progress_watch counted(doing, by_cpu);
     std::unique_lock<std::mutex> lock(mutex);
     for (uint32_t passed = 1; !changed.wait_for(lock, second, [&] { return ended; }); passed++) {
-        const progress_body body = counted.tick(others.received());
+        // only from the one that it waits for: another one could make a silent path look alive
+        const uint32_t waits = doing.waits;
+        const progress_body body = counted.tick(waits == 0 ? 0 : others.received(waits - 1));
         if (counted.is_stuck()) {
             abandon();
         }

@@ -35,6 +35,7 @@ class CountedPair:
 
     def __init__(self, wall: Inspector | None = None) -> None:
         self.refused = ""  # why the wall ended it
+        self._done = 0  # what the worker said of itself last
         self._wall = wall
         self._judging = threading.Lock()
         self._passing = threading.Event()
@@ -59,6 +60,8 @@ class CountedPair:
                     body = stream.read(size)
                     self._passing.wait()
                     self.messages[kind] += 1
+                    if kind == wire.PROGRESS:
+                        self._done, *_more = wire.MESSAGES[kind].body.unpack(body)
                     self.bytes[kind] += len(header) + size
                     passed = self._judged(header + body, from_head)
                     try:
@@ -80,6 +83,11 @@ class CountedPair:
     def insert(self, data: bytes) -> None:
         """Something that the head's side did not say, while nothing else is on its way."""
         self._inner[1].sendall(data)
+
+    def claim_progress(self) -> None:
+        """To the head, in the name of a worker that says nothing by itself."""
+        body = wire.MESSAGES[wire.PROGRESS].body.pack(self._done, 0, 0, 0, 0, 0)
+        self._inner[0].sendall(wire.HEADER.pack(len(body), wire.PROGRESS, 0, 0) + body)
 
     def stop(self) -> None:
         """Nothing gets through any more, and nobody is told."""

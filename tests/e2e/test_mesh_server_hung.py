@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,6 +54,29 @@ def test_a_worker_that_is_suspended_while_nobody_asks_is_lost(mesh: Mesh) -> Non
     mesh.servers[1].process.send_signal(signal.SIGSTOP)
     assert mesh.head.wait_end() == LOST
     assert _told(mesh) == ["lost 1 it has said nothing for 21 s"]
+
+
+def test_a_worker_that_claims_progress_for_ever_is_lost(mesh: Mesh) -> None:
+    """The head's own clock has run out then: a minute for a token like those before."""
+    over = threading.Event()
+
+    def claim() -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(1):
+                mesh.pairs[1].claim_progress()
+
+    liar = threading.Thread(target=claim)
+
+    def lie() -> None:
+        mesh.servers[1].process.send_signal(signal.SIGSTOP)
+        liar.start()
+
+    try:
+        (line,) = _lose(mesh, lie)
+    finally:
+        over.set()
+        liar.join()
+    assert line.startswith("lost 1 it does not answer: requests have waited for ")
 
 
 @pytest.mark.parametrize("mesh", ["stands"], indirect=True)

@@ -48,6 +48,18 @@ TEST(two_that_push_much_to_each_other_do_not_wait_for_each_other) {
     }
 }
 
+TEST(bytes_are_counted_for_each_neighbour) {
+    const socket_pair silent;
+    const socket_pair loud;
+    neighbours one({ { 0, silent.ends[0] }, { 1, loud.ends[0] } });
+    neighbours other({ { 5, loud.ends[1] } });
+    other.push(5, 1, { 1, 2, 3 });
+    one.take(1, 1, 3);
+    CHECK(one.received(1) == wire_header::bytes + pushed_body::bytes + 3);
+    CHECK(one.received(0) == 0 && one.received(2) == 0);
+    close(silent.ends[1]);
+}
+
 TEST(something_else_than_was_to_be_pushed_is_named) {
     two_workers them;
     them.first.push(4, 5, { 1, 2, 3 });

@@ -124,3 +124,31 @@ TEST(a_device_that_hangs_is_told_and_given_up) {
     come_back.set_value();
     head.server.end();
 }
+
+TEST(bytes_of_another_neighbour_are_no_progress) {
+    const socket_pair silent;
+    const socket_pair loud;
+    hand head(
+        true, { { 3, silent.ends[0] }, { 4, loud.ends[0] } }, [](ggml_backend_t) {}, std::chrono::milliseconds(1));
+    take_body take;
+    take.neighbour = 3;
+    take.buffer = 1;
+    take.size = 8;
+    head.worker.write_body(50, take);
+    writer header;
+    put_header(header, message::pushed, 0, pushed_body::bytes + PIECE_BYTES);
+    CHECK(send(loud.ends[1], header.data.data(), header.data.size(), MSG_NOSIGNAL) == wire_header::bytes);
+    progress_body body;
+    for (int i = 0; i < 2000 && (body.request != 50 || body.seconds < HUNG_SECONDS); i++) {
+        CHECK(send(loud.ends[1], "x", 1, MSG_NOSIGNAL) == 1);
+        const auto said = head.take_any();
+        CHECK(said.first == message::progress);
+        reader in(said.second);
+        body = progress_body::take(in);
+    }
+    CHECK(body.request == 50 && body.seconds >= HUNG_SECONDS && body.waits == 4);
+    head.worker.shut();
+    CHECK(head.server.end() == "");
+    close(silent.ends[1]);
+    close(loud.ends[1]);
+}

@@ -29,7 +29,9 @@ public:
     // What its end means for the head is told before the next test begins
     ~watched_worker() {
         end.shut();
-        await_loss();
+        while (!is_lost()) {
+            std::this_thread::yield();
+        }
     }
 
     // The head waits for this from now on; the first one has the id 2
@@ -56,7 +58,9 @@ public:
 
     bool is_lost() { return !link.wait_for_room(); }
     void await_loss() {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
         while (!is_lost()) {
+            CHECK(std::chrono::steady_clock::now() < deadline);
             std::this_thread::yield();
         }
     }

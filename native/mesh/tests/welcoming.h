@@ -73,17 +73,23 @@ public:
         end.shut();
         deaf.set_value();
         reading.join();
+        while (link != nullptr && link->wait_for_room()) { // its end is told before the next test begins
+            std::this_thread::yield();
+        }
     }
 
     std::vector<client_device *> open(uint32_t place) {
         static const weights_index none;
         static ggml_backend_reg no_registry = {};
-        return open_worker(pair.ends[0], place, place, &no_registry, none);
+        const auto devices = open_worker(pair.ends[0], place, place, &no_registry, none);
+        link = &devices[0]->worker->link;
+        return devices;
     }
 
 private:
     const socket_pair pair;
     channel end;
+    connection * link = nullptr; // for as long as the process is
     std::promise<void> deaf;
     std::thread reading;
 };
