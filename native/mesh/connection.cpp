@@ -54,9 +54,9 @@ progress_body connection::report() {
     return last_report;
 }
 
-bool connection::owes() {
+bool connection::is_idle() {
     std::lock_guard<std::mutex> lock(mutex);
-    return !owed.is_empty();
+    return owed.is_empty();
 }
 
 std::string connection::tick() {

@@ -58,10 +58,10 @@ public:
     // false: one of them is lost
     bool push_to(connection & other, const push_body & push, const take_body & take);
 
-    // What the watch asks: the last PROGRESS, bytes that came, whether anybody waits for this worker
+    // What the watch asks: the last PROGRESS, bytes that came, whether nobody waits for this worker, nor it for others
     progress_body report();
     uint64_t received() const { return worker.received(); }
-    bool owes();
+    bool is_idle();
     // A second has passed. Why this worker is not to be waited for any more, whatever it says of itself; or ""
     std::string tick();
     // The worker is not to be waited for any more

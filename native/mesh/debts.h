@@ -29,11 +29,11 @@ public:
     // All requests up to this one are done
     void settle(uint64_t id);
 
-    // Whether nobody waits for what this worker does
-    bool is_empty() const { return all.empty(); }
-
-    // As far as it can be: the first TAKE that another worker has not pushed for, or what it owes first
+    // As far as it can be: the first TAKE that another worker has not pushed for, or what it owes first; UINT64_MAX:
+    // there is neither
     uint64_t at() const;
+    // Nobody waits for this worker, and it waits for nobody
+    bool is_empty() const { return at() == UINT64_MAX; }
 
     // A second has passed, and so many bytes of requests and answers with it. `unsent`: the worker does not read all
     // of its requests. Why it is not to be waited for any more, or ""

@@ -60,7 +60,7 @@ std::string watch::own_words(const watched & one, const progress_body & report) 
                std::to_string(report.nodes);
     }
     // a neighbour that still works, or waits itself, may be slow; if it hangs it says so, or is found out
-    return other->owes() ? "" : "it has waited for neighbour " + waits + " for " + time;
+    return other->is_idle() ? "it has waited for neighbour " + waits + " for " + time : "";
 }
 
 std::string watch::complaint(watched & one) const {

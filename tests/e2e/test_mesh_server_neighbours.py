@@ -38,7 +38,8 @@ def _running(folder: Path) -> Iterator[tuple[MeshServer, socket.socket, socket.s
 
 def _hello() -> bytes:
     said = subprocess.run([found_build().server, "--describe"], capture_output=True, check=True).stdout
-    body = wire.MESSAGES[wire.HELLO].body.pack(wire.VERSION) + json.loads(said)["ggml"].encode()
+    release: str = json.loads(said)["ggml"]
+    body = wire.MESSAGES[wire.HELLO].body.pack(wire.VERSION) + release.encode()
     return wire.HEADER.pack(len(body), wire.HELLO, 0, 1) + body
 
 

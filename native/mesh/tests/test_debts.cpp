@@ -126,7 +126,9 @@ TEST(what_passes_is_not_waited_for) {
 TEST(a_worker_is_not_blamed_for_what_another_one_has_not_pushed) {
     std::atomic<uint64_t> pusher{ 0 };
     proven owed;
+    CHECK(owed.is_empty());
     owed.add_take(2, 1 << 20, pusher, 9);
+    CHECK(!owed.is_empty() && patience(owed) == FOR_EVER); // it is neither idle nor late
     owed.add(message::sync, 3, 0);
     CHECK(owed.at() == 2);
     CHECK(patience(owed) == FOR_EVER);
