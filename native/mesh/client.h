@@ -40,10 +40,10 @@ struct client_device {
     ggml_backend_buffer_type buffer_type;
 };
 
-// Greets the worker at this place of the head's list and lists its devices, named from `first` on. Throws
-// std::runtime_error
-std::vector<client_device *> open_worker(
-    int socket, uint32_t place, size_t first, ggml_backend_reg_t registry, const weights_index & index);
+// Greets the worker at this place of the head's list and lists its devices, named from `first` on. `count`: so many are
+// expected, 0: any number. Throws std::runtime_error
+std::vector<client_device *> open_worker(int socket, uint32_t place, size_t first, ggml_backend_reg_t registry,
+    const weights_index & index, uint32_t count = 0);
 
 // client_buffer.cpp
 struct client_buffer {

@@ -131,10 +131,13 @@ static std::unordered_set<uint32_t> take_numbers(reader & in, uint32_t count, ui
 }
 
 static std::vector<client_device *> take_welcome(
-    client_worker * worker, reader in, size_t first, ggml_backend_reg_t registry) {
+    client_worker * worker, reader in, size_t first, ggml_backend_reg_t registry, uint32_t count) {
     const auto body = welcome_body::take(in);
     if (body.version != VERSION || body.device_count == 0 || body.device_count > DEVICES) {
         throw bad_message("it has another version, or no devices, or more than there can be");
+    }
+    if (count != 0 && body.device_count != count) { // devices of workers behind it would get other names
+        throw bad_message("it has " + std::to_string(body.device_count) + " devices, not " + std::to_string(count));
     }
     std::vector<client_device *> devices;
     for (uint32_t i = 0; i < body.device_count; i++) {
@@ -148,8 +151,8 @@ static std::vector<client_device *> take_welcome(
     return devices;
 }
 
-std::vector<client_device *> open_worker(
-    int socket, uint32_t place, size_t first, ggml_backend_reg_t registry, const weights_index & index) {
+std::vector<client_device *> open_worker(int socket, uint32_t place, size_t first, ggml_backend_reg_t registry,
+    const weights_index & index, uint32_t count) {
     // devices are for as long as the process is, and so is what they speak through
     auto * worker = new client_worker(socket, place, "MESH" + std::to_string(first), index);
     std::vector<uint8_t> welcome;
@@ -158,7 +161,7 @@ std::vector<client_device *> open_worker(
     }
     std::vector<client_device *> devices;
     try {
-        devices = take_welcome(worker, reader(welcome), first, registry);
+        devices = take_welcome(worker, reader(welcome), first, registry, count);
     } catch (const bad_message & error) {
         worker->link.lose(std::string("its WELCOME is wrong: ") + error.what());
         throw;

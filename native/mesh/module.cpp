@@ -1,6 +1,6 @@
 // libggml-mesh.so: what ggml loads by GGML_BACKEND_PATH. Its workers are the sockets of GGML_MESH_FDS, numbers of
-// inherited descriptors with commas between them; GGML_MESH_WEIGHTS_FD is that of the weights index, and
-// GGML_MESH_REPORT_FD that of lines for the parent process.
+// inherited descriptors with commas between them, and GGML_MESH_DEVICES how many devices each has; GGML_MESH_WEIGHTS_FD
+// is that of the weights index, and GGML_MESH_REPORT_FD that of lines for the parent process.
 #include "client.h"
 #include "describe.h"
 #include "descriptor.h"
@@ -40,6 +40,19 @@ static int descriptor_of(const char * name, const std::string & text) {
     return descriptor;
 }
 
+// 0: none is said
+static uint32_t next_count(std::istringstream & counts) {
+    std::string text;
+    if (!std::getline(counts, text, ',')) {
+        return 0;
+    }
+    const int count = std::atoi(text.c_str());
+    if (count < 1 || count > static_cast<int>(DEVICES)) {
+        throw std::runtime_error("GGML_MESH_DEVICES: `" + text + "` is no number of devices");
+    }
+    return static_cast<uint32_t>(count);
+}
+
 static const weights_index & index_of_head() {
     static const char name[] = "GGML_MESH_WEIGHTS_FD";
     static const std::string text = variable(name);
@@ -60,11 +73,12 @@ static ggml_backend_reg_t open_all() {
         }
         uint32_t place = 0;
         std::istringstream numbers(variable("GGML_MESH_FDS"));
+        std::istringstream counts(variable("GGML_MESH_DEVICES"));
         for (std::string number; std::getline(numbers, number, ',');) {
             const int socket = descriptor_of("GGML_MESH_FDS", number);
-            for (auto * device : open_worker(socket, place++, all_devices.size(), &registry, index_of_head())) {
-                all_devices.push_back(device);
-            }
+            const size_t first = all_devices.size();
+            const auto found = open_worker(socket, place++, first, &registry, index_of_head(), next_count(counts));
+            all_devices.insert(all_devices.end(), found.begin(), found.end());
         }
     } catch (const std::exception & error) {
         std::fprintf(stderr, "mesh: %s\n", error.what());

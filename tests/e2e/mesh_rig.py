@@ -167,9 +167,12 @@ class MeshHead(Head):
         indexed: bool = False,
         extra: Sequence[str] = (),
         ready: bool = True,
+        devices: Sequence[int] | None = None,
     ) -> None:
-        devices = ",".join(f"MESH{number}" for number in range(len(pairs)))
+        """`devices`: how many the head is told that each worker has; one, if nothing is said."""
+        names = ",".join(f"MESH{number}" for number in range(len(pairs)))
         self._build, self._pairs = build, pairs
+        self._devices = [1] * len(pairs) if devices is None else devices
         self._index = encode_index(index_of([model]), [-1]) if indexed else b""
         super().__init__(
             binary,
@@ -177,7 +180,7 @@ class MeshHead(Head):
             model,
             (),
             load_mode="",
-            extra=("-dev", devices, "-ngl", "999", *extra),
+            extra=("-dev", names, "-ngl", "999", *extra),
             ready=ready,
         )
         for pair in pairs:
@@ -187,6 +190,7 @@ class MeshHead(Head):
         numbers = [handed.keep(os.dup(pair.head.fileno())) for pair in self._pairs]
         env["GGML_BACKEND_PATH"] = str(self._build.module)
         env["GGML_MESH_FDS"] = ",".join(map(str, numbers))
+        env["GGML_MESH_DEVICES"] = ",".join(map(str, self._devices))
         if self._index:
             env["GGML_MESH_WEIGHTS_FD"] = str(handed.text(self._index))
         report = Report(handed)

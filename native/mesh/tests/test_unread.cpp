@@ -10,10 +10,10 @@
 
 using namespace mesh;
 
-static std::string refused(const welcome_words & says) {
+static std::string refused(const welcome_words & says, uint32_t count = 0) {
     told parent;
     welcoming_worker worker(says);
-    const std::string why = thrown_by([&] { worker.open(5); });
+    const std::string why = thrown_by([&] { worker.open(5, count); });
     const std::string reported = parent.all();
     CHECK(reported == "lost 5 its WELCOME is wrong: " + why + "\n");
     return why;
@@ -36,6 +36,9 @@ TEST(a_welcome_that_cannot_be_is_refused_and_reported) {
     welcome_words empty;
     empty.devices = 0;
     CHECK(refused(empty) == "it has another version, or no devices, or more than there can be");
+    welcome_words two;
+    two.devices = 2;
+    CHECK(refused(two, 1) == "it has 2 devices, not 1");
     welcome_words odd;
     odd.device.alignment = 48;
     CHECK(refused(odd) == "a device has an alignment that there is not");

@@ -78,10 +78,10 @@ public:
         }
     }
 
-    std::vector<client_device *> open(uint32_t place) {
+    std::vector<client_device *> open(uint32_t place, uint32_t count = 0) {
         static const weights_index none;
         static ggml_backend_reg no_registry = {};
-        const auto devices = open_worker(pair.ends[0], place, place, &no_registry, none);
+        const auto devices = open_worker(pair.ends[0], place, place, &no_registry, none, count);
         link = &devices[0]->worker->link;
         return devices;
     }
