@@ -70,8 +70,9 @@ static bool run_one(const std::vector<lent_device> & devices, fuzz_totals & tota
     running = &head;
     const clock_t began = clock();
     head.run();
+    const bool wrong = wrong_or_slow(head, began);
     running = nullptr;
-    return wrong_or_slow(head, began);
+    return wrong;
 }
 
 static void show(const fuzz_totals & totals, double elapsed) {
