@@ -1,5 +1,6 @@
 """Forms of values: what they take, and that anything else is a ValueError and nothing worse."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,17 @@ def test_a_form_raises_nothing_but_what_the_loader_expects(key: Key, value: obje
         key.form.read(value)
     except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
         pass
+
+
+@pytest.mark.parametrize(
+    ("read", "value"),
+    [
+        (parse_rate, "999999T"),  # more bytes than there are
+        (parse_rate, "1bit"),  # less than one message a second
+        (parse_address, "[not:an-address]:1"),
+        (parse_address, "[::g]:1"),
+    ],
+)
+def test_what_looks_right_and_cannot_be(read: Callable[[object], object], value: object) -> None:
+    with pytest.raises(ValueError):
+        read(value)

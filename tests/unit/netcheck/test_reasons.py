@@ -176,3 +176,20 @@ def test_servers_that_are_missing() -> None:
     assert [one.code for one in advise(PUBLIC, servers=())] == ["no_servers"]
     found = advise(NO_UDP, servers=("a:1", "b:2"), unresolved=("a:1",))
     assert [one.code for one in found] == ["unresolved", "udp_blocked"] and "a:1" in found[0].what
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (NetFacts(udp=Udp.WORKS, mapped=Mapped.YES), "through the port that the router maps"),
+        (NetFacts(udp=Udp.BLOCKED, tcp=Tcp.ONLY_443), "that listen on TCP port 443"),
+        (
+            NetFacts(udp=Udp.BLOCKED, tcp=Tcp.WORKS, tcp_mapping=Mapping.INDEPENDENT),
+            "over TCP those whose NAT is not symmetric",
+        ),
+        (NetFacts(udp=Udp.BLOCKED), "others through a relay"),
+        (NetFacts(udp=Udp.WORKS, mapping=Mapping.NONE, filtering=Filtering.ADDRESS_PORT), "hole punching"),
+    ],
+)
+def test_whom_a_node_may_reach_directly(facts: NetFacts, words: str) -> None:
+    assert words in outlook(facts)
