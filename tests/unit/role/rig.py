@@ -12,8 +12,17 @@ from meshd.peer.interface import Stream
 from meshd.process.handover import ReportPipe, pipe_with
 from meshd.process.interface import Child, ChildSpec, Ended
 from meshd.process.ports import listening_socket
-from meshd.role.interface import NativeBuild, RolePaths, RoleRuntime, Tunnel, TunnelRequest, Tunnels
+from meshd.role.interface import (
+    MeshPrograms,
+    NativeBuild,
+    RolePaths,
+    RoleRuntime,
+    Tunnel,
+    TunnelRequest,
+    Tunnels,
+)
 from meshd.tunnel.interface import Flow, Inspector, LocalWeights, Target
+from meshd.tunnel.joined import join
 from meshd.wire.native import NativeVersion
 
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh
@@ -34,7 +43,17 @@ DEVICE_LINES = cpu_lines(free_mib=3000)
 GPU_LINE = f"device GPU0 gpu 0000:01:00.0 {4096 << 20} {3000 << 20} some card"
 
 
+SPEAKS_MESH = "mesh 2"
 COMPRESSED_VERSION = 7  # of compressed streams, as a worker of these tests takes them
+
+
+def _native(mesh: FakeMesh, version: NativeVersion, *, patched: bool, mesh_programs: bool) -> NativeBuild:
+    programs = Path("rpc-server"), Path("llama-server")
+    if not mesh_programs:
+        return NativeBuild(*programs, patched, version)
+    mesh.native = replace(version, rpc=SPEAKS_MESH, patches="stock")
+    ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"))
+    return NativeBuild(*programs, False, mesh.native, ours)
 
 
 class Bench:
@@ -49,6 +68,7 @@ class Bench:
         folder: Path,
         *,
         patched: bool = True,
+        mesh_programs: bool = False,
         version: NativeVersion = NATIVE,
         compressed: int = COMPRESSED_VERSION,
         always_compressed: bool = False,
@@ -80,7 +100,7 @@ class Bench:
         self._handed = 0
         self.runtime = RoleRuntime(
             mesh=mesh,
-            native=NativeBuild(Path("rpc-server"), Path("llama-server"), patched, version),
+            native=_native(mesh, version, patched=patched, mesh_programs=mesh_programs),
             processes=replace(
                 make_processes(folder),
                 make_child=self._make_child,
@@ -95,6 +115,7 @@ class Bench:
             tunnels=Tunnels(
                 open=self._open_tunnel,
                 connect_through=self._connect,
+                join=join,
                 random=self._random,
                 compressed=compressed,
                 always_compressed=always_compressed,
