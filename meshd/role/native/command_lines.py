@@ -154,14 +154,18 @@ def head_environment(
 
 
 def mesh_head_environment(
-    *, module: str, sockets: Sequence[int], weights: int, report: int
+    *, module: str, sockets: Sequence[int], devices: Sequence[int], weights: int, report: int
 ) -> Mapping[str, str]:
-    """For a llama-server that loads our module: descriptors, `sockets` in the order of the workers."""
+    """For a llama-server that loads our module: descriptors, `sockets` in the order of the workers.
+
+    `devices`: how many each of those is to have; one that claims others is lost.
+    """
     return {
         **CALM_THREADS,
         **LARGE_PAGES,
         "GGML_BACKEND_PATH": module,
         "GGML_MESH_FDS": ",".join(map(str, sockets)),
+        "GGML_MESH_DEVICES": ",".join(map(str, devices)),
         "GGML_MESH_WEIGHTS_FD": str(weights),
         "GGML_MESH_REPORT_FD": str(report),
     }

@@ -62,6 +62,7 @@ def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tm
             assert "--rpc" not in argv
             assert it.argument("-dev") == "MESH0,MESH1"
             assert env["GGML_BACKEND_PATH"] == "libggml-mesh.so"
+            assert env["GGML_MESH_DEVICES"] == "1,1"
             assert not [name for name in env if name.startswith("GGML_RPC")]
             weights = os.read(int(env["GGML_MESH_WEIGHTS_FD"]), 1 << 16)
             assert weights.startswith(b"meshd-weights 1\n")
@@ -74,6 +75,25 @@ def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tm
                 with ours, end:
                     ours.send(b"x")
                     assert end.recv(10) == b"x"
+
+    run(main())
+
+
+def test_llama_server_is_told_how_many_devices_each_worker_is_to_have(tmp_path: Path) -> None:
+    def card(number: int, free_mib: int) -> str:
+        return f"  GPU{number}: some card (4096 MiB, {free_mib} MiB free)"
+
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            it.workers["anna"].device_lines = [card(0, 3000)]
+            it.workers["bert"].device_lines = [card(0, 3000), card(1, 0), card(2, 3000)]
+            (await held(it)).set_result(yes())
+            await it.until(ModelState.READY)
+            assert it.llama.spec is not None
+            assert it.argument("-dev") == "MESH0,MESH1,MESH2"
+            assert it.llama.spec.env["GGML_MESH_DEVICES"] == "1,2", "one without memory is not started"
+            argv = list(it.workers["bert"].children[-1].spec.argv)  # type: ignore[union-attr]
+            assert [word for word in argv if word.startswith("GPU")] == ["GPU0", "GPU2"]
 
     run(main())
 
