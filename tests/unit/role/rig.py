@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from socket import socket
 
 from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.daemon.role_runtime import make_processes
 from meshd.gateway.interface import ReadyReport
 from meshd.peer.interface import Stream
-from meshd.process.handover import ReportPipe, pipe_with
+from meshd.process.handover import ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, Ended
 from meshd.process.ports import listening_socket
 from meshd.role.interface import (
@@ -84,7 +85,7 @@ class Bench:
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
         self.start_seconds = 0.0
-        self.listings = 0
+        self.listings = self.tokens_asked = 0
         self.listing_seconds = 0.0
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
@@ -93,11 +94,10 @@ class Bench:
         self.stopped: set[int] = set()
         self.spent: tuple[float, int] | None = (0.0, 0)  # of any process
         self.report_fails = False
+        self.pairs_left = 1000
         self.hand_over_fails_at: int | None = None
         self.ready: asyncio.Future[ReadyReport] | None = None
-        self.tokens_asked = 0
-        self._drawn = 0
-        self._handed = 0
+        self._drawn = self._handed = 0
         self.runtime = RoleRuntime(
             mesh=mesh,
             native=_native(mesh, version, patched=patched, mesh_programs=mesh_programs),
@@ -108,6 +108,7 @@ class Bench:
                 first_token=self._first_token,
                 hand_over=self._hand_over,
                 make_report=self._make_report,
+                socket_pair=self._socket_pair,
                 unix_listener=self._listening,
                 is_stopped=self.stopped.__contains__,
                 usage=lambda _pid: self.spent,
@@ -199,6 +200,12 @@ class Bench:
         if self.report_fails:
             raise OSError(24, "Too many open files")
         return ReportPipe()
+
+    def _socket_pair(self) -> tuple[socket, int]:
+        if not self.pairs_left:
+            raise OSError(24, "Too many open files")
+        self.pairs_left -= 1
+        return socket_pair()
 
     async def _first_token(self, _socket: Path) -> ReadyReport:
         self.tokens_asked += 1

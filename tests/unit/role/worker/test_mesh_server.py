@@ -26,6 +26,7 @@ from meshd.wire.lease import (
     Lost,
     Neighbour,
     Reached,
+    Reserve,
 )
 
 from tests.sim.loop import run
@@ -137,6 +138,37 @@ def test_what_the_server_reports_of_its_end_is_told(tmp_path: Path) -> None:
             assert answer == Lost(
                 "rpc_server_ended", "`mesh-server` ended with exit code 1: the device does not come back"
             )
+
+    run(main())
+
+
+def test_a_lease_for_which_no_descriptor_is_free_is_refused_and_leaks_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, mesh_programs=True) as it:
+            it.bench.pairs_left = 0
+            call = it.call()
+            await call.offer(SPEAKS_MESH)
+            await call.says(Reserve((100 * MIB,)))
+            assert await call.hears() == Lost("failed", "cannot start a server: Too many open files")
+            await call.is_over()
+            assert it.worker.status.children == []
+
+    run(main())
+
+
+def test_a_neighbour_for_which_no_descriptor_is_free_is_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lent(tmp_path) as (it, call, grant, server):
+            it.bench.pairs_left = 0
+            ours, theirs = Other(it), Other(it, "theirs")
+            introduced = Neighbour(3, ours.mesh.key.peer.raw, LEASE)
+            await says(call, introduced, Admit(theirs.mesh.key.peer.raw, 2), Introduced())
+            assert await call.hears() == Reached(3, "no connection can be made: too many open files")
+            with pytest.raises(Broken):
+                await heard(theirs.push(it, grant))
+            await asyncio.sleep(NEIGHBOURS_SECONDS)
+            assert server.arrivals() == [(COMPLETE, 0, None)]
+            await call.release()
 
     run(main())
 
