@@ -34,7 +34,7 @@ demo: build ## split a real model over two local nodes and answer a chat
 demo-nat: build ## the same between two homes behind NATs, with a relay (root, Linux)
 	@$(BIN)/python -m tests.netns.demo
 
-mesh: $(INSTALLED) ## build the backend in native/mesh, which only the tests use so far
+mesh: $(INSTALLED) ## build the backend in native/mesh, with its own tests
 	@$(BIN)/python -m tests.native.build
 
 follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp: make follow SOURCE=DIR

@@ -2,8 +2,9 @@
 
 `native/UPSTREAM.toml` is the *pin*, `native/patches` the patches; a *key* names one build of them (commit,
 patches, backend, kind of CPU), a *tree* is the folder that builds are made in and that later builds reuse.
-A build that has no *stamp* was never finished and is not used. Public functions are in `native.py`. This
-package runs compilers in the foreground, for people who wait for them; a daemon only asks `find`.
+A build that has no *stamp* was never finished and is not used. Public functions are in `native.py`, and in
+`mesh.py` for the programs of native/mesh. This package runs compilers in the foreground, for people who wait
+for them; a daemon only asks `find`.
 Tests: tests/unit/build, tests/e2e/test_native_build.py. Why patches: docs/decisions/0002.
 """
 
@@ -20,6 +21,7 @@ RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, LLAMA_QUANTIZE = (
     "llama-bench",
     "llama-quantize",
 )
+MESH_PROGRAM, MESH_MODULE = "mesh-server", "libggml-mesh.so"  # files of native/mesh, for `mesh.py`
 
 BACKENDS = ("cpu", "metal", "cuda", "vulkan", "hip")
 
@@ -32,7 +34,8 @@ class NativeInfo:
     patches_sha256: str  # 64 hex digits, or STOCK
     backend: str  # one of BACKENDS, or "unknown"
     bin_dir: Path
-    binaries: Mapping[str, Path]  # RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH; with tools LLAMA_QUANTIZE
+    binaries: Mapping[str, Path]
+    """RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH; with tools LLAMA_QUANTIZE; for the mesh protocol MESH_…"""
 
     @property
     def patched(self) -> bool:

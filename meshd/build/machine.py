@@ -117,9 +117,9 @@ def missing_tools() -> list[str]:
     return [name for name in _TOOLS if _look_for(name) is None]
 
 
-def how_to_build() -> str:
+def how_to_build(*options: str) -> str:
     """A hint where there is no native build: what to run here, and what to install before."""
-    run = "`meshd native build`"
+    run = f"`{' '.join(('meshd native build', *options))}`"
     if not missing_tools():
         return f"run {run} once; it needs a C++ compiler and takes some minutes"
     return f"{_INSTALL}; then run {run} once; it needs a C++ compiler and takes some minutes"

@@ -77,7 +77,7 @@ async def build(
                     need_compiler()
                     need_tools()
                     tree = Tree(cache / "native" / f"tree-{backend}-{key.cpu}")
-                    await _fill(tree, pin, cache, source, progress)
+                    await fill(tree, pin, cache, source, progress)
                     info = await _make(tree, pin, key, folder, targets, progress)
     progress(BuildProgress(Stage.DONE, f"llama.cpp is ready ({key.name})"))
     return info
@@ -96,7 +96,8 @@ async def _make(
     return info
 
 
-async def _fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress: ProgressCallback) -> None:
+async def fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress: ProgressCallback) -> None:
+    """Make it upstream's source, where it is not that yet. The caller holds the lock. Raises UserError."""
     # a tree of the user's has the same files as the archive (check_source): either is as good
     origin = pin.commit
     if await asyncio.to_thread(tree.holds, origin):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshd.cli.options import Arguments, add_config_file, add_keys, load_role
 from meshd.cli.output import Output
+from meshd.config import check_node
 
 if TYPE_CHECKING:  # it imports what runs children: `--help` needs none of it
     from meshd.daemon.doctor import Finding
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--json, and what replaces the configuration."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     add_config_file(parser)
-    add_keys(parser, ("paths.native_bin",))
+    add_keys(parser, ("native.protocol", "paths.native_bin"))
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -29,6 +30,7 @@ def run(args: Arguments, out: Output) -> int:
     from meshd.daemon.doctor import look
 
     config = load_role(args, "worker").config
+    check_node(config)
     findings = [*look(config), *_daemon()]
     if args.json:
         out.json({"findings": [asdict(found) for found in findings]})

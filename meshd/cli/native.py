@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.base.errors import UserError
+from meshd.base.errors import UsageError, UserError
 from meshd.cli.options import Arguments, Parser
 from meshd.cli.output import Json, Output
 from meshd.config import load
@@ -28,11 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_backend(building)
     building.add_argument("--source", metavar="DIR", help="llama.cpp source tree at the pinned commit")
     building.add_argument("--tools", action="store_true", help="also build llama-quantize")
+    _add_mesh(building)
     building.add_argument("--json", action="store_true", help="print JSON, for scripts")
     informing = below.add_parser(
         "info", description="Show commit, patches, backend and binaries of the build."
     )
     _add_backend(informing)
+    _add_mesh(informing)
     informing.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
@@ -46,14 +48,24 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_mesh(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mesh",
+        action="store_true",
+        help="llama.cpp without patches, and the programs for --native-protocol mesh (experimental)",
+    )
+
+
 def run(args: Arguments, out: Output) -> int:
     """Foreground work, without a daemon."""
     paths = load().config.paths
+    if args.mesh and (args.backend not in ("auto", "cpu") or (args.action == "build" and args.tools)):
+        raise UsageError("`--mesh` is for CPUs so far, and has no tools", hint="omit --backend and --tools")
     if args.action == "build":
         source = Path(args.source).expanduser() if args.source else None
-        info = _build(paths.cache, args.backend, source, args.tools, out)
+        info = _build(paths.cache, args, source, out)
     else:
-        info = _find(paths.cache, args.backend, paths.native_bin)
+        info = _find_mesh(paths.cache) if args.mesh else _find(paths.cache, args.backend, paths.native_bin)
     if args.json:
         out.json(to_json(info))
     else:
@@ -66,16 +78,30 @@ def run(args: Arguments, out: Output) -> int:
     return 0
 
 
-def _build(cache: Path, backend: str, source: Path | None, tools: bool, out: Output) -> "NativeInfo":
+def _build(cache: Path, args: Arguments, source: Path | None, out: Output) -> "NativeInfo":
     import asyncio
 
-    from meshd.build.native import build
+    from meshd.build import mesh, native
 
     def show(progress: "BuildProgress") -> None:
         share = progress.done / progress.total if progress.total else None
         out.progress(f"{progress.stage}: {progress.text}" if progress.text else str(progress.stage), share)
 
-    return asyncio.run(build(cache, backend=backend, source=source, tools=tools, progress=show))
+    if args.mesh:
+        return asyncio.run(mesh.build(cache, source=source, progress=show))
+    return asyncio.run(
+        native.build(cache, backend=args.backend, source=source, tools=args.tools, progress=show)
+    )
+
+
+def _find_mesh(cache: Path) -> "NativeInfo":
+    from meshd.build import mesh
+    from meshd.build.machine import how_to_build
+
+    found = mesh.find(cache)
+    if found is None:
+        raise UserError(f"meshd's own backend is not built in `{cache}`", hint=how_to_build("--mesh"))
+    return found
 
 
 def _find(cache: Path, backend: str, native_bin: Path | None) -> "NativeInfo":

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
 from meshd.base.hosts import is_loopback
-from meshd.config.tree import Config
+from meshd.config.tree import MESH, Config, ServeConfig
 from meshd.identity import naming
 
 MAX_TOKEN_BYTES = 4096
+MAPPED = ("auto", "mmap", "mmap+mlock")  # load modes in which a head knows its weights by their places
 
 
 def check_node(config: Config) -> None:
@@ -20,6 +21,8 @@ def check_node(config: Config) -> None:
             f"`{name}` cannot be a node's name: it looks like a node's id, or the beginning of one",
             hint=f"add a hyphen, a dot or one of the digits 0, 1, 8 and 9, such as `--name {name[:60]}-1`",
         )
+    if config.native.protocol == MESH and config.paths.native_bin is not None:
+        raise _not_with_mesh("--native-bin", "only the build of `meshd native build --mesh` is used")
 
 
 def check_worker(config: Config) -> None:
@@ -46,6 +49,8 @@ def check_serve(config: Config) -> None:
         raise UserError(
             "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
         )
+    if config.native.protocol == MESH:
+        _check_mesh(serve)
     if serve.api_key_file is not None:
         _check_file(serve.api_key_file, "API key file")
     elif not is_loopback(serve.host):
@@ -53,6 +58,24 @@ def check_serve(config: Config) -> None:
             f"the API on `{serve.host}` would answer anyone who can reach it",
             hint="require API keys with `--api-key-file FILE`, or listen on 127.0.0.1",
         )
+
+
+def _check_mesh(serve: ServeConfig) -> None:
+    """What this protocol lacks would have no effect, and nobody should have to find that out."""
+    if serve.rpc:
+        raise _not_with_mesh("--rpc", "an rpc-server without meshd does not speak it")
+    if serve.activations != "f32":
+        raise _not_with_mesh(f"--activations {serve.activations}", "activations cross as f32")
+    if serve.load_mode is not None and serve.load_mode not in MAPPED:
+        needed = f"the file must be mapped: {', '.join(MAPPED)}"
+        raise _not_with_mesh(f"--load-mode {serve.load_mode}", needed)
+
+
+def _not_with_mesh(option: str, why: str) -> UserError:
+    return UserError(
+        f"`{option}` cannot be combined with `--native-protocol mesh`",
+        hint=f"{why}; omit it, or use `--native-protocol rpc` on all nodes",
+    )
 
 
 def _check_model(model: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from meshd.config.forms import Form
 
-COMMON_SECTIONS = frozenset({"node", "log", "links", "paths"})
+COMMON_SECTIONS = frozenset({"node", "log", "native", "links", "paths"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from meshd.config.forms import choice
 from meshd.config.key import Key
 from meshd.config.link_keys import LINK_KEYS
 from meshd.config.serve_keys import SERVE_KEYS
+from meshd.config.tree import PROTOCOLS
 from meshd.config.worker_keys import WORKER_KEYS
 
 KEYS: tuple[Key, ...] = (
@@ -47,6 +48,17 @@ KEYS: tuple[Key, ...] = (
         metavar="LEVEL",
         help="lowest level to log: debug, info, warning or error",
         more="Lines of that level and above are written.",
+    ),
+    Key(
+        section="native",
+        field="protocol",
+        form=choice(*PROTOCOLS),
+        option="--native-protocol",
+        metavar="rpc|mesh",
+        help="what llama.cpp's processes speak with each other: rpc, or mesh (experimental), the same on all "
+        "nodes",
+        more='"mesh" is meshd\'s own backend for an unpatched llama.cpp, on CPUs only; `meshd native build '
+        "--mesh` makes it.",
     ),
     *LINK_KEYS,
     *WORKER_KEYS,

@@ -15,6 +15,8 @@ from meshd.link.transport import LinkKind
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
 DEFAULT_API_PORT = 8090
+MESH = "mesh"
+PROTOCOLS = ("rpc", MESH)
 LINK_KINDS = tuple(kind.value for kind in LinkKind)
 DEFAULT_STUN = ("stun.cloudflare.com:3478", "stun.l.google.com:19302")
 
@@ -52,6 +54,13 @@ class LogConfig:
 
     format: str = "text"
     level: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeConfig:
+    """What llama.cpp's processes speak: llama.cpp's RPC, or the protocol of native/mesh."""
+
+    protocol: str = PROTOCOLS[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +140,7 @@ class Config:
 
     node: NodeConfig = field(default_factory=NodeConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    native: NativeConfig = field(default_factory=NativeConfig)
     links: LinksConfig = field(default_factory=LinksConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)

@@ -17,15 +17,18 @@ from meshd.config import Config
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import find_native
 from meshd.model.operations import USUAL
+from meshd.process.interface import ChildSpec
 from meshd.process.run import run_to_end
-from meshd.role.interface import NativeBuild, RolePaths
+from meshd.role.interface import MeshPrograms, NativeBuild, RolePaths
 from meshd.role.native.device_trial import DeviceTrials
 from meshd.role.native.devices import list_devices
+from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.native import UNKNOWN
 
 UNFIT_HINT = "try another driver; a model that needs fewer operations may still run on it"
 HOME_HINT = "free space on that disk, check its owner and that it is mounted read-write, or set MESHD_HOME"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
+MESH_HINT = "remove its folder, and run `meshd native build --mesh`"
 State = Literal["ok", "warning", "error"]
 
 
@@ -86,6 +89,8 @@ def _build(config: Config) -> Iterator[Finding]:
                 yield _fault(name, missing)
         return
     patches, where = _patches(native), native.rpc_server.parent
+    if native.mesh is not None:
+        patches = f"{patches}, with meshd's backend ({native.version.protocol})"
     if native.version.pin not in (read_pin().commit, "unknown"):
         yield Finding(
             "llama.cpp",
@@ -104,7 +109,7 @@ def _patches(native: NativeBuild) -> str:
 
 
 async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
-    found = []
+    found = [] if native.mesh is None else [await look_at_mesh(native.mesh, logs)]
     try:
         native = await check_native(native, protocol=read_pin().rpc_protocol, logs=logs, head=True)
         patches = "with" if native.patched else "without"
@@ -127,6 +132,23 @@ async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
     except MeshdError as error:
         found.append(_fault("device", error))
     return found
+
+
+async def look_at_mesh(programs: MeshPrograms, logs: Path) -> Finding:
+    """Both say what they are."""
+    for words in ((), (str(programs.module),)):
+        lines: list[str] = []
+        argv = (str(programs.server), "--describe", *words)
+        spec = ChildSpec(name="mesh-server check", argv=argv, log=logs / "mesh.log", on_line=lines.append)
+        try:
+            ended = await run_to_end(spec)
+        except MeshdError as error:
+            return _fault("mesh-server", error)
+        if ended.code != 0 or f'"protocol": {VERSION},' not in "".join(lines):
+            said = lines[-1][:100] if lines else f"exit code {ended.code}"
+            what = f"`{' '.join(argv)}` does not speak version {VERSION} of the mesh protocol: {said}"
+            return Finding("mesh-server", "error", what, MESH_HINT)
+    return Finding("mesh-server", "ok", f"protocol {VERSION}, and so does the module for llama-server")
 
 
 async def _silent(_text: str) -> None:

@@ -15,35 +15,49 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.listening_socket import LOOPBACK_HOST, listen_in, remove_stale
 from meshd.base.stopped_process import is_stopped
-from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.build import mesh as mesh_build
+from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_SERVER, NativeInfo
 from meshd.build.machine import how_to_build
 from meshd.build.native import find, read_bin_dir
 from meshd.build.pin import read_pin
-from meshd.config import Config
+from meshd.config import MESH, Config
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh
 from meshd.process.child import OwnedChild
 from meshd.process.connections import Address, ConnectionOwners
-from meshd.process.handover import OrderPipe, ReportPipe, pipe_with
+from meshd.process.handover import DescriptorSender, OrderPipe, ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, ReadyProbe
 from meshd.process.ports import listening_socket
 from meshd.process.ready import LineSeen, http_200, port_open
 from meshd.process.run import run_to_end
 from meshd.process.spent import spent
-from meshd.role.interface import NativeBuild, Processes, RolePaths, RoleRuntime, TunnelRequest, Tunnels
+from meshd.role.interface import (
+    MeshPrograms,
+    NativeBuild,
+    Processes,
+    RolePaths,
+    RoleRuntime,
+    Tunnel,
+    TunnelRequest,
+    Tunnels,
+)
+from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.tunnel.compressed import COMPRESSED_VERSION
 from meshd.tunnel.compression_policy import judge
 from meshd.tunnel.expose import connect_through
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import OwnerCheck
-from meshd.wire.native import NativeVersion
+from meshd.tunnel.joined import JoinedTunnel, join
+from meshd.wire.native import NativeVersion, mesh_protocol
 
 LOG = log.get("daemon")
 
 
 def find_native(config: Config, *, head: bool = True) -> NativeBuild:
     """The binaries in use; a worker (not `head`) needs no llama-server. Raises UserError without them."""
+    if config.native.protocol == MESH:
+        return _find_mesh(config.paths.cache)
     info: NativeInfo | None
     if config.paths.native_bin is not None:
         info = read_bin_dir(config.paths.native_bin, head=head)
@@ -59,6 +73,20 @@ def find_native(config: Config, *, head: bool = True) -> NativeBuild:
     )
     server = info.binaries.get(LLAMA_SERVER, info.bin_dir / LLAMA_SERVER)  # a worker starts none
     return NativeBuild(info.binaries[RPC_SERVER], server, info.patched, version)
+
+
+def _find_mesh(cache: Path) -> NativeBuild:
+    info = mesh_build.find(cache)
+    if info is None:
+        raise UserError("meshd's own backend is not built yet", hint=how_to_build("--mesh"))
+    speaks = mesh_protocol(MESH_VERSION)
+    return NativeBuild(
+        rpc_server=info.binaries[RPC_SERVER],
+        llama_server=info.binaries[LLAMA_SERVER],
+        patched=info.patched,
+        version=NativeVersion(speaks, info.pin, info.patches_sha256, info.backend),
+        mesh=MeshPrograms(info.binaries[MESH_PROGRAM], info.binaries[MESH_MODULE]),
+    )
 
 
 def machine_id(mesh: bytes) -> str:
@@ -80,6 +108,7 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime
         tunnels=Tunnels(
             open=functools.partial(_open_tunnel, config.links.compress, mesh, sockets, ConnectionOwners()),
             connect_through=connect_through,
+            join=join,
             random=secrets.token_bytes,
             compressed=0 if config.links.compress == "off" else COMPRESSED_VERSION,
             always_compressed=config.links.compress == "on",
@@ -102,6 +131,8 @@ def make_processes(sockets: Path) -> Processes:
         hand_over=pipe_with,
         make_report=ReportPipe,
         make_orders=OrderPipe,
+        make_descriptors=DescriptorSender,
+        socket_pair=socket_pair,
         unix_listener=functools.partial(_listening, sockets),
         free_port=_free_port,
         is_stopped=is_stopped,
@@ -111,8 +142,24 @@ def make_processes(sockets: Path) -> Processes:
 
 def _open_tunnel(
     setting: str, mesh: Mesh, sockets: Path, owners: ConnectionOwners, asked: TunnelRequest
-) -> Forward:
+) -> Tunnel:
     takes = asked.compressed == COMPRESSED_VERSION
+
+    def compresses() -> bool:
+        return takes and _compresses(setting, mesh, asked.peer, always=asked.always)
+
+    if asked.client.joined is not None:
+        return JoinedTunnel(
+            mesh=mesh,
+            peer=asked.peer,
+            service=asked.service,
+            metadata=asked.metadata,
+            end=asked.client.joined,
+            endpoint=asked.endpoint,
+            watch=asked.watch,
+            on_broken=asked.on_broken,
+            compresses=compresses,
+        )
     owner_pid, secret = asked.client.owner_pid, asked.client.secret
     return Forward(
         mesh=mesh,
@@ -126,7 +173,7 @@ def _open_tunnel(
         watch=asked.watch,
         greeting=asked.greeting,
         on_broken=asked.on_broken,
-        compresses=lambda: takes and _compresses(setting, mesh, asked.peer, always=asked.always),
+        compresses=compresses,
     )
 
 

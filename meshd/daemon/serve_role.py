@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.config import Config
+from meshd.config import MESH, Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import machine_id
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from meshd.gateway.server import ApiPort
     from meshd.role.head.split_plan import HeadOptions
 
+MESH_LOAD_MODE = (
+    "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
+)
 DEFAULT_LOAD_MODE = "none"  # the head reads what it computes itself and nothing of the workers' weights
 
 
@@ -67,13 +70,14 @@ def _options(config: Config, member: MemberNode) -> "HeadOptions":
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
+    load_mode = MESH_LOAD_MODE if config.native.protocol == MESH else DEFAULT_LOAD_MODE
     return HeadOptions(
         min_workers=serve.min_workers,
         tensor_split=serve.tensor_split,
         ctx_size=serve.ctx_size,
         devices=serve.devices,
         rpc=tuple(str(address) for address in serve.rpc),
-        load_mode=serve.load_mode or DEFAULT_LOAD_MODE,
+        load_mode=serve.load_mode or load_mode,
         push=not serve.no_push,
         activations=serve.activations,
         output=serve.output,

@@ -6,6 +6,8 @@ until ChildSpec names them; put them into `hand_over`, and the child's owner clo
 
 import asyncio
 import os
+import socket
+import struct
 import sys
 import tempfile
 from types import TracebackType
@@ -17,6 +19,7 @@ PIPE_BYTES = 64 << 10  # what a pipe takes without a reader, on Linux and macOS 
 REPORT_LINE_BYTES = 64 << 10
 ORDER_BYTES = 512  # what POSIX writes to a pipe whole, or not at all (PIPE_BUF)
 _READ_BYTES = 16 << 10
+_NUMBERED = struct.Struct("<II")  # kind, number
 
 
 def pipe_with(data: bytes) -> int:
@@ -95,6 +98,39 @@ class OrderPipe:
         if self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
+
+
+def socket_pair() -> tuple[socket.socket, int]:
+    """Our end of a stream, and a child's as a descriptor. The caller owns both. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    return ours, theirs.detach()
+
+
+class DescriptorSender:
+    """Descriptors that a child gets while it runs, each with a number, on a socket of its own.
+
+    Give `child_end` to the child in `hand_over`. Nothing waits here: the socket takes more messages than a
+    child is ever sent.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._ours, self.child_end = socket_pair()
+        self._ours.setblocking(False)
+
+    def send(self, kind: int, number: int, descriptor: int = -1) -> None:
+        """`descriptor` stays the caller's; -1: there is none. Raises Broken, Closed."""
+        if self._ours.fileno() < 0:
+            raise Closed("the child is not sent descriptors any more")
+        message, sent = _NUMBERED.pack(kind, number), [descriptor] if descriptor >= 0 else []
+        try:
+            socket.send_fds(self._ours, [message], sent)
+        except OSError as error:  # it has ended
+            raise Broken(f"the child takes no descriptors: {(error.strerror or '').lower()}") from None
+
+    def close(self) -> None:
+        """The child reads the end. `child_end` is its owner's matter. Idempotent."""
+        self._ours.close()
 
 
 class ReportPipe:

@@ -8,6 +8,7 @@ ended with it.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import socket
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
@@ -21,13 +22,30 @@ from meshd.wire.native import NativeVersion
 
 
 @dataclass(frozen=True, slots=True)
+class MeshPrograms:
+    """What is built of native/mesh: a worker's program, and the module that llama-server loads."""
+
+    server: Path
+    module: Path
+
+
+@dataclass(frozen=True, slots=True)
 class NativeBuild:
-    """The llama.cpp binaries in use. `patched` is False for a stock build given by --native-bin."""
+    """The llama.cpp binaries in use. `patched` is False for a stock build, given by --native-bin or not.
+
+    With `mesh` they speak the mesh protocol, and rpc-server only lists devices.
+    """
 
     rpc_server: Path
     llama_server: Path
     patched: bool
     version: NativeVersion
+    mesh: MeshPrograms | None = None
+
+    @property
+    def can_push(self) -> bool:
+        """Whether results can go straight from a worker to another one."""
+        return self.patched or self.mesh is not None
 
 
 class Tunnel(Protocol):
@@ -50,6 +68,8 @@ class TunnelClient:
     """Without a secret, the client must be this process, where the system can tell."""
     saved: SavedWeights | None = None
     """Of a stock llama-server: weights that stay here where the worker has them."""
+    joined: socket | None = None
+    """It has the other end of this, in place of a place to connect to. The tunnel's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +88,8 @@ class TunnelRequest:
     watch: Watching | None = None
     greeting: bytes = b""
     """Said to each client before the peer can."""
+    endpoint: str = ""
+    """What a joined client calls it."""
 
 
 class ConnectThrough(Protocol):
@@ -86,6 +108,14 @@ class ConnectThrough(Protocol):
         flow: Flow | None,
         weights: LocalWeights | None,
         on_broken: Callable[[MeshdError], None],
+    ) -> None: ...
+
+
+class Join(Protocol):
+    """Connects a peer's stream to one end of a socketpair, which is its own then (tunnel/joined.py)."""
+
+    async def __call__(
+        self, stream: Stream, end: socket, *, inspector: Inspector, on_broken: Callable[[MeshdError], None]
     ) -> None: ...
 
 
@@ -119,6 +149,21 @@ class Orders(Protocol):
     def close(self) -> None: ...
 
 
+class DescriptorSocket(Protocol):
+    """A socket on which a child is sent descriptors while it runs (process/handover.py)."""
+
+    @property
+    def child_end(self) -> int:
+        """For ChildSpec.hand_over."""
+        ...
+
+    def send(self, kind: int, number: int, descriptor: int = -1) -> None:
+        """Never waits; `descriptor` stays the caller's. Raises Broken, Closed."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class LineProbe(Protocol):
     """A ReadyProbe that is passed when a line of output was seen (process/ready.py); one for each start."""
 
@@ -144,6 +189,9 @@ class Processes:
     """A descriptor from which a child reads these bytes. The caller owns it."""
     make_report: Callable[[], Report]
     make_orders: Callable[[], Orders]
+    make_descriptors: Callable[[], DescriptorSocket]
+    socket_pair: Callable[[], tuple[socket, int]]
+    """Our end of a stream and a child's. The caller owns both."""
     unix_listener: Callable[[], tuple[int, Path]]
     """A new unix socket that listens: its descriptor and its path. The caller owns both."""
     free_port: Callable[[], int]
@@ -161,6 +209,7 @@ class Tunnels:
     open: Callable[[TunnelRequest], Tunnel]
     """Raises MeshdError."""
     connect_through: ConnectThrough
+    join: Join
     random: Callable[[int], bytes]
     """For the secret of a tunnel and the id of a lease."""
     compressed: int = 0

@@ -11,6 +11,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
+from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.tensors import refused
 
 _WRITE_HEAD_BYTES = wire.HEADER.size + wire.MESSAGES[wire.WRITE].body.size
@@ -27,9 +28,13 @@ class MeshFirewall:
     data of a WRITE or an answer to READ; what BUFFERS, STORED_GRAPHS and MAX_UNANSWERED allow; nothing else.
     """
 
-    def __init__(self, *, memory: int | None = None) -> None:
-        """`memory`: most bytes of buffers together, where the server itself has no limit."""
+    def __init__(self, *, memory: int | None = None, keeping: MeshKeeping | None = None) -> None:
+        """`memory`: most bytes of buffers together, where the server itself has no limit.
+
+        `keeping` is told of tensors that are asked for by content, and of those that are sent.
+        """
         self._memory = memory
+        self._keeping = keeping
         self._requests = Messages(wire.HEADER.size, HEAD)
         self._answers = Messages(wire.HEADER.size, MESH_SERVER)
         self._greeted = False
@@ -46,6 +51,8 @@ class MeshFirewall:
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Requests. See Inspector."""
+        if self._keeping is not None:
+            self._keeping.more(data)
         return self._requests.feed(data, self._look_request)
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
@@ -75,7 +82,21 @@ class MeshFirewall:
             if len(self._unanswered) >= MAX_UNANSWERED:
                 raise refused(f"more than {MAX_UNANSWERED} requests without an answer")
             self._unanswered[identity] = message.number, said
+        if self._keeping is not None:
+            self._keep(
+                self._keeping, message.number, identity, memoryview(data)[at : at + wire.HEADER.size + size]
+            )
         return wire.HEADER.size + size
+
+    def _keep(self, keeping: MeshKeeping, number: int, identity: int, message: memoryview) -> None:
+        """A request that may pass, as far as it is there."""
+        if number == wire.LOAD:
+            keeping.asked(identity, message[wire.HEADER.size :])
+        elif number == wire.WRITE:
+            size, *_ = wire.HEADER.unpack_from(message)
+            buffer, _zero, offset = _fields(wire.WRITE, message, wire.HEADER.size)
+            keeping.sent(buffer, offset, size - wire.MESSAGES[wire.WRITE].body.size)
+            keeping.more(message[_WRITE_HEAD_BYTES:])
 
     def _hello(self, _data: bytes | memoryview, _at: int, _size: int) -> int:
         self._greeted = True  # the server judges version and release, and can say what it has
@@ -198,7 +219,10 @@ class MeshFirewall:
         if number != wire.READ and have < wire.HEADER.size + size:
             return -(wire.HEADER.size + size)
         if number == wire.HELLO:
-            self._welcome(data, at + wire.HEADER.size, size)
+            self._offered = read_welcome(data, at + wire.HEADER.size, size)
+        elif number == wire.LOAD and self._keeping is not None:
+            body = at + wire.HEADER.size
+            self._keeping.answered(identity, bytes(data[body : body + size]))
         elif number == wire.ALLOCATE:
             made = _fields(wire.ALLOCATED, data, at + wire.HEADER.size) == (1,)
             if not made and said in self._buffers:  # else it was freed meanwhile
@@ -206,21 +230,22 @@ class MeshFirewall:
         del self._unanswered[identity]
         return wire.HEADER.size + size
 
-    def _welcome(self, data: bytes | memoryview, at: int, size: int) -> None:
-        version, *counts = _fields(wire.WELCOME, data, at)
-        if version != wire.VERSION:
-            raise refused(f"version {version} of the protocol")
-        message = wire.MESSAGES[wire.WELCOME]
-        places, end = [], at + message.body.size
-        for count, rest in zip(counts, message.rest, strict=True):
-            if count > rest.most:
-                raise refused(f"WELCOME with {count} {rest.name}")
-            places.append((end, count))
-            end += count * rest.item_bytes
-        if end != at + size:
-            raise refused(f"WELCOME of {size} bytes")
-        numbers = [_numbers(data, *place) for place in places[1:]]
-        self._offered = Offered(counts[0], *numbers)
+
+def read_welcome(data: bytes | memoryview, at: int, size: int) -> Offered:
+    """The body of a WELCOME. Raises RemoteProtocolError."""
+    version, *counts = _fields(wire.WELCOME, data, at)
+    if version != wire.VERSION:
+        raise refused(f"version {version} of the protocol")
+    message = wire.MESSAGES[wire.WELCOME]
+    places, end = [], at + message.body.size
+    for count, rest in zip(counts, message.rest, strict=True):
+        if count > rest.most:
+            raise refused(f"WELCOME with {count} {rest.name}")
+        places.append((end, count))
+        end += count * rest.item_bytes
+    if end != at + size:
+        raise refused(f"WELCOME of {size} bytes")
+    return Offered(counts[0], *(_numbers(data, *place) for place in places[1:]))
 
 
 def look_header(data: bytes | memoryview, at: int, sender: str) -> tuple[wire.RpcMessage, int, int]:

@@ -12,7 +12,7 @@ _SENDER = Sender("another worker's mesh-server", NEIGHBOUR.hint)
 
 
 class MeshPushFilter:
-    """Implements tunnel.interface.Inspector for either side. Raises RemoteProtocolError, and then always.
+    """Implements tunnel.interface.Watched for either side. Raises RemoteProtocolError, and then always.
 
     Holds less than a header for each direction; what a message carries flows through.
     """
@@ -33,6 +33,12 @@ class MeshPushFilter:
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """See Inspector."""
         return self._to_peer.feed(data, _look)
+
+    def target_waits(self, waits: bool) -> None:
+        """See Flow: servers tell themselves."""
+
+    def peer_waits(self, waits: bool) -> None:
+        """See Flow."""
 
 
 def _look(data: bytes | memoryview, at: int, _have: int) -> int:

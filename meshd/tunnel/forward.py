@@ -18,7 +18,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream
 from meshd.tunnel.interface import OwnerCheck, SavedWeights, Target, TunnelStatus, Watched, Watching
-from meshd.tunnel.local import LocalSocket
+from meshd.tunnel.local import LocalSocket, adopt
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, Unwatched, pump
 from meshd.tunnel.stock_head import Saver
@@ -151,7 +151,7 @@ class Forward:
             if self.path is not None and not self._is_this_users(client):
                 client.close()
                 return
-            local = await _adopt(client)
+            local = await adopt(client)
             try:
                 await self._tunnel(local)
             finally:
@@ -244,15 +244,3 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on `{host}:{port}` for a tunnel: {why}",
             hint="choose another: `--listen HOST:PORT` (port 0 picks a free one)",
         ) from None
-
-
-async def _adopt(client: socket.socket) -> LocalSocket:
-    try:
-        _transport, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, client)
-    except OSError as error:
-        client.close()
-        raise Broken(f"a local connection was lost immediately: {error}") from None
-    except BaseException:
-        client.close()
-        raise
-    return local

@@ -9,7 +9,11 @@ the rpc-server is there. Then all of Reserve, Admit, Neighbour and the first RPC
 
 Workers that may send to one another directly (Offer.push) are introduced by the head: the one that receives
 is told from whom (Admit), the one that sends is told to whom (Neighbour), and says what came of it (Reached).
+In the mesh protocol both have numbers for each other, and the head says when it has named all (Introduced),
+for which their servers wait.
 The lease lives exactly as long as the stream: ended, reset or lost, it is over.
+
+Over 350 lines: it is one conversation, message by message.
 """
 
 import re
@@ -25,6 +29,7 @@ from meshd.wire.limits import (
     PEER_BYTES,
 )
 from meshd.wire.message import Fields, pack, plain, unpack
+from meshd.wire.native import RPC_PROTOCOL
 
 LEASE_SERVICE = "lease"
 RPC_SERVICE = "rpc"
@@ -34,6 +39,7 @@ RPC_SERVER_CRASHED = "rpc_server_crashed"  # code of Lost: by a fault of its own
 MAX_MODEL_BYTES = 256
 MOST_VERSION = 1 << 16
 MAX_OPERATION_BYTES = 64
+_PROTOCOL = re.compile(r"[a-z]{1,8}( [0-9]{1,5})?")
 _OPERATION = re.compile(r"[a-z0-9_]+(:[a-z0-9_]+)*")
 
 
@@ -42,6 +48,7 @@ class Acquire:
     """The head asks: its incarnation, what model (for the worker's status), which native version it runs.
 
     `operations`: what the model needs of a device (model/operations.py), to be tried before the offer.
+    `protocol` is what its llama-server speaks (NativeVersion.protocol).
     """
 
     incarnation: bytes
@@ -50,6 +57,7 @@ class Acquire:
     native_pin: str
     native_patches: str
     operations: tuple[str, ...] = ()
+    protocol: str = RPC_PROTOCOL
 
     def encode(self) -> bytes:
         return pack(
@@ -61,6 +69,7 @@ class Acquire:
                 "native_pin": self.native_pin,
                 "native_patches": self.native_patches,
                 "operations": list(self.operations),
+                "protocol": self.protocol,
             }
         )
 
@@ -87,7 +96,7 @@ class WorkerOffer:
     `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `push`: it
     understands Admit and Neighbour. `unfit`: for each device why it may not be used, empty where it may; or
     nothing at all. `lease_id`: streams may name it once the head has reserved; empty: only once it is
-    granted. `compressed` as in Grant.
+    granted. `compressed` as in Grant, `protocol` as in Acquire.
     """
 
     devices: tuple[OfferedDevice, ...]
@@ -97,6 +106,7 @@ class WorkerOffer:
     unfit: tuple[str, ...] = ()
     lease_id: bytes = b""
     compressed: int = 0
+    protocol: str = RPC_PROTOCOL
 
     def encode(self) -> bytes:
         return pack(
@@ -112,6 +122,7 @@ class WorkerOffer:
                 "unfit": [plain(why) for why in self.unfit],
                 **({"lease_id": self.lease_id} if self.lease_id else {}),
                 "compressed": self.compressed,
+                "protocol": self.protocol,
             }
         )
 
@@ -142,12 +153,17 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The head says who may push to this lease's rpc-server: another of its workers, by node id."""
+    """The head says who may push to this lease's rpc-server: another of its workers, by node id.
+
+    `number`: what the mesh protocol calls that one, None in RPC.
+    """
 
     peer: bytes
+    number: int | None = None
 
     def encode(self) -> bytes:
-        return pack({"type": "admit", "peer": self.peer})
+        number = {} if self.number is None else {"number": self.number}
+        return pack({"type": "admit", "peer": self.peer, **number})
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +191,14 @@ class Neighbour:
                 "always": self.always,
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Introduced:
+    """The head has named all neighbours of this lease."""
+
+    def encode(self) -> bytes:
+        return pack({"type": "introduced"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +243,17 @@ class Lost:
 
 
 LeaseMessage = (
-    Acquire | WorkerOffer | Reserve | Grant | Admit | Neighbour | Reached | Loaded | Progress | Lost
+    Acquire
+    | WorkerOffer
+    | Reserve
+    | Grant
+    | Admit
+    | Neighbour
+    | Introduced
+    | Reached
+    | Loaded
+    | Progress
+    | Lost
 )
 
 
@@ -235,6 +269,7 @@ def decode(data: bytes) -> LeaseMessage:
             fields.text("native_pin", most=128),
             fields.text("native_patches", most=128),
             _operations(fields),
+            _protocol(fields),
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
@@ -245,7 +280,9 @@ def decode(data: bytes) -> LeaseMessage:
         has_model, machine = fields.flag("has_model"), fields.text("machine", most=64)
         unfit, early = _unfit(fields, len(devices)), "lease_id" in fields
         lease_id = fields.raw("lease_id", exact=LEASE_ID_BYTES) if early else b""
-        return WorkerOffer(devices, has_model, machine, push, unfit, lease_id, _compressed(fields))
+        return WorkerOffer(
+            devices, has_model, machine, push, unfit, lease_id, _compressed(fields), _protocol(fields)
+        )
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
     if kind == "grant":
@@ -265,16 +302,20 @@ def decode(data: bytes) -> LeaseMessage:
     raise RemoteProtocolError(f"lease message of unknown type `{kind}`", code="message")
 
 
-_INTRODUCTIONS = ("admit", "neighbour", "reached")
+_INTRODUCTIONS = ("admit", "neighbour", "introduced", "reached")
 
 
 def _introduction(kind: str, fields: Fields) -> LeaseMessage:
-    if kind == "admit":
+    if kind == "introduced":
+        return Introduced()
+    if kind == "admit" and "number" not in fields:
         return Admit(fields.raw("peer", exact=PEER_BYTES))
     number = fields.number("number", low=0, high=MAX_NEIGHBOUR)
     if kind == "reached":
         return Reached(number, fields.text("why_not", most=MAX_TEXT_BYTES))
     peer = fields.raw("peer", exact=PEER_BYTES)
+    if kind == "admit":
+        return Admit(peer, number)
     lease_id, always = fields.raw("lease_id", exact=LEASE_ID_BYTES), fields.flag("always", default=False)
     return Neighbour(number, peer, lease_id, _compressed(fields), always)
 
@@ -282,6 +323,14 @@ def _introduction(kind: str, fields: Fields) -> LeaseMessage:
 def _compressed(fields: Fields) -> int:
     """Who does not say so takes none."""
     return fields.number("compressed", low=0, high=MOST_VERSION, default=0)
+
+
+def _protocol(fields: Fields) -> str:
+    """Who does not say so speaks RPC."""
+    protocol = fields.text("protocol", most=16, default=RPC_PROTOCOL)
+    if not _PROTOCOL.fullmatch(protocol):
+        raise RemoteProtocolError("field `protocol` must be a name, and a version or none", code="message")
+    return protocol
 
 
 def _with_cards(fields: Fields, devices: list[OfferedDevice]) -> tuple[OfferedDevice, ...]:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 UNKNOWN = "unknown"  # pin of binaries that meshd did not build, and their patches where they have any
 STOCK_PATCHES = "stock"  # in place of the patches' hash: upstream as it is
+RPC_PROTOCOL = "rpc"  # llama.cpp's protocol, whose version its own greeting compares
+_MESH = "mesh "  # that of native/mesh, before its version
 _PATCHES_SHOWN = 12  # digits of the hash that a short form keeps
 
 
@@ -15,6 +17,16 @@ class NativeVersion:
     pin: str
     patches: str
     backend: str
+
+    @property
+    def protocol(self) -> str:
+        """What its processes speak: RPC_PROTOCOL, or `mesh` and a version."""
+        return self.rpc if self.rpc.startswith(_MESH) else RPC_PROTOCOL
+
+
+def mesh_protocol(version: int) -> str:
+    """The protocol of native/mesh, for NativeVersion.rpc."""
+    return f"{_MESH}{version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,8 @@ def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
     As the worker's check of a lease, and llama.cpp's own of a server (major version equal, minor not newer
     than the client's): either may become the other's worker.
     """
+    if other := other_protocol(mine.protocol, theirs.protocol):
+        return other
     ours, others = _protocol(mine.rpc), _protocol(theirs.rpc)
     if ours and others and ours != others:
         older = "this node" if ours < others else "it"
@@ -48,6 +62,18 @@ def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
             hint="install the same version of meshd on both and run `meshd native build`",
         )
     return _by_patches(mine.patches[:_PATCHES_SHOWN], theirs.patches[:_PATCHES_SHOWN])
+
+
+def other_protocol(mine: str, theirs: str) -> Difference | None:
+    """None where both speak the same (NativeVersion.protocol)."""
+    if mine == theirs:
+        return None
+    hint = "start all nodes with the same `--native-protocol`"
+    if mine.startswith(_MESH) and theirs.startswith(_MESH):
+        hint = "install the same version of meshd on both and run `meshd native build --mesh`"
+    return Difference(
+        fits=False, what=f"speaks the native protocol `{theirs}`, this node `{mine}`", hint=hint
+    )
 
 
 def _by_patches(ours: str, others: str) -> Difference | None:

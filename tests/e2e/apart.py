@@ -49,8 +49,9 @@ async def apart(
     options: tuple[str, ...],
     seed: int,
     rate: float | None = None,
+    worker_options: tuple[str, ...] = (),
 ) -> AsyncIterator[Apart]:
-    """Both nodes, started; the model is not waited for."""
+    """Both nodes, started; the model is not waited for. `options` are the head's."""
     rules, counts = Rules(rate=rate), Counts()
     with ExitStack() as stack:
         theirs, ours = stack.enter_context(Space()), stack.enter_context(Space())
@@ -68,8 +69,9 @@ async def apart(
             owner.start(to_worker.serve(), name="proxy to the worker")
             owner.start(to_head.serve(), name="proxy to the head")
             has = ("--model", str(worker_has)) if worker_has is not None else ()
+            listen = f"127.0.0.1:{WORKER_PORT}"
             worker = await fleet.start(
-                fleet.spec("worker", "worker", *has, listen=f"127.0.0.1:{WORKER_PORT}", prefix=theirs.prefix)
+                fleet.spec("worker", "worker", *has, *worker_options, listen=listen, prefix=theirs.prefix)
             )
             given = ("--model", str(model), "--port", str(API_PORT))
             head = await fleet.start(

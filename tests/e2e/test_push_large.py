@@ -13,7 +13,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.handover import OrderPipe
-from meshd.role.worker.push_neighbours import PushNeighbours
+from meshd.role.worker.push_neighbours import RpcNeighbours
 from meshd.rpc.hang_detector import Watch
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
 
@@ -74,7 +74,7 @@ def test_a_session_is_made_for_those_who_are_introduced(tmp_path: Path) -> None:
             tunnels = Bench(Net(owner).mesh("worker"), tmp_path).runtime.tunnels
             orders = OrderPipe()
             near, far, _, _ = streams()
-            neighbours = PushNeighbours(one.mesh, tunnels, orders, MessageStream(near), Watch(on_cpu=True))
+            neighbours = RpcNeighbours(one.mesh, tunnels, MessageStream(near), orders, Watch(on_cpu=True))
             try:
                 assert state(one, peer) is not PeerState.CONNECTED
                 owner.start(neighbours.keep(Neighbour(1, peer.raw, LEASE)), name="neighbour")

@@ -227,7 +227,10 @@ TARGETS = (
         _messages(
             lease.Acquire(bytes(16), "model", "f" * 64, "b1234", "ab" * 32),
             lease.WorkerOffer((_DEVICE, _DEVICE), True, "m" * 32, True),
+            lease.Acquire(bytes(16), "model", "f" * 64, "b1234", "stock", protocol="mesh 2"),
             lease.Admit(bytes(32)),
+            lease.Admit(bytes(32), 3),
+            lease.Introduced(),
             lease.Neighbour(7, bytes(32), bytes(16), 1, True),
             lease.Reached(7, "no way"),
             lease.Reserve((1 << 30, 0)),

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.mesh_head_view import MeshHeadView
+from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.mesh_push_firewall import MeshPushFilter
+from meshd.rpc.missed_tensors import Missed
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target
@@ -86,8 +89,22 @@ def _in_parts(data: bytes) -> Iterator[bytes]:
     yield from (data[:cut], data[cut : cut + 1], data[cut + 1 :])
 
 
+class _Sink:
+    """Keeps nothing, and is told of no byte that a tensor does not have."""
+
+    def loaded(self, digest: bytes) -> None:
+        assert len(digest) == 32
+
+    def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
+        assert 0 < len(data) <= tensor.size - offset
+        assert last == (offset + len(data) == tensor.size)
+        return len(data) % 5 != 0
+
+
 def _feed(data: bytes) -> None:
-    it, passed = MeshTalk(memory=2 * ROOM), bytearray()
+    it, passed = MeshTalk(memory=2 * ROOM, keeping=MeshKeeping(_Sink())), bytearray()
+    it.say(talk.load(talk.load_entry(), talk.load_entry(offset=ROOM - 16), identity=70))
+    it.hear(talk.message(wire.LOADED, rest=b"\1\3", identity=70))
     try:
         for part in _in_parts(data):
             passed += it.say(part)
@@ -203,6 +220,21 @@ def _feed_pushed(data: bytes) -> None:
                 at += 16 + size
 
 
+def _feed_view(data: bytes) -> None:
+    """Both directions of what a head's daemon reads along: what passes is what came."""
+    placed: list[int] = []
+    for way in ("to_peer", "from_peer"):
+        view, passed = MeshHeadView(lambda _digest, size, _why: placed.append(size)), bytearray()
+        view.to_peer(talk.load(talk.load_entry(), talk.load_entry(), identity=4))
+        try:
+            for part in _in_parts(data):
+                passed += getattr(view, way)(part)
+        finally:
+            assert data.startswith(bytes(passed))
+            assert len(placed) <= 2
+            assert len(view.neighbours) <= wire.NEIGHBOURS
+
+
 TARGETS = tuple(
     Target(name=name, samples=samples, make=make, feed=feed, allowed=(RemoteProtocolError,), share=share)
     for name, samples, make, feed, share in (
@@ -223,6 +255,19 @@ TARGETS = tuple(
             2,
         ),
         ("mesh-welcome", (talk.welcome(),), _make_talk, _feed_welcome, 1),
+        (
+            "mesh-view",
+            (
+                *SAMPLES,
+                talk.welcome(),
+                talk.data(identity=_READ_ID),
+                talk.message(wire.LOADED, rest=b"\0\1", identity=4),
+                talk.progress(),
+            ),
+            _make_talk,
+            _feed_view,
+            2,
+        ),
         ("mesh-pushed", (talk.pushed(), talk.pushed(0)), _make_talk, _feed_pushed, 2),
     )
 )

@@ -14,14 +14,12 @@ import sys
 from pathlib import Path
 
 from meshd.build import cache as builds
-from meshd.build import native
+from meshd.build import mesh, native
 from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, find_tool
 from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
-
-from tests.native.build import untouched
 
 NATIVE = Path(__file__).parents[2] / "native"
 SECONDS = 60
@@ -45,7 +43,9 @@ async def _build_mesh(cache: Path) -> Path:
     """The one for native/mesh, from upstream's tree as it is."""
     async with builds.locked(cache / "native" / "lock", _silent):
         return await _compile(
-            cache / "native" / f"fuzz-mesh-cpu-{cpu_kind()}", await untouched(cache), "mesh_fuzz"
+            cache / "native" / f"fuzz-mesh-cpu-{cpu_kind()}",
+            await mesh.untouched(cache, progress=_silent),
+            "mesh_fuzz",
         )
 
 

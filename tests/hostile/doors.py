@@ -159,7 +159,8 @@ class Visit(Approach):
         number = talk.open(LEASE_SERVICE, {})
         if number is None:
             return
-        for name in ("lease.Acquire", "lease.Reserve", "lease.Admit", "lease.Neighbour", "lease.Loaded"):
+        order = ("Acquire", "Reserve", "Admit", "Neighbour", "Introduced", "Loaded")
+        for name in (f"lease.{word}" for word in order):
             said = self._word(self.speech.of("lease") if self._rng.random() < 0.1 else name)
             if name == "lease.Acquire" and self._rng.random() < 0.7:
                 said = name, self._framed(ACQUIRE.encode())

@@ -51,6 +51,8 @@ LETTERS = (
     "worker",
     "serve",
     "mul_mat",
+    "rpc",
+    "mesh 2",
     "IceUser0",
     "IcePassword0123456789+/ab",
     "a" * 26,

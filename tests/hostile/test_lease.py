@@ -35,6 +35,8 @@ def _words(rng: random.Random, speech: Speech) -> Iterator[bytes]:
     """Of one lease: often truly offered and granted, for what comes behind that."""
     offer, grant = speech.good("lease.WorkerOffer"), speech.good("lease.Grant")
     assert isinstance(offer, WorkerOffer) and isinstance(grant, Grant)
+    if rng.random() < 0.9:
+        offer = replace(offer, protocol=ACQUIRE.protocol)
     grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
     speech.broken = rng.choice((0.0, 0.1, 0.6))
     for at in range(rng.randrange(MOST_WORDS)):

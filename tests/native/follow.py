@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from meshd.build import cache as builds
+from meshd.build import mesh
 from meshd.build.compile import compile_tree
-from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, need_compiler
 from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
@@ -24,14 +24,9 @@ from meshd.config.tree import find_cache
 from tests.e2e.mesh_rig import Mesh
 from tests.e2e.models import smollm2
 from tests.e2e.native_rig import Head
-from tests.native.build import SOURCE, MeshBuild
+from tests.native.build import MeshBuild, told
 
 _TARGETS = ("mesh-server", "ggml-mesh", "mesh-tests", "llama-server")
-
-
-def _told(progress: BuildProgress) -> None:
-    if progress.total and progress.done % 20 == 0:
-        sys.stdout.write(f"{progress.done}/{progress.total} {progress.text}\n")
 
 
 async def _build(cache: Path, source: Path) -> MeshBuild:
@@ -40,9 +35,9 @@ async def _build(cache: Path, source: Path) -> MeshBuild:
     tree = Tree(cache / "native" / f"follow-{name}-cpu-{cpu_kind()}")
     tree.folder.mkdir(parents=True, exist_ok=True)
     tree.source = source
-    async with builds.locked(cache / "native" / "lock", _told):
-        flags = [f"-DCMAKE_PROJECT_INCLUDE={SOURCE / 'inject.cmake'}"]
-        await compile_tree(tree, backend="cpu", targets=_TARGETS, progress=_told, flags=flags)
+    async with builds.locked(cache / "native" / "lock", told):
+        flags = [f"-DCMAKE_PROJECT_INCLUDE={mesh.sources() / 'inject.cmake'}"]
+        await compile_tree(tree, backend="cpu", targets=_TARGETS, progress=told, flags=flags)
     return MeshBuild(tree.build / "bin")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken, Busy, Closed, EndOfStream, UserError
-from meshd.process.handover import OrderPipe, ReportPipe, file_with, pipe_with
+from meshd.process.handover import DescriptorSender, OrderPipe, ReportPipe, file_with, pipe_with, socket_pair
 from meshd.process.interface import ChildSpec
 
 from tests.process.scenes import Maker, argv, owned, play
@@ -218,3 +218,55 @@ def test_orders_to_a_child_that_does_not_read_are_an_error_and_never_wait() -> N
     with pytest.raises(Broken, match="does not accept orders"):
         orders.say("anybody?")
     orders.close()
+
+
+TAKE = """import os, socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as come, open(int(sys.argv[2]), "w") as reports:
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(come, 8, 4)
+        if not data:
+            break
+        told = "".join(os.read(one, 100).decode() for one in descriptors)
+        print(data.hex(), told or "alone", file=reports, flush=True)
+    print("the end", file=reports)
+"""
+
+
+def test_descriptors_reach_the_child_with_their_numbers_and_end(tmp_path: Path) -> None:
+    async def scene() -> None:
+        sender = DescriptorSender()
+        with ReportPipe() as reports:
+            ends = (sender.child_end, reports.child_end)
+            command = (sys.executable, "-S", "-c", TAKE, *map(str, ends))
+            spec = ChildSpec(name="told", argv=command, log=tmp_path / "told.log", hand_over=ends)
+            async with owned(spec) as child:
+                await child.ensure_ready()
+                descriptor = pipe_with(b"hello")
+                sender.send(1, 3, descriptor)
+                assert await reports.line() == "0100000003000000 hello"
+                os.close(descriptor)  # it is still ours
+                sender.send(2, 0)
+                assert await reports.line() == "0200000000000000 alone"
+                sender.close()
+                sender.close()
+                assert await reports.line() == "the end"
+                with pytest.raises(Closed):
+                    sender.send(2, 0)
+
+    play(scene)
+
+
+def test_descriptors_for_a_child_that_is_gone_are_an_error() -> None:
+    sender = DescriptorSender()
+    os.close(sender.child_end)
+    with pytest.raises(Broken, match="takes no descriptors"):
+        sender.send(2, 0)
+    sender.close()
+
+
+def test_a_socket_pair_is_ours_and_a_childs() -> None:
+    ours, theirs = socket_pair()
+    with ours, os.fdopen(theirs, "rb", buffering=0) as end:
+        assert not os.get_inheritable(theirs)
+        ours.send(b"x")
+        assert end.read(1) == b"x"

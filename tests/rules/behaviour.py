@@ -45,6 +45,7 @@ OWN_WORK = frozenset(
         ("meshd/role/head/llama_server.py", "llama-server report"),
         # a part of a lease, which ends as a whole (the handler of its stream is inside the boundary)
         ("meshd/role/worker/cycle.py", "neighbour"),
+        ("meshd/role/worker/cycle.py", "neighbours"),
         ("meshd/relay/stun.py", "relay stun"),  # closes its sockets at the end
     }
 )

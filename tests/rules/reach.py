@@ -166,7 +166,7 @@ OF_NO_PEER = frozenset(
         ("meshd/link/relayed/relay_client.py", "relay_connected"),
         ("meshd/link/relayed/relay_client.py", "relay_lost"),
         # a tensor that the head of this lease asked for; the line before it names the head
-        ("meshd/role/worker/rpc_server.py", "weight_missed"),
+        ("meshd/role/worker/lent_server.py", "weight_missed"),
     }
 )
 

@@ -25,17 +25,19 @@ from meshd.peer.stream import MeshStream
 from meshd.portmap.interface import HomeRouter
 from meshd.portmap.pcp import PcpRouter
 from meshd.process.child import OwnedChild
-from meshd.process.handover import OrderPipe, ReportPipe
+from meshd.process.handover import DescriptorSender, OrderPipe, ReportPipe
 from meshd.process.interface import Child
 from meshd.process.ready import LineSeen
 from meshd.rendezvous.book import AddressBook
 from meshd.role.head.cycle import Serve
 from meshd.role.head.stock_weights import OpenNamedWeights
-from meshd.role.interface import LineProbe, Orders, Report, RunningRole, Tunnel
+from meshd.role.interface import DescriptorSocket, LineProbe, Orders, Report, RunningRole, Tunnel
 from meshd.role.worker.cycle import Worker
 from meshd.role.worker.stock_weights import OpenWeights
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.head_timeouts import HeadEnd
+from meshd.rpc.mesh_head_view import MeshHeadView
+from meshd.rpc.mesh_push_firewall import MeshPushFilter
 from meshd.rpc.pending_work import Owed
 from meshd.store import content_store as content_store_module
 from meshd.store import lease_cache as store_lease_cache
@@ -43,6 +45,7 @@ from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.interface import Flow, Inspector, LocalWeights, NamedWeights, Watched
+from meshd.tunnel.joined import JoinedTunnel
 
 from tests.rules.source import dotted, last_part, sources
 
@@ -84,6 +87,22 @@ def report(one: ReportPipe) -> Report:
 
 
 def orders(one: OrderPipe) -> Orders:
+    return one
+
+
+def descriptor_socket(one: DescriptorSender) -> DescriptorSocket:
+    return one
+
+
+def joined_tunnel(one: JoinedTunnel) -> Tunnel:
+    return one
+
+
+def mesh_head_view(one: MeshHeadView) -> Watched:
+    return one
+
+
+def mesh_push_filter(one: MeshPushFilter) -> Watched:
     return one
 
 
@@ -166,6 +185,10 @@ FITS: tuple[Callable[..., object], ...] = (
     tunnel,
     report,
     orders,
+    descriptor_socket,
+    joined_tunnel,
+    mesh_head_view,
+    mesh_push_filter,
     line_probe,
     weights,
     worker_role,
@@ -184,7 +207,7 @@ FITS: tuple[Callable[..., object], ...] = (
     lease_cache,
     content_store,
 )
-FUNCTIONS = {"ConnectThrough"}  # what daemon/role_runtime.py hands over
+FUNCTIONS = {"ConnectThrough", "Join"}  # what daemon/role_runtime.py hands over
 
 
 def test_every_protocol_of_an_interface_is_spoken_for() -> None:

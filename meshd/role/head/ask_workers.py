@@ -105,6 +105,7 @@ def acquire_for(
         native_pin=version.pin,
         native_patches=version.patches,
         operations=operations,
+        protocol=version.protocol,
     )
 
 

@@ -11,6 +11,7 @@ from meshd.base.peer_limits import PROGRESS_SHOWN
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream
+from meshd.role.head.mesh_end import MeshEnd
 from meshd.role.interface import Tunnel, TunnelClient, TunnelRequest, Tunnels
 from meshd.rpc.head_timeouts import HeadPatience
 from meshd.wire.lease import (
@@ -19,6 +20,7 @@ from meshd.wire.lease import (
     Acquire,
     Admit,
     Grant,
+    Introduced,
     LeaseMessage,
     Loaded,
     Lost,
@@ -29,7 +31,7 @@ from meshd.wire.lease import (
     WorkerOffer,
     decode,
 )
-from meshd.wire.native import NativeVersion, difference
+from meshd.wire.native import NativeVersion, difference, other_protocol
 
 PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own
 ANSWER_SECONDS = 30.0  # without a word of progress
@@ -63,8 +65,11 @@ class LeaseClient:
         client: TunnelClient,
         patience: HeadPatience,
         on_progress: Callable[[str], None],
+        mesh_end: MeshEnd | None = None,
     ) -> None:
-        """`client`: our llama-server, as the tunnel to this worker knows it."""
+        """`client`: our llama-server, as the tunnel to this worker knows it; `mesh_end`: what it
+        inherits for that, where it has loaded our module.
+        """
         self._mesh = mesh
         self._tunnels = tunnels
         self._messages: MessageStream | None = None
@@ -81,6 +86,9 @@ class LeaseClient:
         self._compressed = 0
         self._introduced: set[int] = set()
         self.client = client
+        self.mesh_end = mesh_end
+        self.devices = 0  # of which a part is reserved
+        self.place = 0  # in the list of workers that llama-server gets
 
     @property
     def sent_bytes(self) -> int:
@@ -95,16 +103,20 @@ class LeaseClient:
         answer = await self._answer(OFFER_SECONDS)
         if not isinstance(answer, WorkerOffer):
             raise RemoteProtocolError("lease: expected `offer`", code="lease")
+        if (other := other_protocol(acquire.protocol, answer.protocol)) is not None:
+            raise Refused(f"{self.name} {other.what}", code="native_protocol", hint=other.hint)
         self.offer = answer
         return answer
 
-    async def reserve(self, bytes_per_device: tuple[int, ...]) -> None:
-        """Take a part of the offer. Raises Broken.
+    async def reserve(self, bytes_per_device: tuple[int, ...], place: int = 0) -> None:
+        """Take a part of the offer, as the worker at this place. Raises MeshdError.
 
         The tunnel is there at once where the worker has told the lease's id: what goes through it waits there
         for the rpc-server.
         """
         assert self._messages is not None and self.offer is not None
+        self.place = place
+        self.devices = sum(count > 0 for count in bytes_per_device)
         await self._messages.send(Reserve(bytes_per_device).encode())
         if self.offer.lease_id:
             self._open_tunnel(self.offer.lease_id, self.offer.compressed)
@@ -129,11 +141,14 @@ class LeaseClient:
                 client=self._client_here(),
                 on_broken=self._tunnel_broken,
                 compressed=compressed,
-                watch=self.patience.connection,
+                watch=self.patience.connection if self.mesh_end is None else self.mesh_end.watch,
+                endpoint=str(self.place),
             )
         )
 
     def _client_here(self) -> TunnelClient:
+        if self.mesh_end is not None:
+            return replace(self.client, joined=self.mesh_end.open(str(self.place)))
         if self.client.saved is None or self.offer is None:
             return self.client
         plain = all(device.name == PLAIN_DEVICE for device in self.offer.devices)
@@ -149,14 +164,22 @@ class LeaseClient:
         """Whether it knows how to send to another worker, and to take from one."""
         return self.offer is not None and self.offer.push
 
+    def has_neighbour(self, other: "LeaseClient") -> bool:
+        """Its mesh-server has a connection with that one's, as it has told llama-server."""
+        return self.mesh_end is not None and other.place in self.mesh_end.neighbours
+
     @property
     def endpoint(self) -> str:
         """As llama-server names it; empty before the lease."""
         return self.tunnel.endpoint if self.tunnel is not None else ""
 
-    async def admit(self, peer: PeerId) -> None:
-        """Another worker of ours may push to its rpc-server."""
-        await self._tell(Admit(peer.raw))
+    async def admit(self, other: "LeaseClient") -> None:
+        """Another worker of ours may push to its server."""
+        await self._tell(Admit(other.peer.raw, None if self.mesh_end is None else other.place))
+
+    async def say_introduced(self) -> None:
+        """It knows all its neighbours now: a mesh-server waits for that."""
+        await self._tell(Introduced())
 
     async def introduce(self, number: int, other: "LeaseClient") -> None:
         """Its rpc-server may push to that of another worker of ours, by this number.
@@ -203,6 +226,8 @@ class LeaseClient:
         """Give the lease back: the worker ends its rpc-server."""
         if self.tunnel is not None:
             self.tunnel.close()
+        if self.mesh_end is not None:
+            self.mesh_end.close()
         if self._messages is not None:
             self._messages.stream.write_eof()
             self._messages = None

@@ -1,7 +1,8 @@
 """The llama-server of one life of a model: its command line, its descriptors, its reports, its end."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base import log
@@ -13,16 +14,21 @@ from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, 
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.load_report import WeightsReport
+from meshd.role.head.mesh_end import MeshEnd
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.run_input import ServedModel
+from meshd.role.head.split_plan import renamed
 from meshd.role.head.stock_weights import OpenNamedWeights
-from meshd.role.interface import NativeBuild, Processes, Report, RolePaths
+from meshd.role.interface import MeshPrograms, NativeBuild, Processes, Report, RolePaths, TunnelClient
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
+from meshd.rpc.protocol import SECRET_BYTES
 from meshd.tunnel.interface import SavedWeights
 
 LOST = "lost "  # a line of the report: the connection to this endpoint is lost for good, and why
 LOG = log.get("serve")
+MESH_DEVICE = "MESH"  # what our module calls devices, before their number
+REPORT_SECONDS = 1.0  # for the last lines of a process that has ended
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 
 
@@ -59,6 +65,8 @@ class LlamaServer:
         self._outgoing = Outgoing()
         self._pipe: Report | None = None
         self._weights: OpenNamedWeights | None = None
+        self._digests: dict[bytes, str] = {}  # names of tensors, once a mesh_end was made
+        self._reported = asyncio.Event()  # no line comes any more
         self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
 
@@ -72,15 +80,32 @@ class LlamaServer:
         """It has lost a worker, as it reported."""
         return self._lost.result() if self._lost.done() else None
 
-    def saved(self) -> SavedWeights | None:
-        """For a stock program: what its tunnels compare with, until `close`. Raises MeshdError."""
+    def client(self, random: Callable[[int], bytes]) -> TunnelClient:
+        """It as one tunnel to a worker knows it. Raises MeshdError."""
         if self._native.patched:
-            return None
-        try:
-            self._weights = OpenNamedWeights(self._model.index, self._model.file)
-        except OSError as error:
-            raise MeshdError(f"the model file cannot be opened: {error.strerror}") from None
+            return TunnelClient(secret=random(SECRET_BYTES))
+        if self._native.mesh is not None:
+            return TunnelClient()
+        return TunnelClient(owner_pid=self._pid, saved=self._saved())
+
+    def _pid(self) -> int | None:
+        return self.status.pid if self.status is not None else None
+
+    def _saved(self) -> SavedWeights:
+        """What the tunnels of a stock program compare with, until `close`."""
+        if self._weights is None:
+            try:
+                self._weights = OpenNamedWeights(self._model.index, self._model.file)
+            except OSError as error:
+                raise MeshdError(f"the model file cannot be opened: {error.strerror}") from None
         return SavedWeights(self._weights, self.report.placed)
+
+    def mesh_end(self) -> MeshEnd | None:
+        """What one that loads our module inherits for one worker; None for any other."""
+        if self._native.mesh is None:
+            return None
+        self._digests = self._digests or {one.digest: one.name for one in self._model.index.tensors}
+        return MeshEnd(self._processes.socket_pair, weights=self._digests, report=self.report)
 
     def start(self, plan: Plan, leases: Sequence[LeaseClient], owner: Owner) -> None:
         """Begin to run it in tasks of `owner`. Raises MeshdError."""
@@ -96,8 +121,9 @@ class LlamaServer:
         owner.start(self._read_report(pipe), name="llama-server report")
 
     def _spec(self, plan: Plan, leases: Sequence[LeaseClient], pipe: Report) -> ChildSpec:
+        if self._native.mesh is not None:
+            return self._mesh_spec(self._native.mesh, plan, leases, pipe)
         model, options = self._model, self._model.options
-        rest = read_llama_args(options.llama_args).rest
         tunnels = [(lease.tunnel.endpoint, lease.client.secret) for lease in leases if lease.tunnel]
         secrets = {endpoint: secret for endpoint, secret in tunnels if secret}
         weights = secrets_end = peers = -1
@@ -106,14 +132,46 @@ class LlamaServer:
             secrets_end = self._outgoing.add(self._processes.hand_over(command_lines.secrets_text(secrets)))
             if routes := self._push_plan.text():
                 peers = self._outgoing.add(self._processes.hand_over(routes))
+        endpoints = [endpoint for endpoint, _ in tunnels]
+        endpoints += [server.endpoint for server in model.plain_rpc]
+        environment = command_lines.head_environment(
+            weights=weights,
+            secrets=secrets_end,
+            peers=peers,
+            report=pipe.child_end,
+            sockets=str(self._paths.sockets),
+            activations=options.activations,
+        )
+        return self._child_spec(plan, endpoints, environment, redact=[one.hex() for one in secrets.values()])
+
+    def _mesh_spec(
+        self, mesh: MeshPrograms, plan: Plan, leases: Sequence[LeaseClient], pipe: Report
+    ) -> ChildSpec:
+        """It loads our module, which finds a connection with each worker."""
+        ends = [self._outgoing.add(lease.mesh_end.give()) for lease in leases if lease.mesh_end is not None]
+        environment = command_lines.mesh_head_environment(
+            module=str(mesh.module),
+            sockets=ends,
+            devices=[lease.devices for lease in leases],
+            weights=self._outgoing.add(self._processes.hand_over(encode_index(self._model.index))),
+            report=pipe.child_end,
+        )
+        return self._child_spec(renamed(plan, MESH_DEVICE), (), environment)
+
+    def _child_spec(
+        self,
+        plan: Plan,
+        endpoints: Sequence[str],
+        environment: Mapping[str, str],
+        redact: Sequence[str] = (),
+    ) -> ChildSpec:
+        model, options = self._model, self._model.options
+        rest = read_llama_args(options.llama_args).rest
         head = command_lines.Head(
             model=str(model.file.paths[0]),
             socket=str(model.socket),
             alias=model.alias,
-            endpoints=(
-                *(endpoint for endpoint, _ in tunnels),
-                *(server.endpoint for server in model.plain_rpc),
-            ),
+            endpoints=tuple(endpoints),
             plan=command_lines.without_overridden(plan.arguments, rest),
             load_mode=options.load_mode,
             llama_args=rest,
@@ -123,17 +181,10 @@ class LlamaServer:
             argv=command_lines.llama_server(str(self._native.llama_server), head),
             log=self._paths.logs / "llama-server.log",
             probe=self._processes.http_ready(model.socket),
-            env=command_lines.head_environment(
-                weights=weights,
-                secrets=secrets_end,
-                peers=peers,
-                report=pipe.child_end,
-                sockets=str(self._paths.sockets),
-                activations=options.activations,
-            ),
+            env=environment,
             hand_over=self._outgoing.give(),
             ready_timeout=None,
-            redact=tuple(secret.hex() for secret in secrets.values()),
+            redact=tuple(redact),
         )
 
     async def until_ready(self) -> Over | None:
@@ -151,7 +202,14 @@ class LlamaServer:
             ended = owner.start(self._until_ended(), name="llama-server end")
             await asyncio.wait([ended, self._lost], return_when=asyncio.FIRST_COMPLETED)
             owner.cancel()
-        return ended.result() if not ended.cancelled() else self._lost.result()
+        if not ended.cancelled():  # one that loads our module ends itself, right after it has said so
+            await self._read_to_the_end()
+        return self._lost.result() if self._lost.done() else ended.result()
+
+    async def _read_to_the_end(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_SECONDS):
+                await self._reported.wait()
 
     async def _until_ended(self) -> Over:
         assert self._child is not None
@@ -171,7 +229,7 @@ class LlamaServer:
                     name = self.report.names.get(endpoint, endpoint)
                     self._lost.set_result(Over(f"llama-server lost worker {name}: {why}", endpoint=endpoint))
         except (EndOfStream, Closed, Broken):
-            return
+            self._reported.set()
 
     def tell(self) -> None:
         """Into the log, once a load: weights that crossed, and who gets hidden states in f32 all the same."""

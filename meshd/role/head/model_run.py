@@ -35,10 +35,9 @@ from meshd.role.head.split_plan import (
 )
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
-from meshd.role.interface import RoleRuntime, TunnelClient
+from meshd.role.interface import RoleRuntime
 from meshd.rpc.head_timeouts import HeadTimeouts
-from meshd.rpc.protocol import SECRET_BYTES
-from meshd.tunnel.interface import SavedWeights, TunnelStatus
+from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
 
 LOG = log.get("serve")
@@ -66,7 +65,8 @@ class HeadRun:
         self._on_progress = on_progress
         self._on_loaded = on_loaded
         self._leases: list[LeaseClient] = []
-        self._push_plan = PushPlan(allowed=options.push, are_apart=history.backoff.are_apart)
+        mesh = runtime.native.mesh is not None
+        self._push_plan = PushPlan(allowed=options.push, are_apart=history.backoff.are_apart, mesh=mesh)
         self._devices_in_use = DevicesInUse(history.exclusions)
         shape = read_llama_args(options.llama_args).shape(model.layers, tokens=options.ctx_size)
         self._operations = operations(model.file.headers, shape)
@@ -122,7 +122,7 @@ class HeadRun:
                 granted = await reserving.begin(
                     offers, reservations(plan, offers), self._server.report, owner
                 )
-                if self._runtime.native.patched:
+                if self._runtime.native.can_push:
                     await self._push_plan.introduce(plan, self._leases)
                 self._server.start(plan, self._leases, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
@@ -207,7 +207,6 @@ class HeadRun:
         names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
         called = naming.labels(names, [server.endpoint for server in self._model.plain_rpc])
         self._options = replace(options, node_name=called[options.node_id])
-        saved = self._server.saved()
         for worker in workers:
             if (unfit := why_unfit(native.version, worker)) is not None:
                 refusals.append(unfit)
@@ -217,9 +216,10 @@ class HeadRun:
                 self._runtime.tunnels,
                 peer=worker.peer,
                 name=called[str(worker.peer)],
-                client=self._tunnel_client(saved),
+                client=self._server.client(self._runtime.tunnels.random),
                 patience=self._timeouts.patience(worker.peer),
                 on_progress=self._on_progress,
+                mesh_end=self._server.mesh_end(),
             )
             self._leases.append(lease)
 
@@ -232,15 +232,6 @@ class HeadRun:
             excluded = self._devices_in_use.offered(lease.peer, versions[lease.peer], lease.offer)
             offers.append(NodeOffer(lease.name, lease.offer, paths.get(lease.peer), excluded))
         return offers
-
-    def _tunnel_client(self, saved: SavedWeights | None) -> TunnelClient:
-        if self._runtime.native.patched:
-            return TunnelClient(secret=self._runtime.tunnels.random(SECRET_BYTES))
-        return TunnelClient(owner_pid=self._server_pid, saved=saved)
-
-    def _server_pid(self) -> int | None:
-        status = self._server.status
-        return status.pid if status is not None else None
 
     async def _tell_own(self, text: str) -> None:
         self._on_progress(f"{self._options.node_name}: {text}")
@@ -309,7 +300,7 @@ class HeadRun:
         known = self.end.known or (not self.loaded and self._devices_in_use.failed)
         lease = self._lease_at(over.endpoint)
         if not known and lease is not None:
-            others = self._push_plan.others(lease.peer, lease.patience.waited_for)
+            others = self._push_plan.others(lease.peer, lease.patience.waited_for, over.why)
             self.blame.broke(lease.peer, over.why, others)
         elif not known and not self.loaded:
             self.server_died = ServerDied(split_of(plan), over.tail)

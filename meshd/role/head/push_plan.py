@@ -4,6 +4,7 @@ The head introduces those whose layers follow one another, tells llama-server wh
 and hears what came of it: from the worker whether there is a route, from llama-server whether it is used.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,8 @@ from meshd.role.native import command_lines
 
 OFF = "disabled (`--no-push`)"
 WHY_APART = "during this push one of the two ended a lease before, and it is unknown which"
+_NAMED_NEIGHBOUR = re.compile(r"neighbour ([0-9]{1,2})\b")
+UNCONNECTED = "the two have no connection"
 LOG = log.get("serve")
 
 Place = tuple[str, str]  # node and device
@@ -42,9 +45,15 @@ class PushPlan:
     `introduce` once all leases are there; then `text` for llama-server, and `line` for what it reports.
     """
 
-    def __init__(self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool]) -> None:
-        """`allowed`: the user wants it, and llama-server knows how. `are_apart`: these two may not."""
+    def __init__(
+        self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool], mesh: bool = False
+    ) -> None:
+        """`allowed`: the user wants it, and llama-server knows how. `are_apart`: these two may not.
+
+        `mesh`: their servers speak the mesh protocol.
+        """
         self._allowed = allowed
+        self._mesh = mesh
         self._are_apart = are_apart
         self._routes: dict[Place, PushRoute] = {}  # by where they lead
         self._no_push_reasons: dict[Place, str] = {}
@@ -68,11 +77,16 @@ class PushPlan:
                 self._no_push_reasons[place] = WHY_APART
             else:
                 self._routes[place] = PushRoute(source, target, numbers[target.name])
+        await self._tell_workers(leases)
+
+    async def _tell_workers(self, leases: Sequence[LeaseClient]) -> None:
         routes = {route.ends: route for route in self._routes.values()}.values()
         for route in routes:
-            await route.target.admit(route.source.peer)
+            await route.target.admit(route.source)
         for route in routes:
             await route.source.introduce(route.number, route.target)
+        for lease in leases if self._mesh else ():
+            await lease.say_introduced()
 
     def text(self) -> bytes:
         """For GGML_RPC_PEERS_FD; empty when no worker can push to another."""
@@ -87,16 +101,24 @@ class PushPlan:
             case ["push", source, target, "no", *why]:
                 self._reported[source, target] = False, " ".join(why)
 
-    def others(self, peer: PeerId, waited_for: PeerId | None) -> tuple[PeerId, ...]:
-        """Who may have made its rpc-server end the connection: the one whose tensor it waited for, or else
-        each that it pushes to or takes from, as far as is known.
+    def others(self, peer: PeerId, waited_for: PeerId | None, why: str = "") -> tuple[PeerId, ...]:
+        """Who may have made its server end the connection: the one whose tensor it waited for, or else each
+        that it pushes to or takes from, as far as is known. A mesh-server's `why` names the neighbour.
         """
+        named = _NAMED_NEIGHBOUR.search(why) if self._mesh else None
         found = []
         for route in self._routes.values():
-            ends = (route.source.peer, route.target.peer)
-            if peer in ends and self._reported.get(route.ends, (True, ""))[0]:
-                found.append(ends[1] if ends[0] == peer else ends[0])
+            ends = (route.source, route.target)
+            if peer not in (ends[0].peer, ends[1].peer) or not self._may_push(route):
+                continue
+            other = ends[1] if ends[0].peer == peer else ends[0]
+            if not self._mesh or (named is not None and int(named[1]) == other.place):
+                found.append(other.peer)
         return (waited_for,) if waited_for in found else tuple(dict.fromkeys(found))
+
+    def _may_push(self, route: PushRoute) -> bool:
+        """As far as is known."""
+        return self._result(route)[0] if self._mesh else self._reported.get(route.ends, (True, ""))[0]
 
     def parts(self, split: Sequence[SplitPart]) -> tuple[SplitPart, ...]:
         """The split as it is now, with how each part gets its activations."""
@@ -113,6 +135,9 @@ class PushPlan:
 
     def _result(self, route: PushRoute) -> tuple[bool, str]:
         """What llama-server found; why there is no route the worker knows better."""
+        if self._mesh:
+            pushed = route.source.has_neighbour(route.target) and route.target.has_neighbour(route.source)
+            return pushed, "" if pushed else route.source.unreached.get(route.number) or UNCONNECTED
         pushed, why = self._reported.get(route.ends, (False, "llama-server did not report it"))
         unreached: Mapping[int, str] = route.source.unreached
         return pushed, "" if pushed else unreached.get(route.number) or why

@@ -50,11 +50,11 @@ class Reserving:
     ) -> asyncio.Task[None]:
         """Returns when there is a tunnel to each worker; the task when all have granted, or one has refused.
 
-        Tunnels and leases live in tasks of `owner`; `report` learns whose tunnels they are. Raises Broken.
+        Tunnels and leases live in tasks of `owner`; `report` learns whose they are. Raises MeshdError.
         """
         if self._leases:
             names = ", ".join(lease.name for lease in self._leases)
-            self._on_progress(f"starting the rpc-server of {names}")
+            self._on_progress(f"starting the server of {names}")
         await self._reserve(offers, wanted)
         granted = owner.start(self._until_granted(owner), name="grants")
         if any(lease.tunnel is None for lease in self._leases):  # an old worker tells the id then
@@ -67,11 +67,11 @@ class Reserving:
         return granted
 
     async def _reserve(self, offers: Sequence[NodeOffer], wanted: Sequence[tuple[int, ...]]) -> None:
-        """Say to all what is wanted of each, and wait for no answer. Raises Broken."""
-        for lease, item, counts in zip(self._leases, offers, wanted, strict=True):
+        """Say to all what is wanted of each, and wait for no answer. Raises MeshdError."""
+        for place, (lease, item, counts) in enumerate(zip(self._leases, offers, wanted, strict=True)):
             self._devices_in_use.uses(lease.peer, item.offer.devices, counts)
             try:
-                await lease.reserve(counts)
+                await lease.reserve(counts, place)
             except MeshdError as error:
                 self._blame.failed[lease.peer] = error.what
                 raise

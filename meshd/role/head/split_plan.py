@@ -211,6 +211,20 @@ def without_idle(plan: Plan, offers: Sequence[NodeOffer]) -> tuple[Plan, list[No
     )
 
 
+def renamed(plan: Plan, prefix: str) -> Plan:
+    """The plan where `RPC<i>` is called otherwise."""
+
+    def name_of(name: str) -> str:
+        number = name.removeprefix("RPC")
+        return f"{prefix}{number}" if name != number and number.isdigit() else name
+
+    return replace(
+        plan,
+        shares=tuple(replace(share, llama_name=name_of(share.llama_name)) for share in plan.shares),
+        devices=tuple(name_of(name) for name in plan.devices),
+    )
+
+
 def _moved(name: str, renamed: dict[str, str], offers: int, gone: int) -> str:
     number = name.removeprefix("RPC")
     if name in renamed or not name.startswith("RPC") or not number.isdigit():

@@ -46,6 +46,34 @@ def stock_rpc_server(program: str, *, devices: Sequence[str], threads: int | Non
     return [program, *_threads(threads), *place, "--device", ",".join(devices)]
 
 
+@dataclass(frozen=True, slots=True)
+class MeshDescriptors:
+    """Inherited descriptors of a mesh-server; `weights` may be -1 for none (docs/native-backend.md)."""
+
+    head: int
+    weights: int
+    neighbours: int
+    report: int
+
+
+def mesh_server(
+    program: str,
+    *,
+    devices: Sequence[str],
+    threads: int,
+    memory: Sequence[int],
+    descriptors: MeshDescriptors,
+) -> list[str]:
+    """`memory` has bytes for each of `devices`."""
+    argv = [program, "--fd", str(descriptors.head), "--threads", str(threads)]
+    for device in devices:
+        argv += ["--device", device]
+    argv += ["--memory", ",".join(str(count) for count in memory)]
+    if descriptors.weights >= 0:
+        argv += ["--weights-fd", str(descriptors.weights)]
+    return [*argv, "--neighbours-fd", str(descriptors.neighbours), "--report-fd", str(descriptors.report)]
+
+
 def _threads(count: int | None) -> tuple[str, ...]:
     return () if count is None else ("--threads", str(count))
 
@@ -123,6 +151,24 @@ def head_environment(
     }
     fixed = CALM_THREADS | LARGE_PAGES | {"GGML_RPC_ACTIVATIONS": activations, SOCKETS: sockets}
     return fixed | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
+
+
+def mesh_head_environment(
+    *, module: str, sockets: Sequence[int], devices: Sequence[int], weights: int, report: int
+) -> Mapping[str, str]:
+    """For a llama-server that loads our module: descriptors, `sockets` in the order of the workers.
+
+    `devices`: how many each of those is to have; one that claims others is lost.
+    """
+    return {
+        **CALM_THREADS,
+        **LARGE_PAGES,
+        "GGML_BACKEND_PATH": module,
+        "GGML_MESH_FDS": ",".join(map(str, sockets)),
+        "GGML_MESH_DEVICES": ",".join(map(str, devices)),
+        "GGML_MESH_WEIGHTS_FD": str(weights),
+        "GGML_MESH_REPORT_FD": str(report),
+    }
 
 
 def neighbour_reached(number: int, endpoint: str, secret: bytes) -> str:

@@ -1,6 +1,6 @@
-"""The worker: lends devices to heads, one rpc-server process for each lease.
+"""The worker: lends devices to heads, one rpc-server or mesh-server process for each lease.
 
-A lease is asked for over a stream of service `lease` and lives as long as that stream; the head's RPC
+A lease is asked for over a stream of service `lease` and lives as long as that stream; the head's
 connections come as streams of service `rpc` that name the lease. When the head is gone the process is
 ended, so its memory is back for certain.
 """
@@ -34,8 +34,9 @@ from meshd.role.native.devices import pick
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import KnownFiles
 from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
-from meshd.role.worker.rpc_server import AgreedLease, RpcServer, has_crashed
+from meshd.role.worker.lent_server import AgreedLease, LentServer, has_crashed
 from meshd.role.worker.rpc_streams import NO_USE, Lending, LentStreams
+from meshd.role.worker.server_choice import make_server
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
@@ -44,6 +45,7 @@ from meshd.wire.lease import (
     Acquire,
     Admit,
     Grant,
+    Introduced,
     LeaseMessage,
     Loaded,
     Lost,
@@ -54,6 +56,7 @@ from meshd.wire.lease import (
     WorkerOffer,
     decode,
 )
+from meshd.wire.native import other_protocol
 
 UNKNOWN_PIN = "unknown"
 _ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not hold an offer open
@@ -104,8 +107,8 @@ class Worker:
         self._listing = Listing(native, run_to_end, paths, machine=options.machine)
         self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
         self._ledger = Ledger(limit=options.memory)
-        self._running: dict[bytes, RpcServer] = {}
-        self._streams = LentStreams(runtime.mesh, runtime.tunnels.connect_through)
+        self._running: dict[bytes, LentServer] = {}
+        self._streams = LentStreams(runtime.mesh)
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         runtime.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
@@ -206,10 +209,11 @@ class Worker:
             devices,
             has_model=weights is not None and weights.has_model,
             machine=self._options.machine,
-            push=self._runtime.native.patched,
+            push=self._runtime.native.can_push,
             unfit=unfit if any(unfit) else (),
             lease_id=lease_id,
             compressed=self._runtime.tunnels.compressed,
+            protocol=self._runtime.native.version.protocol,
         )
         await messages.send(offer.encode())
         reserve = await _within(messages)
@@ -230,6 +234,9 @@ class Worker:
 
     def _check_version(self, acquire: Acquire) -> None:
         mine = self._runtime.native.version
+        if (other := other_protocol(mine.protocol, acquire.protocol)) is not None:
+            what = f"the head speaks the native protocol `{acquire.protocol}`, this worker `{mine.protocol}`"
+            raise Refused(what, code="native_protocol", hint=other.hint)
         # a build that the user named has no pin: then the RPC protocol's own HELLO has to find out
         if UNKNOWN_PIN not in (acquire.native_pin, mine.pin) and acquire.native_pin != mine.pin:
             raise Refused(
@@ -244,13 +251,13 @@ class Worker:
         lease = agreed.lease
         number = self._logs.popleft()  # there is one for each lease: none is shared with a live one
         try:
-            server = RpcServer(
+            server = make_server(
                 self._runtime,
                 agreed,
                 messages=messages,
                 threads=self._options.threads,
                 outgoing=outgoing,
-                log_path=self._runtime.paths.logs / f"rpc-server-{number}.log",
+                log_number=number,
                 sharers=partial(self._sharers, lease),
             )
             lending.server = server
@@ -266,23 +273,25 @@ class Worker:
 
     def _sharers(self, lease: Lease) -> int:
         """How many other leases have work now on a device of this one."""
-        busy = [server.lease for server in self._running.values() if server.watch.is_at_work]
+        busy = [server.lease for server in self._running.values() if server.is_at_work]
         return sum(one is not lease and not one.memory.keys().isdisjoint(lease.memory) for one in busy)
 
-    async def _lend(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
+    async def _lend(self, messages: MessageStream, server: LentServer, lending: Lending) -> None:
         """From the start of its process to the end of the lease, by either side."""
         try:
             async with Owner() as owner:
-                owner.start(server.child.serve(), name="rpc-server")
-                owner.start(server.read_report(self._count_loaded(server.lease)), name="rpc-server report")
+                owner.start(server.child.serve(), name=server.name)
+                owner.start(
+                    server.read_report(self._count_loaded(server.lease)), name=f"{server.name} report"
+                )
                 released = owner.start(self._until_released(messages, server, owner), name="lease release")
-                ended = owner.start(self._serve_head(messages, server, lending), name="rpc-server end")
+                ended = owner.start(self._serve_head(messages, server, lending), name=f"{server.name} end")
                 await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
                 owner.cancel()
         except ExceptionGroup as group:
             raise first_error(group) from None
 
-    async def _serve_head(self, messages: MessageStream, server: RpcServer, lending: Lending) -> None:
+    async def _serve_head(self, messages: MessageStream, server: LentServer, lending: Lending) -> None:
         lease = server.lease
         await server.until_ready(_progress_to(messages))
         self._running[lease.lease_id] = server
@@ -299,7 +308,7 @@ class Worker:
 
         return loaded
 
-    async def _until_released(self, messages: MessageStream, server: RpcServer, owner: Owner) -> None:
+    async def _until_released(self, messages: MessageStream, server: LentServer, owner: Owner) -> None:
         lease, neighbours = server.lease, server.neighbours
         try:
             while True:
@@ -307,11 +316,14 @@ class Worker:
                     case Loaded():
                         server.model_loaded()
                         self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
-                    case Admit(peer=peer) if neighbours is not None:
-                        neighbours.admit(peer)
+                    case Admit() as admitted if neighbours is not None:
+                        neighbours.admit(admitted)
                     case Neighbour() as neighbour if neighbours is not None:
                         neighbours.take(neighbour)
                         owner.start(neighbours.keep(neighbour), name=f"neighbour {neighbour.number}")
+                    case Introduced() if neighbours is not None:
+                        neighbours.all_named()
+                        owner.start(neighbours.settle(), name="neighbours")
                     case _:
                         pass
         except (EndOfStream, Broken):

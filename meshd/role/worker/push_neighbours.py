@@ -1,4 +1,4 @@
-"""The neighbours of one lease: who may push to its rpc-server, and to whom it may push.
+"""The neighbours of one lease: who may push to its server, and to whom it may push.
 
 Introduced by the head of the lease, which has leased both. A neighbour is a member of the mesh and the lease
 that it has granted: no address comes from anybody. Whether it takes streams of ours is asked first, by a
@@ -6,8 +6,10 @@ stream that stays open: a session that is made for this is kept for as long as b
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
@@ -24,7 +26,7 @@ from meshd.rpc.hang_detector import Watch
 from meshd.rpc.protocol import PEER_SERVED, SECRET_BYTES
 from meshd.rpc.push_firewall import Vouched
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached
+from meshd.wire.lease import PUSH_SERVICE, Admit, Neighbour, Reached
 
 MAX_NEIGHBOURS = NEIGHBOURS.most
 REACH_SECONDS = 8.0  # until a session with it is there; the head's RPC waits 10 s for the answer
@@ -35,30 +37,50 @@ ASK = "ask"  # in the metadata of a stream: whether others would be taken
 LOG = log.get("worker")
 
 
-class PushNeighbours:
-    """`keep` runs in tasks of the lease. `orders` lead to its rpc-server, `messages` to its head."""
+class PushNeighbours(ABC):
+    """`keep` runs in tasks of the lease. `messages` lead to its head."""
 
-    def __init__(
-        self, mesh: Mesh, tunnels: Tunnels, orders: Orders, messages: MessageStream, watch: Watch
-    ) -> None:
+    def __init__(self, mesh: Mesh, tunnels: Tunnels, messages: MessageStream) -> None:
         self._mesh = mesh
         self._tunnels = tunnels
-        self._watch = watch
-        self._orders = orders
         self._messages = messages
         self._known: set[int] = set()
         self._open: list[Tunnel] = []
         self._admitted: set[PeerId] = set()
         self._over = asyncio.Event()
 
+    # What a protocol has of its own.
+
+    @abstractmethod
+    def open(self, peer: PeerId, neighbour: Neighbour) -> AbstractContextManager[Tunnel]:
+        """A tunnel to it, until the block is left. Raises MeshdError."""
+
+    @abstractmethod
+    def reached(self, number: int, tunnel: Tunnel) -> None:
+        """The server may push through this tunnel, which is served."""
+
+    @abstractmethod
+    def unreachable(self, number: int) -> None:
+        """There is no way to it, or none any more."""
+
+    @abstractmethod
+    def all_named(self) -> None:
+        """The head names no more of them: `settle` is to be run. Raises RemoteProtocolError."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Until it is known of each whether there is a way to it."""
+
+    # What all have.
+
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
         """To neighbours, open now."""
         return [tunnel.status for tunnel in self._open]
 
-    def admit(self, peer: bytes) -> None:
-        """It may push to this lease's rpc-server from now on. Raises RemoteProtocolError."""
-        self._admitted.add(PeerId(peer))
+    def admit(self, admitted: Admit) -> None:
+        """It may push to this lease's server from now on. Raises RemoteProtocolError."""
+        self._admitted.add(PeerId(admitted.peer))
         if len(self._admitted) > MAX_NEIGHBOURS:
             raise RemoteProtocolError(f"lease: more than {MAX_NEIGHBOURS} neighbours", code="lease")
 
@@ -116,54 +138,30 @@ class PushNeighbours:
 
     async def _none(self, peer: PeerId, number: int, why: str) -> None:
         LOG.info("push_no_way", peer=peer.short, why=why)
-        self._order(command_lines.neighbour_unreachable(number))
+        self.unreachable(number)
         await self._messages.send(Reached(number, why).encode())
 
     async def _lead(self, peer: PeerId, neighbour: Neighbour, asked: Stream) -> None:
-        secret = self._tunnels.random(SECRET_BYTES)
-        outward = self._watch.neighbour()
-
-        def broken(error: MeshdError) -> None:
-            LOG.warning("push_broken", peer=peer.short, why=error.what)
-
-        try:
-            tunnel = self._tunnels.open(
-                TunnelRequest(
-                    peer=peer,
-                    service=PUSH_SERVICE,
-                    metadata={"lease": neighbour.lease_id},
-                    client=TunnelClient(secret),
-                    on_broken=broken,
-                    compressed=neighbour.compressed,
-                    always=neighbour.always,
-                    watch=lambda: nullcontext(Vouched(outward)),  # there is one connection
-                    greeting=PEER_SERVED,  # it has taken our question for this lease
-                )
-            )
-        except MeshdError as error:
-            self._watch.close_neighbour(outward)
-            await self._none(peer, neighbour.number, error.what)
-            return
-        self._open.append(tunnel)
-        try:
-            async with Owner() as owner:
-                owner.start(tunnel.serve(), name=f"push {peer.short}")
-                self._order(command_lines.neighbour_reached(neighbour.number, tunnel.endpoint, secret))
-                await self._messages.send(Reached(neighbour.number, "").encode())
-                LOG.info("push_way", peer=peer.short)
-                await _until_ended(asked)
-                owner.cancel()
-        finally:
-            tunnel.close()
-            self._open.remove(tunnel)
-            self._watch.close_neighbour(outward)
-            self._order(command_lines.neighbour_unreachable(neighbour.number))
-
-    def _order(self, line: str) -> None:
-        try:
-            self._orders.say(line)
-        except (Broken, Closed) as error:  # the lease ends with its rpc-server
-            LOG.debug("push_untold", why=error.what)
+        number = neighbour.number
+        with ExitStack() as stack:
+            try:
+                tunnel = stack.enter_context(self.open(peer, neighbour))
+            except MeshdError as error:
+                await self._none(peer, number, error.what)
+                return
+            self._open.append(tunnel)
+            try:
+                async with Owner() as owner:
+                    owner.start(tunnel.serve(), name=f"push {peer.short}")
+                    self.reached(number, tunnel)
+                    await self._messages.send(Reached(number, "").encode())
+                    LOG.info("push_way", peer=peer.short)
+                    await _until_ended(asked)
+                    owner.cancel()
+            finally:
+                tunnel.close()
+                self._open.remove(tunnel)
+                self.unreachable(number)
 
     # The other direction.
 
@@ -180,6 +178,65 @@ class PushNeighbours:
         """The lease is over."""
         self._admitted.clear()
         self._over.set()
+
+
+class RpcNeighbours(PushNeighbours):
+    """Of a patched rpc-server: told where it reaches them by `orders`, and seen by `watch`."""
+
+    def __init__(
+        self, mesh: Mesh, tunnels: Tunnels, messages: MessageStream, orders: Orders, watch: Watch
+    ) -> None:
+        super().__init__(mesh, tunnels, messages)
+        self._orders = orders
+        self._watch = watch
+        self._secrets: dict[int, bytes] = {}
+
+    @contextmanager
+    def open(self, peer: PeerId, neighbour: Neighbour) -> Iterator[Tunnel]:
+        """See PushNeighbours."""
+        secret = self._secrets[neighbour.number] = self._tunnels.random(SECRET_BYTES)
+        outward = self._watch.neighbour()
+        try:
+            yield self._tunnels.open(
+                TunnelRequest(
+                    peer=peer,
+                    service=PUSH_SERVICE,
+                    metadata={"lease": neighbour.lease_id},
+                    client=TunnelClient(secret),
+                    on_broken=partial(push_broken, peer),
+                    compressed=neighbour.compressed,
+                    always=neighbour.always,
+                    watch=lambda: nullcontext(Vouched(outward)),  # there is one connection
+                    greeting=PEER_SERVED,  # it has taken our question for this lease
+                )
+            )
+        finally:
+            self._watch.close_neighbour(outward)
+
+    def reached(self, number: int, tunnel: Tunnel) -> None:
+        """See PushNeighbours."""
+        self._order(command_lines.neighbour_reached(number, tunnel.endpoint, self._secrets[number]))
+
+    def unreachable(self, number: int) -> None:
+        """See PushNeighbours."""
+        self._order(command_lines.neighbour_unreachable(number))
+
+    def all_named(self) -> None:
+        """See PushNeighbours."""
+
+    async def settle(self) -> None:
+        """See PushNeighbours: an rpc-server waits for nothing."""
+
+    def _order(self, line: str) -> None:
+        try:
+            self._orders.say(line)
+        except (Broken, Closed) as error:  # the lease ends with its rpc-server
+            LOG.debug("push_untold", why=error.what)
+
+
+def push_broken(peer: PeerId, error: MeshdError) -> None:
+    """For a tunnel to a neighbour."""
+    LOG.warning("push_broken", peer=peer.short, why=error.what)
 
 
 async def _accepted(stream: Stream) -> Stream:

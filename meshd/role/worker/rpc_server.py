@@ -1,57 +1,33 @@
 """The rpc-server of one lease: started for it, ready when it says so, ended with it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from meshd.base import log
-from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.listening_socket import LOOPBACK_HOST
-from meshd.identity.keys import PeerId
+from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
-from meshd.role.head.load_report import count_of
-from meshd.role.interface import Orders, Report, RoleRuntime
+from meshd.role.interface import Orders, RoleRuntime
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
-from meshd.role.worker.known_files import Weights
-from meshd.role.worker.leases import Lease
-from meshd.role.worker.push_neighbours import PushNeighbours
+from meshd.role.worker.lent_server import AgreedLease, LentServer, OnBroken
+from meshd.role.worker.push_neighbours import RpcNeighbours
 from meshd.role.worker.stock_weights import OpenWeights
 from meshd.rpc.firewall import Firewall
-from meshd.rpc.hang_detector import LOOK_SECONDS, Watch
+from meshd.rpc.hang_detector import Watch
 from meshd.rpc.missed_tensors import TensorKeeping
 from meshd.rpc.protocol import SECRET_BYTES
-from meshd.tunnel.interface import Target, TunnelStatus
+from meshd.rpc.push_firewall import PushFilter
+from meshd.tunnel.interface import Target
 
 READY_LINE = r"^  transport +:"  # the last of rpc-server's banner, flushed when it takes connections
-PROGRESS_SECONDS = 2.0
-SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
-CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")  # none of these comes from somebody else
 LOG = log.get("worker")
 
 
-def has_crashed(why: str) -> bool:
-    """Whether an rpc-server that ended so (process/lifecycle.py) did it by a fault of its own."""
-    return any(f" was ended by {name} " in f"{why} " for name in CRASHES)
-
-
-@dataclass(frozen=True, slots=True)
-class AgreedLease:
-    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment.
-
-    `on_cpu`: none of the devices is a GPU.
-    """
-
-    lease: Lease
-    devices: tuple[str, ...]
-    weights: Weights | None
-    on_cpu: bool
-
-
-class RpcServer:
-    """`child` and `read_report` run in tasks of the lease; `close` after them."""
+class RpcServer(LentServer):
+    """Upstream's program with meshd's patches, or as it is."""
 
     def __init__(
         self,
@@ -64,188 +40,159 @@ class RpcServer:
         log_path: Path,
         sharers: Callable[[], int],
     ) -> None:
-        """`outgoing` holds the descriptors of the weights, `messages` lead to the head; `sharers`: how many
-        other leases compute on one of the devices now. Raises MeshdError."""
-        lease, weights, tunnels = agreed.lease, agreed.weights, runtime.tunnels
-        processes = self._processes = runtime.processes
+        """`messages` lead to the head; `sharers`: how many other leases compute on one of the devices now.
+
+        Raises MeshdError, OSError.
+        """
+        super().__init__("rpc-server", runtime.processes, agreed, outgoing=outgoing, log_path=log_path)
+        tunnels = runtime.tunnels
         self._program = str(runtime.native.rpc_server)
+        self._connect_through = tunnels.connect_through
         self._sockets = runtime.paths.sockets
         self._sharers = sharers
-        self._devices = agreed.devices
         self._threads = threads
-        self._weights = weights
-        self._outgoing = outgoing
-        self._log_path = log_path
         self._stock = not runtime.native.patched
         self._secret = b"" if self._stock else tunnels.random(SECRET_BYTES)
         self._peers_secret = b"" if self._stock else tunnels.random(SECRET_BYTES)
         self._orders: Orders | None = None
         self._target: Target = ("", 0)
-        self.lease = lease
         self.watch = Watch(on_cpu=agreed.on_cpu)
-        self.loaded_bytes = 0
         self.open_weights: OpenWeights | None = None  # for a stock server, which cannot read them itself
-        self.missed = 0
-        self.neighbours: PushNeighbours | None = None  # a stock server has none
-        self._report: Report | None = None
         try:
             orders = self._open()
-        except OSError as error:
+        except OSError:
             self.close()
-            raise MeshdError(f"cannot start an rpc-server: {error.strerror}") from None
+            raise
         if orders is not None:
-            self.neighbours = PushNeighbours(runtime.mesh, tunnels, orders, messages, self.watch)
-        if weights is not None and weights.lease_cache is not None:
-            weights.lease_cache.allow(sum(lease.memory.values()))
-        self.child = processes.make_child(self._spec, "rpc-server")
+            self.neighbours = RpcNeighbours(runtime.mesh, tunnels, messages, orders, self.watch)
+        if (lease_cache := agreed.lease_cache) is not None:
+            lease_cache.allow(sum(agreed.memory))
 
     def _open(self) -> Orders | None:
-        """What the child is given. Returns the pipe for orders, None for a stock one. Raises OSError."""
-        if self._stock and self._weights is not None:
-            self.open_weights = self._weights.open()
-        self._report = self._processes.make_report()
-        self._outgoing.add(self._report.child_end)
         if not self._stock:
-            self._orders = self._processes.make_orders()
-            self._outgoing.add(self._orders.child_end)
+            self._orders = self.processes.make_orders()
+            self.outgoing.add(self._orders.child_end)
+        elif self.agreed.weights is not None:
+            self.open_weights = self.agreed.weights.open()
         return self._orders
 
     @property
     def address(self) -> tuple[Target, bytes]:
-        """Where it listens, and the secret that comes first on every connection."""
+        """Where it listens, and the secret that comes first on every connection of its head."""
         return self._target, self._secret
 
     @property
-    def peers_secret(self) -> bytes:
-        """What comes first on a connection of another worker's server."""
-        return self._peers_secret
+    def is_at_work(self) -> bool:
+        """See LentServer."""
+        return self.watch.is_at_work
 
-    def admits(self, peer: PeerId) -> bool:
-        """Whether another worker may push to it: the head has said so."""
-        return self.neighbours is not None and self.neighbours.admits(peer)
+    def model_loaded(self) -> None:
+        """See LentServer."""
+        self.watch.loaded = True
+        super().model_loaded()
 
-    @property
-    def push_tunnels(self) -> Sequence[TunnelStatus]:
-        """To other workers, open now."""
-        return self.neighbours.tunnels if self.neighbours is not None else ()
+    # Its streams.
 
-    def make_firewall(self) -> Firewall:
+    async def serve_head(self, stream: Stream, on_broken: OnBroken) -> None:
+        """See LentServer."""
+        target, secret = self.address
+        owed = self.watch.connection(self._make_firewall())
+        try:
+            await self._connect_through(
+                stream,
+                target,
+                secret=secret,
+                inspector=owed,
+                flow=owed,
+                weights=self.open_weights,
+                on_broken=on_broken,
+            )
+        finally:
+            self.watch.close(owed)
+
+    async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
+        """See LentServer."""
+        await self._connect_through(
+            stream,
+            self._target,
+            secret=self._peers_secret,
+            inspector=PushFilter(self.watch.arrived),
+            flow=None,
+            weights=None,
+            on_broken=on_broken,
+        )
+
+    def _make_firewall(self) -> Firewall:
         """One for each connection."""
-        lease_cache = self._weights.lease_cache if self._weights is not None else None
+        lease_cache = self.agreed.lease_cache
         return Firewall(
-            memory=sum(self.lease.memory.values()) if self._stock else None,
+            memory=sum(self.agreed.memory) if self._stock else None,
             keeping=TensorKeeping(lease_cache) if lease_cache is not None else None,
         )
 
-    def model_loaded(self) -> None:
-        """The head has sent all of its weights, and has a first token."""
-        self.watch.loaded = True
-        if self._weights is not None and self._weights.lease_cache is not None:
-            self._weights.lease_cache.done()
+    # Its process.
 
-    def _spec(self) -> ChildSpec:
+    def spec(self) -> ChildSpec:
+        """See LentServer."""
         self._remove_socket()  # of the start before
         return self._stock_spec() if self._stock else self._patched_spec()
 
     def _stock_spec(self) -> ChildSpec:
-        port = self._processes.free_port()  # it binds it itself, a moment later; its banner stays in a buffer
+        port = self.processes.free_port()  # it binds it itself, a moment later; its banner stays in a buffer
         self._target = LOOPBACK_HOST, port
         return ChildSpec(
-            name="rpc-server",
+            name=self.name,
             argv=command_lines.stock_rpc_server(
-                self._program, devices=self._devices, threads=self._threads, port=port
+                self._program, devices=self.agreed.devices, threads=self._threads, port=port
             ),
-            log=self._log_path,
-            probe=self._processes.port_open(port),
+            log=self.log_path,
+            probe=self.processes.port_open(port),
             env=command_lines.CALM_THREADS,
         )
 
     def _patched_spec(self) -> ChildSpec:
-        processes = self._processes
+        processes = self.processes
         listen, self._target = processes.unix_listener()
-        self._outgoing.add(listen)
-        assert self._report is not None and self._orders is not None
-        weights = -1
-        if self._weights is not None:
-            weights = self._weights.hand_over(processes.hand_over, self._outgoing)
+        self.outgoing.add(listen)
+        assert self._orders is not None
+        weights = self.hand_over_weights()
         ready = processes.line_ready(READY_LINE)
         descriptors = command_lines.Descriptors(
             listen=listen,
-            secret=self._outgoing.add(processes.hand_over(self._secret + self._peers_secret)),
+            secret=self.outgoing.add(processes.hand_over(self._secret + self._peers_secret)),
             weights=weights,
-            report=self._report.child_end,
+            report=self.report.child_end,
             peers=self._orders.child_end,
         )
         return ChildSpec(
-            name="rpc-server",
+            name=self.name,
             argv=command_lines.rpc_server(
                 self._program,
-                devices=self._devices,
+                devices=self.agreed.devices,
                 threads=self._threads,
-                memory=[self.lease.memory[name] for name in self._devices],
+                memory=self.agreed.memory,
                 descriptors=descriptors,
             ),
-            log=self._log_path,
+            log=self.log_path,
             env=command_lines.rpc_server_environment(str(self._sockets)),
             probe=ready,
             on_line=ready.see,
-            hand_over=self._outgoing.give(),
+            hand_over=self.outgoing.give(),
         )
 
-    async def until_ready(self, on_progress: Callable[[str], Awaitable[None]]) -> None:
-        """Raises MeshdError when it cannot start."""
-        while True:
-            try:
-                async with asyncio.timeout(PROGRESS_SECONDS):
-                    return await self.child.ensure_ready()
-            except TimeoutError:
-                await on_progress("starting the rpc-server")
-
-    async def until_ended(self) -> str:
-        """Why it is of no use any more: it ended, or stands still; then it is killed."""
-        status = self.child.status
-        while status.is_up:
-            try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    status = await self.child.wait_changed(status)
-            except TimeoutError:
-                if status.pid is not None and (why := self._why_still(status.pid)):
-                    LOG.warning("rpc_server_killed", peer=self.lease.peer.short, pid=status.pid, why=why)
-                    self.child.kill()
-                    return why
-        return status.reason
-
-    def _why_still(self, pid: int) -> str:
-        if self._processes.is_stopped(pid):
-            return "it is suspended (SIGSTOP), and does not answer"
+    def why_still(self, pid: int) -> str:
+        """See LentServer."""
         now = asyncio.get_running_loop().time()
-        return self.watch.look(now, self._processes.usage(pid), sharers=self._sharers())
+        return self.watch.look(now, self.processes.usage(pid), sharers=self._sharers())
 
-    async def read_report(self, loaded: Callable[[int], None]) -> None:
-        """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""
-        assert self._report is not None
-        while True:
-            try:
-                line = await self._report.line()
-            except (EndOfStream, Closed, Broken):
-                return
-            match line.split(" "):
-                case ["loaded", _count, size] if (count := count_of(size)) is not None:
-                    self.loaded_bytes += count
-                    LOG.info("weights_loaded", peer=self.lease.peer.short, bytes=count)
-                    loaded(self.loaded_bytes)
-                case ["failed", *why]:  # because of a neighbour, and its head's connection with it
-                    LOG.warning("push_failed", peer=self.lease.peer.short, why=" ".join(why))
-                case ["miss", reason, *name]:
-                    self.missed += 1
-                    if self.missed <= SHOWN_MISSES:
-                        LOG.warning("weight_missed", tensor=" ".join(name), why=reason)
+    def failed(self, why: str) -> None:
+        """Because of a neighbour: its head's connection with it ends, and it goes on."""
+        LOG.warning("push_failed", peer=self.lease.peer.short, why=why)
 
     def close(self) -> None:
-        """The child has ended before."""
-        if self.neighbours is not None:
-            self.neighbours.close()
-        for held in (self._report, self._orders, self.open_weights):
+        """See LentServer."""
+        super().close()
+        for held in (self._orders, self.open_weights):
             if held is not None:
                 held.close()
         self._remove_socket()

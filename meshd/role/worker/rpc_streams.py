@@ -1,4 +1,4 @@
-"""Streams to the rpc-servers that a worker lends: of their heads, and of other workers of the same heads."""
+"""Streams to the servers that a worker lends: of their heads, and of other workers of the same heads."""
 
 import asyncio
 from collections import Counter, deque
@@ -13,10 +13,8 @@ from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
 from meshd.peer.interface import Mesh, MetadataValue, Stream
-from meshd.role.interface import ConnectThrough
+from meshd.role.worker.lent_server import LentServer
 from meshd.role.worker.push_neighbours import ASK
-from meshd.role.worker.rpc_server import RpcServer
-from meshd.rpc.push_firewall import PushFilter
 from meshd.wire.lease import PUSH_SERVICE, RPC_SERVICE
 
 SHOWN_REFUSED = 3  # requests that broke the rules, in status; the log has all
@@ -30,7 +28,7 @@ class Lending:
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
-        self.server: RpcServer | None = None  # once the head has reserved
+        self.server: LentServer | None = None  # once the head has reserved
         self.lent = Slots(LENT)  # streams of its head
         self.pushed = Slots(PUSHED, PUSHED_OF_PEER)  # those of other workers
         self._is_up = False
@@ -51,8 +49,8 @@ class Lending:
         """Whether its rpc-server is still to come."""
         return not self._settled.is_set()
 
-    async def until_up(self) -> RpcServer:
-        """Its rpc-server. Raises Broken when there is none, or none any more."""
+    async def until_up(self) -> LentServer:
+        """Its server. Raises Broken when there is none, or none any more."""
         await self._settled.wait()
         if self.server is None or not self._is_up:
             raise Broken("the lease has ended")
@@ -62,8 +60,7 @@ class Lending:
 class LentStreams:
     """Serves both services."""
 
-    def __init__(self, mesh: Mesh, connect_through: ConnectThrough) -> None:
-        self._connect_through = connect_through
+    def __init__(self, mesh: Mesh) -> None:
         self._lendings: dict[bytes, Lending] = {}
         self._waiting: Counter[PeerId] = Counter()
         self._refused: deque[tuple[str, str]] = deque(maxlen=SHOWN_REFUSED)
@@ -116,7 +113,7 @@ class LentStreams:
         lease_id = metadata.get("lease")
         return self._lendings.get(lease_id) if isinstance(lease_id, bytes) else None
 
-    async def _up(self, lending: Lending, peer: PeerId) -> RpcServer:
+    async def _up(self, lending: Lending, peer: PeerId) -> LentServer:
         """Few streams of one member wait, whatever it has leased. Raises Refused, Broken."""
         if not lending.must_wait:
             return await lending.until_up()
@@ -134,20 +131,7 @@ class LentStreams:
         if lending is None:
             raise Broken("the lease has ended")
         server = await self._up(lending, stream.peer)
-        target, secret = server.address
-        owed = server.watch.connection(server.make_firewall())
-        try:
-            await self._connect_through(
-                stream,
-                target,
-                secret=secret,
-                inspector=owed,
-                flow=owed,
-                weights=server.open_weights,
-                on_broken=partial(self._refuse, stream.peer),
-            )
-        finally:
-            server.watch.close(owed)
+        await server.serve_head(stream, partial(self._refuse, stream.peer))
 
     async def _serve_push(self, stream: Stream) -> None:
         lending = self._find_admitting(stream.peer, stream.metadata)
@@ -157,15 +141,7 @@ class LentStreams:
             await lending.server.neighbours.answer(stream)
             return
         server = await self._up(lending, stream.peer)
-        await self._connect_through(
-            stream,
-            server.address[0],
-            secret=server.peers_secret,
-            inspector=PushFilter(server.watch.arrived),
-            flow=None,
-            weights=None,
-            on_broken=partial(self._refuse, stream.peer),
-        )
+        await server.serve_neighbour(stream, partial(self._refuse, stream.peer))
 
     def _refuse(self, peer: PeerId, error: MeshdError) -> None:
         if isinstance(error, RemoteProtocolError):

@@ -5,25 +5,14 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.build import cache as builds
 from meshd.build import native
-from meshd.build.cache import BuildKey
 from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER
-from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.role_runtime import find_native
 from meshd.wire.native import STOCK_PATCHES
 
-
-def _store(cache: Path, backend: str, *, patched: bool = True) -> Path:
-    pin = read_pin()
-    key = BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK_PATCHES, backend, cpu_kind())
-    source = cache / "out" / "ggml-rpc-server"
-    source.parent.mkdir(parents=True, exist_ok=True)
-    source.write_text("x")
-    source.chmod(0o755)
-    return builds.store(cache / "native" / key.name, key, {RPC_SERVER: source}).bin_dir
+from tests.unit.build.stored import store
 
 
 def test_nothing_is_found_in_an_empty_cache(tmp_path: Path) -> None:
@@ -32,12 +21,12 @@ def test_nothing_is_found_in_an_empty_cache(tmp_path: Path) -> None:
 
 
 def test_patched_and_stock_are_kept_apart(tmp_path: Path) -> None:
-    _store(tmp_path, "cpu", patched=False)
+    store(tmp_path, "cpu", patched=False)
     assert native.find(tmp_path, "cpu") is None
     stock = native.find(tmp_path, "cpu", patched=False)
     assert stock is not None
     assert not stock.patched
-    _store(tmp_path, "cpu")
+    store(tmp_path, "cpu")
     found = native.find(tmp_path, "cpu")
     assert found is not None
     assert found.patches_sha256 == read_pin().patches_sha256
@@ -45,12 +34,12 @@ def test_patched_and_stock_are_kept_apart(tmp_path: Path) -> None:
 
 def test_auto_takes_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "resolve_backend", lambda backend: "cuda" if backend == "auto" else backend)
-    _store(tmp_path, "cpu")
+    store(tmp_path, "cpu")
     found = native.find(tmp_path)
     assert found is not None
     assert found.backend == "cpu"
     assert native.find(tmp_path, "cuda") is None
-    _store(tmp_path, "cuda")
+    store(tmp_path, "cuda")
     found = native.find(tmp_path)
     assert found is not None
     assert found.backend == "cuda"
@@ -73,7 +62,7 @@ def test_a_folder_of_the_users_is_stock(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_ours_keeps_its_patches(tmp_path: Path) -> None:
-    assert native.read_bin_dir(_store(tmp_path, "cpu")).patches_sha256 == read_pin().patches_sha256
+    assert native.read_bin_dir(store(tmp_path, "cpu")).patches_sha256 == read_pin().patches_sha256
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

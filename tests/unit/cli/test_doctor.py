@@ -1,5 +1,6 @@
 """doctor: what it finds on this machine, and what the daemon warns of."""
 
+import asyncio
 import errno
 import json
 import os
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import HealthWarning
+from meshd.daemon.doctor import look_at_mesh
+from meshd.role.interface import MeshPrograms
+from meshd.rpc.mesh_protocol import VERSION
 
 from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status
@@ -31,6 +35,32 @@ def test_without_a_build_it_says_how_to_get_one(home: Path) -> None:
     assert "meshd native build" in found[1]["hint"]
     assert found[-1] == {"name": "daemon", "state": "ok", "what": "not running", "hint": ""}
     assert not home.exists(), "it leaves nothing behind"
+
+
+@pytest.mark.parametrize(("server", "module", "good"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_the_programs_of_the_mesh_protocol_say_what_they_are(
+    tmp_path: Path, server: int, module: int, good: bool
+) -> None:
+    """By how much each is another version."""
+    program = tmp_path / "mesh-server"
+    said = 'echo "{\\"protocol\\": %d, \\"ggml\\": 1}"'
+    program.write_text(
+        f'#!/bin/sh\nif [ "$2" ]; then {said % (VERSION + module)}; else {said % (VERSION + server)}; fi\n'
+    )
+    program.chmod(0o700)
+    found = asyncio.run(look_at_mesh(MeshPrograms(program, tmp_path / "module.so"), tmp_path))
+    assert (found.state == "ok") == good
+    assert good or (f"version {VERSION} of the mesh protocol" in found.what and "build --mesh" in found.hint)
+
+
+def test_mesh_programs_that_are_none(tmp_path: Path) -> None:
+    found = asyncio.run(look_at_mesh(MeshPrograms(tmp_path / "none", tmp_path / "module.so"), tmp_path))
+    assert found.state == "error" and "none" in found.what
+
+
+def test_without_a_build_for_the_mesh_protocol_it_says_how_to_get_one() -> None:
+    _code, found = _findings("--native-protocol", "mesh")
+    assert "meshd native build --mesh" in found[1]["hint"]
 
 
 @pytest.mark.parametrize(

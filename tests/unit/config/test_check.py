@@ -8,7 +8,10 @@ import pytest
 from meshd.base.errors import UsageError, UserError
 from meshd.config import (
     Config,
+    HostPort,
+    NativeConfig,
     NodeConfig,
+    Paths,
     ServeConfig,
     WorkerConfig,
     check_serve,
@@ -56,6 +59,44 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
     with pytest.raises(UserError, match=words) as caught:
         check_serve(Config(serve=serve))
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rpc": (HostPort("10.0.0.2", 50052),)}, "`--rpc`"),
+        ({"activations": "f16"}, "`--activations f16`"),
+        ({"load_mode": "none"}, "`--load-mode none`"),
+        ({"load_mode": "dio"}, "`--load-mode dio`"),
+        ({"load_mode": "mlock"}, "`--load-mode mlock`"),
+    ],
+)
+def test_what_the_mesh_protocol_has_not_is_refused(
+    model: Path, change: dict[str, object], words: str
+) -> None:
+    make: Callable[..., ServeConfig] = ServeConfig
+    serve = make(**{"model": model, **change})
+    check_serve(Config(serve=serve))
+    with pytest.raises(UserError, match=words) as caught:
+        check_serve(Config(serve=serve, native=NativeConfig(protocol="mesh")))
+    assert "--native-protocol rpc" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("load_mode", [None, "auto", "mmap", "mmap+mlock"])
+def test_with_the_mesh_protocol_a_file_is_mapped(model: Path, load_mode: str | None) -> None:
+    serve = ServeConfig(model=model, load_mode=load_mode)
+    check_serve(Config(serve=serve, native=NativeConfig(protocol="mesh")))
+
+
+def test_with_the_mesh_protocol_nobody_names_binaries(model: Path, tmp_path: Path) -> None:
+    config = Config(
+        serve=ServeConfig(model=model),
+        native=NativeConfig(protocol="mesh"),
+        paths=Paths(native_bin=tmp_path),
+    )
+    for check in (check_serve, check_worker):
+        with pytest.raises(UserError, match="`--native-bin`"):
+            check(config)
 
 
 def test_keys_open_the_api_to_others(model: Path, tmp_path: Path) -> None:

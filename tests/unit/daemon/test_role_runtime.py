@@ -4,7 +4,7 @@ import asyncio
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +14,16 @@ import pytest
 from meshd.base import log
 from meshd.base.listening_socket import listen_in
 from meshd.base.tasks import Owner
-from meshd.config import Config, Paths
+from meshd.config import Config, LinksConfig, Paths
 from meshd.daemon import role_runtime
 from meshd.identity.keys import KeyPair
-from meshd.peer.interface import Mesh, PathStatus, PeerStatus, Stream
+from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, Stream
 from meshd.process.connections import Address, ConnectionOwners
 from meshd.role.interface import NativeBuild, RoleRuntime, TunnelClient, TunnelRequest
 from meshd.rpc.pending_work import Outward
 from meshd.rpc.protocol import PEER_SERVED
 from meshd.rpc.push_firewall import Vouched
+from meshd.tunnel.compressed import COMPRESSED, COMPRESSED_VERSION
 from meshd.tunnel.forward import Forward
 from meshd.tunnel.pump import Unwatched
 from meshd.wire.native import NativeVersion
@@ -121,6 +122,41 @@ def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> 
         number, place = made.processes.unix_listener()
         with socket.socket(fileno=number) as sock:
             assert sock.getsockname() == str(place)
+
+
+@pytest.mark.parametrize(("takes", "expected"), [(0, {}), (COMPRESSED_VERSION, COMPRESSED)])
+def test_a_joined_client_gets_a_tunnel_that_listens_nowhere(
+    takes: int, expected: Mapping[str, MetadataValue]
+) -> None:
+    async def main() -> None:
+        opened: list[Stream] = []
+        mesh = FarMesh(opened.append)
+        ours, child = socket.socketpair()
+        with tempfile.TemporaryDirectory() as home, child:
+            links = LinksConfig(compress="on")
+            config = Config(paths=Paths(home=Path(home), cache=Path(home)), links=links)
+            tunnel = role_runtime.make_runtime(config, cast(Mesh, mesh), NATIVE).tunnels.open(
+                TunnelRequest(
+                    peer=OTHER.peer,
+                    service="rpc",
+                    metadata={"lease": b"1"},
+                    client=TunnelClient(joined=ours),
+                    on_broken=lambda _error: None,
+                    compressed=takes,
+                    endpoint="4",
+                )
+            )
+            assert (tunnel.endpoint, tunnel.status.listen) == ("4", "socketpair")
+            async with Owner() as owner:
+                owner.start(tunnel.serve(), name="tunnel")
+                while not opened:  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(0)
+                owner.cancel()
+            assert mesh.opened == [(OTHER.peer, "rpc", {"lease": b"1", **expected})]
+            child.settimeout(10)
+            assert child.recv(1) == b"", "it is closed with the tunnel"
+
+    run(main())
 
 
 def test_who_watches_a_tunnel_is_asked_for_each_connection() -> None:

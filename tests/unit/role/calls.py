@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,14 +58,14 @@ class Call:
         async with asyncio.timeout(100):
             return decode(await self.messages.receive())
 
-    async def offer(self) -> WorkerOffer:
-        await self.says(ACQUIRE)
+    async def offer(self, protocol: str = "rpc") -> WorkerOffer:
+        await self.says(replace(ACQUIRE, protocol=protocol))
         answer = await self.hears()
         assert isinstance(answer, WorkerOffer), answer
         return answer
 
-    async def lease(self, mib: int = 100) -> Grant:
-        await self.offer()
+    async def lease(self, mib: int = 100, *, protocol: str = "rpc") -> Grant:
+        await self.offer(protocol)
         await self.says(Reserve((mib * MIB,)))
         answer = await self.hears()
         assert isinstance(answer, Grant), answer
@@ -92,11 +93,12 @@ async def scene(
     threads: int | None = None,
     file: FakeFile | None = None,
     patched: bool = True,
+    mesh_programs: bool = False,
     store: ContentStore | None = None,
 ) -> AsyncIterator[Scene]:
     async with Owner() as owner:
         net = Net(owner)
-        bench = Bench(net.mesh("worker"), folder, patched=patched)
+        bench = Bench(net.mesh("worker"), folder, patched=patched, mesh_programs=mesh_programs)
         options = WorkerOptions(memory=memory, threads=threads, machine="m")
         worker = Worker(bench.runtime, [file] if file else [], options, store)
         await worker.prepare()

@@ -4,16 +4,26 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from socket import socket
 
 from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.daemon.role_runtime import make_processes
 from meshd.gateway.interface import ReadyReport
 from meshd.peer.interface import Stream
-from meshd.process.handover import ReportPipe, pipe_with
+from meshd.process.handover import ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, Ended
 from meshd.process.ports import listening_socket
-from meshd.role.interface import NativeBuild, RolePaths, RoleRuntime, Tunnel, TunnelRequest, Tunnels
+from meshd.role.interface import (
+    MeshPrograms,
+    NativeBuild,
+    RolePaths,
+    RoleRuntime,
+    Tunnel,
+    TunnelRequest,
+    Tunnels,
+)
 from meshd.tunnel.interface import Flow, Inspector, LocalWeights, Target
+from meshd.tunnel.joined import join
 from meshd.wire.native import NativeVersion
 
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh
@@ -34,7 +44,17 @@ DEVICE_LINES = cpu_lines(free_mib=3000)
 GPU_LINE = f"device GPU0 gpu 0000:01:00.0 {4096 << 20} {3000 << 20} some card"
 
 
+SPEAKS_MESH = "mesh 2"
 COMPRESSED_VERSION = 7  # of compressed streams, as a worker of these tests takes them
+
+
+def _native(mesh: FakeMesh, version: NativeVersion, *, patched: bool, mesh_programs: bool) -> NativeBuild:
+    programs = Path("rpc-server"), Path("llama-server")
+    if not mesh_programs:
+        return NativeBuild(*programs, patched, version)
+    mesh.native = replace(version, rpc=SPEAKS_MESH, patches="stock")
+    ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"))
+    return NativeBuild(*programs, False, mesh.native, ours)
 
 
 class Bench:
@@ -49,6 +69,7 @@ class Bench:
         folder: Path,
         *,
         patched: bool = True,
+        mesh_programs: bool = False,
         version: NativeVersion = NATIVE,
         compressed: int = COMPRESSED_VERSION,
         always_compressed: bool = False,
@@ -64,7 +85,7 @@ class Bench:
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
         self.start_seconds = 0.0
-        self.listings = 0
+        self.listings = self.tokens_asked = 0
         self.listing_seconds = 0.0
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
@@ -73,14 +94,13 @@ class Bench:
         self.stopped: set[int] = set()
         self.spent: tuple[float, int] | None = (0.0, 0)  # of any process
         self.report_fails = False
+        self.pairs_left = 1000
         self.hand_over_fails_at: int | None = None
         self.ready: asyncio.Future[ReadyReport] | None = None
-        self.tokens_asked = 0
-        self._drawn = 0
-        self._handed = 0
+        self._drawn = self._handed = 0
         self.runtime = RoleRuntime(
             mesh=mesh,
-            native=NativeBuild(Path("rpc-server"), Path("llama-server"), patched, version),
+            native=_native(mesh, version, patched=patched, mesh_programs=mesh_programs),
             processes=replace(
                 make_processes(folder),
                 make_child=self._make_child,
@@ -88,6 +108,7 @@ class Bench:
                 first_token=self._first_token,
                 hand_over=self._hand_over,
                 make_report=self._make_report,
+                socket_pair=self._socket_pair,
                 unix_listener=self._listening,
                 is_stopped=self.stopped.__contains__,
                 usage=lambda _pid: self.spent,
@@ -95,6 +116,7 @@ class Bench:
             tunnels=Tunnels(
                 open=self._open_tunnel,
                 connect_through=self._connect,
+                join=join,
                 random=self._random,
                 compressed=compressed,
                 always_compressed=always_compressed,
@@ -178,6 +200,12 @@ class Bench:
         if self.report_fails:
             raise OSError(24, "Too many open files")
         return ReportPipe()
+
+    def _socket_pair(self) -> tuple[socket, int]:
+        if not self.pairs_left:
+            raise OSError(24, "Too many open files")
+        self.pairs_left -= 1
+        return socket_pair()
 
     async def _first_token(self, _socket: Path) -> ReadyReport:
         self.tokens_asked += 1

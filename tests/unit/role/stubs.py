@@ -93,7 +93,8 @@ class StubChild(Child):
         argv = list(self.spec.argv)
         if "--report-fd" in argv:
             return int(argv[argv.index("--report-fd") + 1])
-        return int(self.spec.env["GGML_RPC_REPORT_FD"])
+        env = self.spec.env
+        return int(env["GGML_MESH_REPORT_FD" if "GGML_MESH_REPORT_FD" in env else "GGML_RPC_REPORT_FD"])
 
     def die(self, reason: str) -> None:
         """As a process that ends by itself."""
@@ -121,6 +122,8 @@ class StubTunnel:
         StubTunnel.made += 1
         self.asked = asked
         self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
+        if asked.client.joined is not None:
+            self.endpoint = asked.endpoint
         self.closed = False
         self.sent = 0
 
@@ -133,6 +136,8 @@ class StubTunnel:
 
     def close(self) -> None:
         self.closed = True
+        if self.asked.client.joined is not None:
+            self.asked.client.joined.close()
 
 
 class FakeFile:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_firewall import MeshFirewall
+from meshd.rpc.mesh_keeping import MeshKeeping
 
 NUMBERS = {operation.name: number for number, operation in enumerate(wire.OPERATIONS)}
 F32, Q4_0 = wire.TYPES.index("f32"), wire.TYPES.index("q4_0")
@@ -146,8 +147,10 @@ def progress(identity: int = 0) -> bytes:
 class MeshTalk:
     """A head and a server with a firewall between them; greeted, with one buffer."""
 
-    def __init__(self, *, greeted: bool = True, memory: int | None = None) -> None:
-        self.firewall = MeshFirewall(memory=memory)
+    def __init__(
+        self, *, greeted: bool = True, memory: int | None = None, keeping: MeshKeeping | None = None
+    ) -> None:
+        self.firewall = MeshFirewall(memory=memory, keeping=keeping)
         if greeted:
             self.say(hello())
             self.hear(welcome())

@@ -14,6 +14,7 @@ from meshd.wire.lease import (
     Acquire,
     Admit,
     Grant,
+    Introduced,
     Loaded,
     Lost,
     Neighbour,
@@ -67,6 +68,11 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Admit(bytes(range(32)))),
     (lease.decode, Neighbour(65_535, bytes(range(32)), bytes(16))),
     (lease.decode, Neighbour(0, bytes(32), bytes(16), compressed=1 << 16, always=True)),
+    (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", "patches", protocol="mesh 65535")),
+    (lease.decode, WorkerOffer((CPU,), has_model=True, machine="m", protocol="mesh 2")),
+    (lease.decode, Admit(bytes(range(32)), 0)),
+    (lease.decode, Admit(bytes(range(32)), 65_535)),
+    (lease.decode, Introduced()),
     (lease.decode, Reached(0, "no session with it")),
     (lease.decode, Reserve((1, 0, (1 << 60) - 1))),
     (lease.decode, Loaded()),
@@ -93,7 +99,10 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
     return made
 
 
-OPTIONAL = ("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id")
+OPTIONAL = (
+    *("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id"),
+    *("protocol", "number"),
+)
 
 
 @pytest.mark.parametrize(("decode", "message"), MESSAGES)
@@ -176,6 +185,12 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
         (Reserve((1,)), {"bytes": [True]}, "bytes"),
         (Reserve((1,)), {"bytes": [1] * 17}, "bytes"),
         (Grant(bytes(16)), {"lease_id": bytes(17)}, "lease_id"),
+        (Acquire(bytes(16), "m", "f", "p", "q"), {"protocol": "mesh  2"}, "protocol"),
+        (Acquire(bytes(16), "m", "f", "p", "q"), {"protocol": "mesh 123456"}, "protocol"),
+        (WorkerOffer((CPU,), True, "m"), {"protocol": "m" * 17}, "protocol"),
+        (WorkerOffer((CPU,), True, "m"), {"protocol": 2}, "protocol"),
+        (Admit(bytes(32), 1), {"number": -1}, "number"),
+        (Admit(bytes(32), 1), {"number": 65_536}, "number"),
         (WorkerOffer((), False, "m", True), {"push": 1}, "push"),
         (Admit(bytes(32)), {"peer": bytes(31)}, "peer"),
         (Neighbour(1, bytes(32), bytes(16)), {"peer": "a" * 32}, "peer"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.wire.native import NativeVersion, difference
+from meshd.wire.native import NativeVersion, difference, mesh_protocol
 
 MINE = NativeVersion("7.0.0", "0c1e57098bba43ac", "cdd189b23d80d5d8", "cpu")
 
@@ -73,3 +73,29 @@ def test_both_sides_say_the_same(one: NativeVersion, other: NativeVersion) -> No
     assert (here is None) == (there is None)
     if here is not None and there is not None:
         assert here.fits == there.fits
+
+
+def test_each_version_says_which_protocol_it_is_of() -> None:
+    assert MINE.protocol == "rpc"
+    assert replace(MINE, rpc="").protocol == "rpc"
+    assert replace(MINE, rpc=mesh_protocol(2)).protocol == "mesh 2"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "hint"),
+    [
+        ("7.0.0", "mesh 2", "the same `--native-protocol`"),
+        ("mesh 2", "7.0.0", "the same `--native-protocol`"),
+        ("mesh 2", "mesh 3", "the same version of meshd"),
+    ],
+)
+def test_other_protocols_do_not_work_together(mine: str, theirs: str, hint: str) -> None:
+    found = difference(replace(MINE, rpc=mine), replace(MINE, rpc=theirs))
+    assert found is not None
+    assert not found.fits
+    assert "speaks the native protocol `" in found.what
+    assert hint in found.hint
+
+
+def test_the_same_protocol_of_native_mesh_is_not_spoken_of() -> None:
+    assert difference(replace(MINE, rpc="mesh 2"), replace(MINE, rpc="mesh 2")) is None

@@ -36,6 +36,7 @@ class Scene:
         *,
         file: FakeFile | None = None,
         patched: bool = True,
+        mesh_programs: bool = False,
         compressed: int = COMPRESSED_VERSION,
         always_compressed: bool = False,
     ) -> None:
@@ -43,7 +44,12 @@ class Scene:
         self.file = file or self.file
         mesh = self.net.mesh("head", "serve")
         self.bench = Bench(
-            mesh, self.folder, patched=patched, compressed=compressed, always_compressed=always_compressed
+            mesh,
+            self.folder,
+            patched=patched,
+            mesh_programs=mesh_programs,
+            compressed=compressed,
+            always_compressed=always_compressed,
         )
         self.serve = Serve(self.bench.runtime, self.file, self.options)
 
@@ -54,11 +60,17 @@ class Scene:
         pin: str = "pin",
         there: bool = True,
         patched: bool = True,
+        mesh_programs: bool = False,
         compressed: int = COMPRESSED_VERSION,
     ) -> FakeMesh:
         mesh = self.net.mesh(name)
         bench = self.workers[name] = Bench(
-            mesh, self.folder, patched=patched, version=replace(NATIVE, pin=pin), compressed=compressed
+            mesh,
+            self.folder,
+            patched=patched,
+            mesh_programs=mesh_programs,
+            version=replace(NATIVE, pin=pin),
+            compressed=compressed,
         )
         role = self.roles[name] = Worker(bench.runtime, [], WorkerOptions())
         self.net.owner.start(role.serve(), name=name)

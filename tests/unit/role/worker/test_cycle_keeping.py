@@ -1,6 +1,8 @@
 """The worker and its content store: every lease gets a cache, its firewalls fill it, and it is closed."""
 
+import asyncio
 import os
+import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -8,15 +10,17 @@ from pathlib import Path
 import pytest
 from meshd.model.status import StoreStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
-from meshd.role.worker import rpc_server
+from meshd.role.worker import lent_server
+from meshd.rpc import mesh_protocol as mesh_wire
 from meshd.rpc import protocol as rpc
 from meshd.rpc.missed_tensors import Missed
 from meshd.wire.lease import Grant, Loaded, Lost, Reserve
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
+from tests.unit.role.rig import SPEAKS_MESH
 from tests.unit.role.stubs import FakeFile
-from tests.unit.rpc import talk
+from tests.unit.rpc import mesh_talk, talk
 
 DIGEST = b"d" * 32
 
@@ -206,16 +210,49 @@ def test_of_many_misses_only_the_first_are_in_the_log(
     tmp_path: Path, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log()
-    monkeypatch.setattr(rpc_server, "LOG", log)
+    monkeypatch.setattr(lent_server, "LOG", log)
 
     async def main() -> None:
         async with scene(tmp_path, store=store) as it:
             await it.call().lease()
-            shown = rpc_server.SHOWN_MISSES
+            shown = lent_server.SHOWN_MISSES
             for number in range(2 * shown):
                 it.bench.children[0].report(f"miss no-such-hash blk.{number}")
             it.bench.children[0].report("loaded 1 100")
             await it.until(lambda: bool(log.lines) and log.lines[-1] == ("weights_loaded", 100))
             assert log.lines[:-1] == [("weight_missed", f"blk.{number}") for number in range(shown)]
+
+    run(main())
+
+
+def test_what_comes_in_the_mesh_protocol_is_kept_too(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store, mesh_programs=True) as it:
+            call = it.call()
+            grant = await call.lease(protocol=SPEAKS_MESH)
+            [lease_cache] = store.lease_caches
+            assert lease_cache.happened == ["handed over", 100 * MIB]
+            (child,) = it.bench.children
+            assert child.spec is not None
+            argv = list(child.spec.argv)
+            assert "--weights-fd" in argv, "what is kept is known to the server"
+            stream = call.head.open_stream(it.bench.mesh.key.peer, "rpc", metadata={"lease": grant.lease_id})
+            with socket.socket(fileno=os.dup(int(argv[argv.index("--fd") + 1]))) as server:
+                await stream.write(mesh_talk.hello())
+                await asyncio.sleep(1)
+                server.send(mesh_talk.welcome())
+                await asyncio.sleep(1)
+                await stream.write(mesh_talk.allocate() + mesh_talk.load(mesh_talk.load_entry()))
+                await asyncio.sleep(1)
+                server.send(
+                    mesh_talk.allocated() + mesh_talk.message(mesh_wire.LOADED, rest=b"\1", identity=4)
+                )
+                await asyncio.sleep(1)
+                await stream.write(mesh_talk.write(data=b"w" * 16))
+                await asyncio.sleep(1)
+                assert lease_cache.happened[2:] == [(bytes(range(32)), 0, b"w" * 16, True)]
+            await call.says(Loaded())
+            await it.until(lambda: lease_cache.happened[-1] == "done")
+            await call.release()
 
     run(main())

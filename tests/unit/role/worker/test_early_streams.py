@@ -7,6 +7,7 @@ import pytest
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.peer_limits import EARLY_STREAMS
 from meshd.peer.interface import Stream
+from meshd.role.worker.rpc_server import RpcServer
 from meshd.wire.lease import Grant, Reserve, WorkerOffer
 
 from tests.sim.loop import run
@@ -49,6 +50,7 @@ def test_a_stream_waits_for_the_rpc_server_and_reaches_it(tmp_path: Path) -> Non
             assert grant.lease_id == offer.lease_id
             await asyncio.sleep(0.1)
             [server] = it.worker._running.values()
+            assert isinstance(server, RpcServer)
             assert it.bench.connected == [server.address]
             rpc(call, offer)
             await asyncio.sleep(0.1)

@@ -14,6 +14,7 @@ from meshd.role.worker.push_neighbours import (
     MAX_NEIGHBOURS,
     REACH_SECONDS,
 )
+from meshd.role.worker.rpc_server import RpcServer
 from meshd.rpc.protocol import PEER_SERVED
 from meshd.wire.lease import PUSH_SERVICE, Admit, Grant, Loaded, Neighbour, Reached
 
@@ -105,7 +106,9 @@ def test_two_heads_admit_for_themselves(tmp_path: Path) -> None:
             assert len(it.bench.connected) == 1
             first, second = it.bench.children
             ((port, _),) = it.bench.connected
-            assert first is not second and port == it.worker._running[mine.lease_id].address[0]
+            server = it.worker._running[mine.lease_id]
+            assert isinstance(server, RpcServer)
+            assert first is not second and port == server.address[0]
 
     run(main())
 

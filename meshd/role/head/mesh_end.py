@@ -1,0 +1,62 @@
+"""One worker's connection with a llama-server that has loaded our module: what is inherited, and seen."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from socket import socket
+
+from meshd.base.errors import MeshdError
+from meshd.role.head.load_report import WeightsReport
+from meshd.rpc.mesh_head_view import MeshHeadView
+
+
+class MeshEnd:
+    """`open` once, `give` what it made to llama-server, `close` what nobody took."""
+
+    def __init__(
+        self,
+        socket_pair: Callable[[], tuple[socket, int]],
+        *,
+        weights: Mapping[bytes, str],
+        report: WeightsReport,
+    ) -> None:
+        """`weights` are the names of the model's tensors, by content; `report` is told of each."""
+        self._socket_pair = socket_pair
+        self._weights = weights
+        self._report = report
+        self._view = MeshHeadView(self._placed)
+        self._child_end = -1
+        self._endpoint = ""
+
+    @property
+    def neighbours(self) -> frozenset[int]:
+        """With which the worker has a connection, by their places in the list of workers."""
+        return self._view.neighbours
+
+    def open(self, endpoint: str) -> socket:
+        """Our end of a new connection, which llama-server calls `endpoint`. Raises MeshdError."""
+        try:
+            ours, self._child_end = self._socket_pair()
+        except OSError as error:
+            raise MeshdError(f"no connection can be made: {(error.strerror or '').lower()}") from None
+        self._endpoint = endpoint
+        return ours
+
+    def give(self) -> int:
+        """The other end, whose owner the caller is now."""
+        given, self._child_end = self._child_end, -1
+        return given
+
+    @contextmanager
+    def watch(self) -> Iterator[MeshHeadView]:
+        """There is one connection."""
+        yield self._view
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._child_end >= 0:
+            os.close(self.give())
+
+    def _placed(self, digest: bytes, size: int, why: str) -> None:
+        name = self._weights.get(digest, digest.hex())
+        self._report.placed(self._endpoint, name, size, why)

@@ -1,0 +1,100 @@
+"""The mesh-server of one lease (docs/native-backend.md): one connection with its head, which it ends with.
+
+It watches itself and says what it does (PROGRESS), so this daemon needs no picture of its work.
+"""
+
+import os
+from pathlib import Path
+from socket import socket
+
+from meshd.base.errors import Refused
+from meshd.peer.interface import Stream
+from meshd.peer.messages import MessageStream
+from meshd.process.interface import ChildSpec
+from meshd.role.interface import DescriptorSocket, MeshPrograms, RoleRuntime
+from meshd.role.native import command_lines
+from meshd.role.native.fd_handover import Outgoing
+from meshd.role.worker.lent_server import AgreedLease, LentServer, OnBroken
+from meshd.role.worker.mesh_neighbours import MeshNeighbours
+from meshd.rpc.mesh_firewall import MeshFirewall
+from meshd.rpc.mesh_keeping import MeshKeeping
+
+
+class MeshServer(LentServer):
+    """meshd's own program."""
+
+    def __init__(
+        self,
+        runtime: RoleRuntime,
+        programs: MeshPrograms,
+        agreed: AgreedLease,
+        *,
+        messages: MessageStream,
+        threads: int | None,
+        outgoing: Outgoing,
+        log_path: Path,
+    ) -> None:
+        """`messages` lead to the head. Raises OSError."""
+        super().__init__("mesh-server", runtime.processes, agreed, outgoing=outgoing, log_path=log_path)
+        self._program = str(programs.server)
+        self._threads = threads if threads is not None else max(1, (os.cpu_count() or 2) // 2)
+        self._join = runtime.tunnels.join
+        self._end: socket | None = None
+        self._descriptors: DescriptorSocket | None = None
+        try:
+            self._end, self._child_end = runtime.processes.socket_pair()
+            outgoing.add(self._child_end)
+            self._descriptors = runtime.processes.make_descriptors()
+            outgoing.add(self._descriptors.child_end)
+        except OSError:
+            self.close()
+            raise
+        self._neighbours = MeshNeighbours(
+            runtime.mesh, runtime.tunnels, messages, self._descriptors, runtime.processes.socket_pair
+        )
+        self.neighbours = self._neighbours
+        if (lease_cache := agreed.lease_cache) is not None:
+            lease_cache.allow(sum(agreed.memory))
+
+    def spec(self) -> ChildSpec:
+        """See LentServer."""
+        assert self._descriptors is not None
+        descriptors = command_lines.MeshDescriptors(
+            head=self._child_end,
+            weights=self.hand_over_weights(),
+            neighbours=self._descriptors.child_end,
+            report=self.report.child_end,
+        )
+        return ChildSpec(
+            name=self.name,
+            argv=command_lines.mesh_server(
+                self._program,
+                devices=self.agreed.devices,
+                threads=self._threads,
+                memory=self.agreed.memory,
+                descriptors=descriptors,
+            ),
+            log=self.log_path,
+            env=command_lines.CALM_THREADS,
+            hand_over=self.outgoing.give(),
+        )
+
+    async def serve_head(self, stream: Stream, on_broken: OnBroken) -> None:
+        """See LentServer: the only one. When it ends the server does."""
+        if self._end is None:
+            raise Refused("this lease has its connection already", code="busy")
+        end, self._end = self._end, None
+        lease_cache = self.agreed.lease_cache
+        firewall = MeshFirewall(keeping=MeshKeeping(lease_cache) if lease_cache is not None else None)
+        await self._join(stream, end, inspector=firewall, on_broken=on_broken)
+
+    async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
+        """See LentServer."""
+        await self._neighbours.serve(stream, on_broken)
+
+    def close(self) -> None:
+        """See LentServer."""
+        super().close()
+        for held in (self._end, self._descriptors):
+            if held is not None:
+                held.close()

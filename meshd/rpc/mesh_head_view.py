@@ -1,0 +1,83 @@
+"""What a head's daemon reads of llama-server's connection with a mesh-server: which weights were sent, and
+which neighbours the worker has. Nothing is held back but WELCOME, LOAD and LOADED.
+"""
+
+from collections.abc import Callable
+
+from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.frames import HEAD, MESH_SERVER, Messages
+from meshd.rpc.mesh_firewall import look_header, read_welcome
+from meshd.rpc.tensors import refused
+
+Placed = Callable[[bytes, int, str], None]
+"""Told of each weight that is asked for by content: hash, bytes, and why it is sent; empty: it is not."""
+MAX_WEIGHTS_ASKED = 16_384  # weights whose answers have not come; of more nothing is said
+_LOAD = wire.MESSAGES[wire.LOAD]
+
+
+class MeshHeadView:
+    """Implements tunnel.interface.Watched for the head's side: the peer is the worker.
+
+    Raises RemoteProtocolError for what is no message, and then always. Holds one message, and
+    MAX_WEIGHTS_ASKED hashes.
+    """
+
+    def __init__(self, placed: Placed) -> None:
+        self._placed = placed
+        self._requests = Messages(wire.HEADER.size, HEAD)
+        self._answers = Messages(wire.HEADER.size, MESH_SERVER)
+        self._asked: dict[int, tuple[tuple[bytes, int], ...]] = {}  # by id of the LOAD: hashes and bytes
+        self._asked_count = 0
+        self.neighbours: frozenset[int] = frozenset()
+        """With which the worker has a connection, by their places in the head's list."""
+
+    def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Requests. See Inspector."""
+        return self._requests.feed(data, self._look_request)
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Answers. See Inspector."""
+        return self._answers.feed(data, self._look_answer)
+
+    def target_waits(self, waits: bool) -> None:
+        """See Flow: llama-server watches its workers itself."""
+
+    def peer_waits(self, waits: bool) -> None:
+        """See Flow."""
+
+    def _look_request(self, data: bytes | memoryview, at: int, have: int) -> int:
+        message, size, identity = look_header(data, at, "head")
+        if message.number == wire.LOAD:
+            if have < wire.HEADER.size + size:
+                return -(wire.HEADER.size + size)
+            self._load(memoryview(data)[at + wire.HEADER.size : at + wire.HEADER.size + size], identity)
+        return wire.HEADER.size + size
+
+    def _load(self, body: memoryview, identity: int) -> None:
+        if len(body) % wire.LOAD_ENTRY.size:
+            raise refused("a part of an entry")
+        entries = tuple((digest, size) for *_, size, digest in wire.LOAD_ENTRY.iter_unpack(body))
+        if identity not in self._asked and self._asked_count + len(entries) <= MAX_WEIGHTS_ASKED:
+            self._asked[identity] = entries
+            self._asked_count += len(entries)
+
+    def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
+        message, size, identity = look_header(data, at, "worker")
+        if message.number in (wire.WELCOME, wire.LOADED):
+            if have < wire.HEADER.size + size:
+                return -(wire.HEADER.size + size)
+            body = at + wire.HEADER.size
+            if message.number == wire.WELCOME:
+                self.neighbours = read_welcome(data, body, size).neighbours
+            else:
+                self._loaded(bytes(data[body : body + size]), identity)
+        return wire.HEADER.size + size
+
+    def _loaded(self, results: bytes, identity: int) -> None:
+        entries = self._asked.pop(identity, ())
+        self._asked_count -= len(entries)
+        if entries and (len(entries) != len(results) or max(results) >= len(wire.LOAD_RESULTS)):
+            raise refused("LOADED with other results than were asked for")
+        for (digest, size), result in zip(entries, results, strict=False):
+            why = wire.LOAD_RESULTS[result].replace("-", "_")
+            self._placed(digest, size, why if result else "")

@@ -1,0 +1,82 @@
+"""Recognises tensors that a head requested of a mesh-server by content, that were missed, and that it then
+sends.
+
+As missed_tensors.py, for the other protocol: LOAD names them with hash and place, LOADED says which were
+missed, and WRITE brings them, each from its beginning to its end, in pieces.
+"""
+
+from dataclasses import dataclass
+
+from meshd.model.ggml import TENSOR_TYPE_NAMES
+from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.missed_tensors import MAX_WANTED, Missed, Sink
+
+_WORTH = frozenset(map(wire.LOAD_RESULTS.index, ("no-such-hash", "unreadable", "file-changed")))
+_KINDS = tuple(TENSOR_TYPE_NAMES[name.lower()].number for name in wire.TYPES)
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A missed tensor at a place of a buffer, of which `done` bytes have come."""
+
+    tensor: Missed
+    buffer: int
+    offset: int
+    done: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Of its next byte."""
+        return self.buffer, self.offset + self.done
+
+
+class MeshKeeping:
+    """Behind the firewall's judgement. Holds MAX_WANTED small entries and no data."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._asked: dict[int, tuple[_Coming, ...]] = {}  # by id of the LOAD
+        self._held = 0
+        self._wanted: dict[tuple[int, int], _Coming] = {}  # by place
+        self._coming: _Coming | None = None
+        self._left = 0  # bytes of the WRITE under way
+
+    def asked(self, identity: int, entries: memoryview) -> None:
+        """A LOAD. Its types are known to the worker."""
+        coming = tuple(
+            _Coming(Missed(digest, _KINDS[kind], size), buffer, offset)
+            for buffer, kind, offset, size, digest in wire.LOAD_ENTRY.iter_unpack(entries)
+        )
+        if self._held + len(self._wanted) + len(coming) <= MAX_WANTED:
+            self._asked[identity] = coming
+            self._held += len(coming)
+
+    def answered(self, identity: int, results: bytes) -> None:
+        """LOADED, with a result for each."""
+        asked = self._asked.pop(identity, ())
+        self._held -= len(asked)
+        for coming, result in zip(asked, results, strict=False):
+            if result == 0:
+                self._sink.loaded(coming.tensor.digest)
+            elif result in _WORTH and coming.tensor.size:
+                self._wanted[coming.place] = coming
+
+    def sent(self, buffer: int, offset: int, size: int) -> None:
+        """The beginning of a WRITE of so many bytes there, which come by `more`."""
+        self._left = 0
+        coming = self._wanted.pop((buffer, offset), None)
+        if coming is not None and 0 < size <= coming.tensor.size - coming.done:
+            self._coming, self._left = coming, size
+
+    def more(self, data: bytes | memoryview) -> None:
+        """Bytes behind those of before, of this message or others."""
+        count = min(len(data), self._left)
+        if not count or self._coming is None:
+            return
+        coming = self._coming
+        last = coming.done + count == coming.tensor.size
+        going = self._sink.piece(coming.tensor, coming.done, bytes(data[:count]), last=last)
+        coming.done += count
+        self._left = self._left - count if going else 0
+        if going and not last and not self._left:
+            self._wanted[coming.place] = coming

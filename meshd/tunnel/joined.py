@@ -1,0 +1,141 @@
+"""One end of a socketpair, whose other end a child has inherited, joined to one stream.
+
+Nothing listens, so nobody but that child can use it, and no secret has to prove who does.
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+
+from meshd.base.errors import Broken, MeshdError
+from meshd.identity.keys import PeerId
+from meshd.mux.events import Code
+from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.tunnel.compressed import COMPRESSED, CompressedStream, as_agreed
+from meshd.tunnel.interface import Inspector, TunnelStatus, Watching
+from meshd.tunnel.local import adopt
+from meshd.tunnel.on_demand import open_on_demand
+from meshd.tunnel.pump import Counter, Unwatched, pump
+
+LISTEN = "socketpair"  # in status, where others say where they listen
+
+
+class JoinedTunnel:
+    """Leads from `end` to a service of `peer`; implements role.interface.Tunnel. `end` is its own."""
+
+    def __init__(
+        self,
+        *,
+        mesh: Mesh,
+        peer: PeerId,
+        service: str,
+        metadata: Mapping[str, MetadataValue],
+        end: socket.socket,
+        endpoint: str,
+        watch: Watching | None = None,
+        on_broken: Callable[[MeshdError], None],
+        compresses: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`endpoint`: what the child calls it. `compresses` as for a Forward."""
+        self._mesh = mesh
+        self._peer = peer
+        self._service = service
+        self._metadata = metadata
+        self._end: socket.socket | None = end
+        self._endpoint = endpoint
+        self._watch: Watching = watch or (lambda: nullcontext(Unwatched()))
+        self._on_broken = on_broken
+        self._compresses = compresses
+        self._counter = Counter()
+        self._streams = 0
+
+    @property
+    def endpoint(self) -> str:
+        """See Tunnel."""
+        return self._endpoint
+
+    @property
+    def status(self) -> TunnelStatus:
+        """Totals so far."""
+        return TunnelStatus(
+            peer=self._peer,
+            service=self._service,
+            listen=LISTEN,
+            streams=self._streams,
+            sent_bytes=self._counter.sent,
+            received_bytes=self._counter.received,
+        )
+
+    async def serve(self) -> None:
+        """Carry until both ways have ended, or one has broken: then the child sees the end of its own."""
+        if self._end is None:
+            return  # it was closed before it began
+        end, self._end = self._end, None
+        try:
+            stream = await self._open(end)
+            with self._watch() as watched:
+                self._streams = 1
+                await _carry(end, stream, watched, self._counter, self._on_broken)
+        except MeshdError as error:
+            self._on_broken(error)
+        finally:
+            self._streams = 0
+
+    async def _open(self, end: socket.socket) -> Stream:
+        compressed = self._compresses()
+        metadata = {**self._metadata, **(COMPRESSED if compressed else {})}
+        try:
+            stream = await open_on_demand(self._mesh, self._peer, self._service, metadata=metadata)
+        except BaseException:
+            end.close()
+            raise
+        return CompressedStream(stream) if compressed else stream
+
+    def close(self) -> None:
+        """Give `end` up where `serve` was never run. Idempotent."""
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+
+
+async def join(
+    stream: Stream,
+    end: socket.socket,
+    *,
+    inspector: Inspector,
+    on_broken: Callable[[MeshdError], None],
+) -> None:
+    """Connect a stream that came with `end`, which is ours from now on, past `inspector`.
+
+    Returns when both ways have ended. Raises RemoteProtocolError for a stream that is compressed in an
+    unknown way, Broken.
+    """
+    try:
+        agreed = as_agreed(stream)
+    except BaseException:
+        end.close()
+        raise
+    await _carry(end, agreed, inspector, Counter(), on_broken)
+
+
+async def _carry(
+    end: socket.socket,
+    stream: Stream,
+    inspector: Inspector,
+    counter: Counter,
+    on_broken: Callable[[MeshdError], None],
+) -> None:
+    end.setblocking(False)
+    try:
+        local = await adopt(end)
+    except BaseException:
+        stream.reset(Code.BROKEN, "the child's connection is gone")
+        raise
+    try:
+        await pump(local, stream, counter=counter, inspector=inspector, on_broken=on_broken)
+        await local.wait_closed()
+    except Broken as error:
+        stream.reset(Code.BROKEN, error.what)
+        on_broken(error)
+    finally:
+        local.abort()

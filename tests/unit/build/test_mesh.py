@@ -1,0 +1,72 @@
+"""meshd.build.mesh: what is built of native/mesh is found beside a stock build, by its sources."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.build import mesh
+from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_SERVER
+from meshd.build.machine import cpu_kind
+from meshd.build.pin import read_pin
+from meshd.config import Config, NativeConfig
+from meshd.daemon.role_runtime import find_native
+from meshd.rpc.mesh_protocol import VERSION
+from meshd.wire.native import STOCK_PATCHES
+
+from tests.unit.build.stored import store
+
+
+def _programs(cache: Path) -> Path:
+    folder = mesh.folder_of(cache)
+    folder.mkdir(parents=True)
+    for name in (MESH_PROGRAM, MESH_MODULE):
+        (folder / name).touch()
+    return folder
+
+
+def _config(cache: Path) -> Config:
+    return Config(native=NativeConfig(protocol="mesh"), paths=replace(Config().paths, cache=cache))
+
+
+def test_both_parts_are_needed(tmp_path: Path) -> None:
+    assert mesh.find(tmp_path) is None
+    folder = _programs(tmp_path)
+    assert mesh.find(tmp_path) is None
+    store(tmp_path, "cpu", patched=True)
+    assert mesh.find(tmp_path) is None, "a patched llama-server is another program"
+    store(tmp_path, "cpu", patched=False)
+    found = mesh.find(tmp_path)
+    assert found is not None
+    assert (found.pin, found.patches_sha256, found.backend) == (read_pin().commit, STOCK_PATCHES, "cpu")
+    assert found.binaries[MESH_PROGRAM] == folder / MESH_PROGRAM
+    assert found.binaries[MESH_MODULE] == folder / MESH_MODULE
+    assert found.binaries[RPC_SERVER].is_file() and found.binaries[LLAMA_SERVER].is_file()
+
+
+def test_a_part_of_the_programs_is_none(tmp_path: Path) -> None:
+    store(tmp_path, "cpu", patched=False)
+    (_programs(tmp_path) / MESH_MODULE).unlink()
+    assert mesh.find(tmp_path) is None
+
+
+def test_other_sources_are_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "inject.cmake").write_text("one")
+    monkeypatch.setattr(mesh, "sources", lambda: folder)
+    before = mesh.folder_of(tmp_path)
+    assert before.name.endswith(f"-cpu-{cpu_kind()}")
+    (folder / "inject.cmake").write_text("two")
+    assert mesh.folder_of(tmp_path) != before
+
+
+def test_the_daemon_takes_it_by_its_protocol(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not built yet") as caught:
+        find_native(_config(tmp_path))
+    assert "meshd native build --mesh" in (caught.value.hint or "")
+    _programs(tmp_path)
+    store(tmp_path, "cpu", patched=False)
+    native = find_native(_config(tmp_path))
+    assert native.mesh is not None and native.can_push and not native.patched
+    assert native.version.protocol == f"mesh {VERSION}"

@@ -1,0 +1,266 @@
+"""A head that speaks the mesh protocol: what llama-server inherits, what is seen of that, and a loss."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import MeshdError
+from meshd.model.status import ModelState, SplitPart
+from meshd.role.head.load_report import WeightsReport
+from meshd.role.head.mesh_end import MeshEnd
+from meshd.role.head.push_plan import UNCONNECTED, WHY_APART
+from meshd.role.worker import cycle as worker_cycle
+from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.mesh_head_view import MeshHeadView
+
+from tests.sim.loop import run
+from tests.unit.role.head.scene import Scene, scene
+from tests.unit.role.head.test_push_plan import held, pushes, yes
+from tests.unit.role.rig import Bench
+from tests.unit.role.worker.test_mesh_server import Server
+from tests.unit.rpc import mesh_talk as talk
+
+NAMES = ("anna", "bert")
+
+
+@asynccontextmanager
+async def mesh_scene(folder: Path, *, push: bool = True) -> AsyncIterator[Scene]:
+    async with scene(folder, min_workers=2, devices=("none",), push=push) as it:
+        it.head(mesh_programs=True)
+        for name in NAMES:
+            it.worker(name, mesh_programs=True)
+        yield it
+
+
+def inherited(it: Scene) -> list[socket.socket]:
+    """llama-server's ends, in their order."""
+    assert it.llama.spec is not None
+    numbers = it.llama.spec.env["GGML_MESH_FDS"].split(",")
+    return [socket.socket(fileno=os.dup(int(number))) for number in numbers]
+
+
+def view(bench: Bench, place: int) -> MeshHeadView:
+    """What the daemon sees of the connection with the worker at this place."""
+    watch = bench.tunnels[place].asked.watch
+    assert watch is not None
+    with watch() as watched:
+        assert isinstance(watched, MeshHeadView)
+        return watched
+
+
+def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            (await held(it)).set_result(yes())
+            await it.until(ModelState.READY)
+            assert it.llama.spec is not None
+            argv, env = list(it.llama.spec.argv), it.llama.spec.env
+            assert "--rpc" not in argv
+            assert it.argument("-dev") == "MESH0,MESH1"
+            assert env["GGML_BACKEND_PATH"] == "libggml-mesh.so"
+            assert env["GGML_MESH_DEVICES"] == "1,1"
+            assert not [name for name in env if name.startswith("GGML_RPC")]
+            weights = os.read(int(env["GGML_MESH_WEIGHTS_FD"]), 1 << 16)
+            assert weights.startswith(b"meshd-weights 1\n")
+            for number, end in enumerate(inherited(it)):
+                asked = it.bench.tunnels[number].asked
+                assert asked.peer == it.workers[NAMES[number]].mesh.key.peer
+                assert asked.endpoint == str(number)
+                ours = asked.client.joined
+                assert ours is not None
+                with ours, end:
+                    ours.send(b"x")
+                    assert end.recv(10) == b"x"
+
+    run(main())
+
+
+def test_llama_server_is_told_how_many_devices_each_worker_is_to_have(tmp_path: Path) -> None:
+    def card(number: int, free_mib: int) -> str:
+        return f"  GPU{number}: some card (4096 MiB, {free_mib} MiB free)"
+
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            it.workers["anna"].device_lines = [card(0, 3000)]
+            it.workers["bert"].device_lines = [card(0, 3000), card(1, 0), card(2, 3000)]
+            (await held(it)).set_result(yes())
+            await it.until(ModelState.READY)
+            assert it.llama.spec is not None
+            assert it.argument("-dev") == "MESH0,MESH1,MESH2"
+            assert it.llama.spec.env["GGML_MESH_DEVICES"] == "1,2", "one without memory is not started"
+            argv = list(it.workers["bert"].children[-1].spec.argv)  # type: ignore[union-attr]
+            assert [word for word in argv if word.startswith("GPU")] == ["GPU0", "GPU2"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [((1,), (0,), (True, "")), ((1,), (), (False, UNCONNECTED)), ((), (0,), (False, UNCONNECTED))],
+)
+def test_a_push_is_what_both_workers_say_in_welcome(
+    tmp_path: Path, first: tuple[int, ...], second: tuple[int, ...], expected: tuple[bool, str]
+) -> None:
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            ready = await held(it)
+            servers = [Server(it.workers[name].children[-1]) for name in NAMES]
+            (kind, number, way), last = servers[0].arrivals()
+            assert (kind, number, last) == (1, 1, (2, 0, None)), "the first opens the connection"
+            assert way is not None
+            way.close()
+            view(it.bench, 0).from_peer(talk.welcome(neighbours=first))
+            view(it.bench, 1).from_peer(talk.welcome(neighbours=second))
+            ready.set_result(yes())
+            await it.until(ModelState.READY)
+            assert pushes(it)["bert"] == expected
+            for server in servers:
+                server.close()
+
+    run(main())
+
+
+def test_without_pushes_the_servers_are_told_that_there_are_no_neighbours(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with mesh_scene(tmp_path, push=False) as it:
+            (await held(it)).set_result(yes())
+            await it.until(ModelState.READY)
+            for name in NAMES:
+                server = Server(it.workers[name].children[-1])
+                assert server.arrivals() == [(2, 0, None)]
+                server.close()
+            assert pushes(it)["bert"] == (False, "disabled (`--no-push`)")
+
+    run(main())
+
+
+def test_weights_are_counted_by_what_was_asked_and_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            ready = await held(it)
+            seen = view(it.bench, 0)
+            seen.to_peer(talk.load(talk.load_entry(size=100), talk.load_entry(size=30)))
+            seen.from_peer(talk.message(wire.LOADED, rest=b"\0\1", identity=4))
+            ready.set_result(yes())
+            await it.until(ModelState.READY)
+            model = it.serve.status.model
+            assert model is not None
+            assert (model.weights_local_bytes, model.weights_network_bytes) == (100, 30)
+            (weight,) = model.tensors_from_network
+            assert (weight.node, weight.reason) == ("anna", "no such hash")
+            assert [load.missing_bytes for load in model.workers] == [30, 0]
+
+    run(main())
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_llama_server_that_ends_for_a_loss_names_the_worker(tmp_path: Path, loaded: bool) -> None:
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            ready = await held(it)
+            if loaded:
+                ready.set_result(yes())
+                await it.until(ModelState.READY)
+            child = it.llama
+            child.report("lost 1 it says: the device failed")
+            child.die("`llama-server` ended with exit code 86")
+            it.bench.ready = None
+            await it.until(ModelState.LOADING, "llama-server lost worker bert: it says: the device failed")
+            await it.until(ModelState.READY)
+            assert it.llama is not child
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("why", "in_doubt"),
+    [
+        ("it says: lost neighbour 0: it ended", True),
+        ("it has waited for neighbour 0 for 20 s", True),
+        ("it says: lost neighbour 7: it ended", False),
+        ("it ended", False),
+    ],
+)
+def test_a_worker_that_names_its_neighbour_is_not_the_only_one_in_doubt(
+    tmp_path: Path, why: str, in_doubt: bool
+) -> None:
+    """The two do not push to each other any more: the next loss is certain."""
+
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            ready = await held(it)
+            for place in (0, 1):
+                view(it.bench, place).from_peer(talk.welcome(neighbours=(1 - place,)))
+            ready.set_result(yes())
+            await it.until(ModelState.READY)
+            assert pushes(it)["bert"] == (True, "")
+            child = it.llama
+            child.report(f"lost 1 {why}")
+            child.die("`llama-server` ended with exit code 86")
+            await it.until(ModelState.LOADING, "llama-server lost worker bert")
+            await it.until(ModelState.READY)
+            assert pushes(it)["bert"] == (False, WHY_APART if in_doubt else UNCONNECTED)
+
+    run(main())
+
+
+def test_the_last_word_of_a_llama_server_that_has_ended_is_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            (await held(it)).set_result(yes())
+            await it.until(ModelState.READY)
+            child = it.llama
+            report = os.dup(child.report_end)
+            child.die("`llama-server` ended with exit code 86")
+            await asyncio.sleep(0.5)
+            os.write(report, b"lost 1 it ended\n")
+            os.close(report)
+            await it.until(ModelState.LOADING, "llama-server lost worker bert: it ended")
+
+    run(main())
+
+
+def test_a_worker_of_another_protocol_is_left_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, min_workers=1) as it:
+            it.head(mesh_programs=True)
+            it.worker("rpc")
+            it.start()
+            await it.until(ModelState.WAITING, "speaks the native protocol `rpc`, this node `mesh 2`")
+            it.worker("mesh", mesh_programs=True)
+            await it.until(ModelState.READY)
+            split: tuple[SplitPart, ...] = it.serve.status.model.split if it.serve.status.model else ()
+            assert {part.node for part in split if part.layers} <= {"mesh", "head"}
+
+    run(main())
+
+
+def test_a_worker_of_an_earlier_version_is_left_out_by_its_offer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know that there are two protocols, and nothing is known of its llama.cpp."""
+    monkeypatch.setattr(worker_cycle, "other_protocol", lambda _mine, _theirs: None)
+
+    async def main() -> None:
+        async with scene(tmp_path, min_workers=1) as it:
+            it.head(mesh_programs=True)
+            it.worker("old").native = it.bench.mesh.native
+            it.start()
+            await it.until(ModelState.WAITING, "old speaks the native protocol `rpc`, this node `mesh 2`")
+            assert it.bench.tunnels == []
+
+    run(main())
+
+
+def test_a_connection_that_cannot_be_made_fails_the_load(tmp_path: Path) -> None:
+    def no_pair() -> tuple[socket.socket, int]:
+        raise OSError(24, "Too many open files")
+
+    end = MeshEnd(no_pair, weights={}, report=WeightsReport({}))
+    with pytest.raises(MeshdError, match="no connection can be made: too many open files"):
+        end.open("0")
+    end.close()

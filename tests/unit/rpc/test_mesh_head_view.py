@@ -1,0 +1,95 @@
+"""What a head's daemon reads of its llama-server's connection: weights by content, and the neighbours."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import RemoteProtocolError
+from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.mesh_head_view import MAX_WEIGHTS_ASKED, MeshHeadView
+
+from tests.unit.rpc import mesh_talk as talk
+
+HASH = bytes(range(32))
+
+
+class View:
+    """A view, and what it was told of weights."""
+
+    def __init__(self) -> None:
+        self.placed: list[tuple[bytes, int, str]] = []
+        self.view = MeshHeadView(lambda *weight: self.placed.append(weight))
+
+
+def asked(*sizes: int, identity: int = 4) -> bytes:
+    return talk.load(*(talk.load_entry(size=size) for size in sizes), identity=identity)
+
+
+def answered(*results: int, identity: int = 4) -> bytes:
+    return talk.message(wire.LOADED, rest=bytes(results), identity=identity)
+
+
+def test_everything_goes_on_and_the_weights_are_told() -> None:
+    it = View()
+    said = (talk.hello(), talk.allocate(), asked(16, 32), talk.write(), talk.graph(), asked(48, identity=5))
+    heard = (talk.welcome(), talk.allocated(), answered(0, 1), talk.progress(), answered(4, identity=5))
+    for message in said:
+        assert it.view.to_peer(message) is message
+    for message in heard:
+        assert it.view.from_peer(message) is message
+    assert it.placed == [(HASH, 16, ""), (HASH, 32, "no_such_hash"), (HASH, 48, "file_changed")]
+    assert it.view.neighbours == frozenset(talk.NEIGHBOURS)
+
+
+@given(st.lists(st.integers(1, 200), max_size=40))
+def test_it_does_not_matter_how_the_bytes_are_cut(cuts: list[int]) -> None:
+    it, came = View(), b""
+    it.view.to_peer(asked(16, 32))
+    whole, at = talk.welcome() + talk.data(100) + answered(0, 3), 0
+    for size in (*cuts, len(whole)):
+        came += bytes(it.view.from_peer(whole[at : at + size]))
+        at += size
+    assert came == whole
+    assert it.placed == [(HASH, 16, ""), (HASH, 32, "unreadable")]
+
+
+def test_an_answer_that_nobody_asked_for_says_nothing() -> None:
+    it = View()
+    it.view.from_peer(answered(0, 0))
+    assert it.placed == []
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [
+        answered(0),
+        answered(0, 0, 0),
+        answered(0, len(wire.LOAD_RESULTS)),
+        talk.welcome(version=wire.VERSION + 1),
+        talk.welcome(rest=b"x"),
+        talk.write(),
+    ],
+)
+def test_what_no_worker_may_say_ends_it(heard: bytes) -> None:
+    it = View()
+    it.view.to_peer(asked(16, 32))
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError):
+            it.view.from_peer(heard)
+
+
+def test_a_part_of_an_entry_ends_it() -> None:
+    with pytest.raises(RemoteProtocolError, match="part of an entry"):
+        View().view.to_peer(talk.load(talk.load_entry()[:-1]))
+
+
+def test_of_too_many_that_are_not_answered_nothing_is_said() -> None:
+    it, each = View(), wire.LOAD_ENTRIES
+    count = MAX_WEIGHTS_ASKED // each
+    for number in range(count + 1):
+        it.view.to_peer(asked(*[16] * each, identity=number + 1))
+    for number in range(count + 1):
+        it.view.from_peer(answered(*[0] * each, identity=number + 1))
+    assert len(it.placed) == MAX_WEIGHTS_ASKED
+    it.view.to_peer(asked(16, identity=1))
+    it.view.from_peer(answered(0, identity=1))
+    assert len(it.placed) == MAX_WEIGHTS_ASKED + 1, "there is room again"

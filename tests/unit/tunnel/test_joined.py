@@ -1,0 +1,189 @@
+"""A socketpair joined to one stream, by the side that opens it and by the one that gets it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+
+import pytest
+from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
+from meshd.base.tasks import Owner
+from meshd.peer.interface import Stream
+from meshd.tunnel.compressed import COMPRESSED, as_agreed
+from meshd.tunnel.joined import JoinedTunnel, join
+from meshd.tunnel.pump import Unwatched
+
+from tests.conformance.run import run, until
+from tests.unit.tunnel.far import PEER, FarMesh, echo, read_all, streams
+
+DATA = bytes(range(256)) * 5000
+
+
+class Upper(Unwatched):
+    """What it sees can be seen."""
+
+    def to_peer(self, data: bytes | memoryview) -> bytes:
+        return bytes(data).upper()
+
+
+class Refusing(Unwatched):
+    """Lets nothing in."""
+
+    def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
+        raise RemoteProtocolError(f"{len(data)} bytes too many", code="rpc")
+
+
+def read_end(child: socket.socket) -> bool:
+    """The child sees that our end is gone."""
+    child.settimeout(10)
+    return child.recv(1) == b""
+
+
+class Joined:
+    """A tunnel that runs, and the child's end."""
+
+    def __init__(self, tunnel: JoinedTunnel, mesh: FarMesh, child: socket.socket) -> None:
+        self.tunnel = tunnel
+        self.mesh = mesh
+        self.child = child
+        self.broken: list[MeshdError] = []
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(sock=self.child)
+
+
+@asynccontextmanager
+async def joined(*, error: MeshdError | None = None, compressed: bool = False) -> AsyncIterator[Joined]:
+    ours, child = socket.socketpair()
+    broken: list[MeshdError] = []
+    with child:
+        async with Owner() as owner:
+
+            def handle(far: Stream) -> None:
+                owner.start(echo(as_agreed(far)), name="echo")
+
+            mesh = FarMesh(handle, error=error)
+            tunnel = JoinedTunnel(
+                mesh=mesh,
+                peer=PEER,
+                service="rpc",
+                metadata={"lease": b"1"},
+                end=ours,
+                endpoint="3",
+                watch=lambda: nullcontext(Upper()),
+                on_broken=broken.append,
+                compresses=lambda: compressed,
+            )
+            it = Joined(tunnel, mesh, child)
+            it.broken = broken
+            owner.start(tunnel.serve(), name="tunnel")
+            try:
+                yield it
+            finally:
+                owner.cancel()
+                tunnel.close()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_bytes_go_both_ways_and_the_end_too(compressed: bool) -> None:
+    async def main() -> None:
+        async with joined(compressed=compressed) as it:
+            reader, writer = await it.open()
+            writer.write(b"abc" + DATA)
+            await writer.drain()
+            assert await reader.readexactly(3 + len(DATA)) == b"ABC" + DATA.upper()
+            assert it.tunnel.endpoint == "3"
+            assert it.tunnel.status.streams == 1
+            writer.write_eof()
+            assert await reader.read() == b""
+            await until(lambda: it.tunnel.status.streams == 0)
+            status = it.tunnel.status
+            assert (status.sent_bytes, status.received_bytes) == (len(DATA) + 3, len(DATA) + 3)
+            assert status.listen == "socketpair"
+            metadata = {"lease": b"1", **(COMPRESSED if compressed else {})}
+            assert it.mesh.opened == [(PEER, "rpc", metadata)], "it opens one stream, and no other"
+            assert it.broken == []
+            writer.close()
+
+    run(main())
+
+
+def test_a_peer_that_takes_no_stream_is_told_and_the_child_sees_the_end() -> None:
+    async def main() -> None:
+        async with joined(error=Broken("not connected")) as it:
+            reader, writer = await it.open()
+            assert await reader.read() == b""
+            assert [error.what for error in it.broken] == ["not connected"]
+            writer.close()
+
+    run(main())
+
+
+def test_one_that_is_closed_before_it_was_served_gives_its_end_back() -> None:
+    async def main() -> None:
+        ours, child = socket.socketpair()
+        with child:
+            tunnel = JoinedTunnel(
+                mesh=FarMesh(lambda _stream: None),
+                peer=PEER,
+                service="rpc",
+                metadata={},
+                end=ours,
+                endpoint="0",
+                on_broken=lambda _error: None,
+            )
+            tunnel.close()
+            tunnel.close()
+            await tunnel.serve()
+            assert read_end(child)
+
+    run(main())
+
+
+def test_what_came_as_a_stream_is_joined_too() -> None:
+    async def main() -> None:
+        ours, child = socket.socketpair()
+        near, far, _, _ = streams()
+        async with Owner() as owner:
+            joining = join(far, ours, inspector=Unwatched(), on_broken=lambda _error: None)
+            task = owner.start(joining, name="join")
+            reader, writer = await asyncio.open_connection(sock=child)
+            writer.write(DATA)
+            writer.write_eof()
+            near.write_eof()
+            assert await read_all(near) == DATA
+            assert await reader.read() == b""
+            await task
+            writer.close()
+
+    run(main())
+
+
+def test_what_the_inspector_refuses_ends_both() -> None:
+    async def main() -> None:
+        ours, child = socket.socketpair()
+        near, far, _, _ = streams()
+        broken: list[MeshdError] = []
+        async with Owner() as owner:
+            owner.start(join(far, ours, inspector=Refusing(), on_broken=broken.append), name="join")
+            reader, writer = await asyncio.open_connection(sock=child)
+            await near.write(b"four")
+            with pytest.raises(Broken, match="4 bytes too many"):
+                await near.read()
+            assert await reader.read() == b""
+            assert [error.what for error in broken] == ["4 bytes too many"]
+            writer.close()
+
+    run(main())
+
+
+def test_a_stream_that_is_compressed_in_another_way_costs_no_descriptor() -> None:
+    async def main() -> None:
+        ours, child = socket.socketpair()
+        _near, far, _, _ = streams(metadata={"compressed": 99})
+        with child:
+            with pytest.raises(RemoteProtocolError, match="unknown way"):
+                await join(far, ours, inspector=Unwatched(), on_broken=lambda _error: None)
+            assert read_end(child)
+
+    run(main())
