@@ -7,6 +7,7 @@ from pathlib import Path
 from meshd.bench.interface import WITHOUT
 from meshd.build.interface import NativeInfo
 from meshd.fleet.rpc_count import RpcCounts
+from meshd.wire.native import RPC_PROTOCOL
 
 LOAD_SECONDS = 600.0
 DECODES = 3  # of TOKENS each, of which the median counts, where a cell has fewer runs than that
@@ -51,6 +52,9 @@ class Rig:
     stock: NativeInfo
     speed: bool  # prompt and tokens too, not the load alone
     devices: tuple[str, ...] = ()
+    protocol: str = (
+        RPC_PROTOCOL  # what meshd's programs speak: `patched` has those, or the programs of native/mesh
+    )
     decodes: int = DECODES
     prompts: bool = True  # of 512 tokens, too
 
@@ -61,7 +65,12 @@ class Rig:
     @property
     def head_options(self) -> tuple[str, ...]:
         """Of a head that computes nothing but what is always its own."""
-        return ("--device", "none")
+        return ("--device", "none", *self.node_options)
+
+    @property
+    def node_options(self) -> tuple[str, ...]:
+        """Of each node."""
+        return ("--native-protocol", self.protocol) if self.protocol != RPC_PROTOCOL else ()
 
 
 Count = Callable[[], Awaitable[RpcCounts]]

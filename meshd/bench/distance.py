@@ -30,11 +30,13 @@ from meshd.bench.figures import (
 )
 from meshd.bench.interface import BenchOutput, DistanceArgs, Json
 from meshd.bench.one_way_delay import measure_one_way
+from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.build.native import build
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
+from meshd.wire.native import RPC_PROTOCOL
 
 
 def run(args: DistanceArgs, out: BenchOutput) -> int:
@@ -67,11 +69,19 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     if any(args.round_trips) and not args.compute_only:
         need_namespaces()
     stock = await build(args.cache, patched=False, progress=progress)
-    patched = await build(args.cache, progress=progress)
+    by_rpc = args.protocol == RPC_PROTOCOL
+    patched = await (build if by_rpc else mesh.build)(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     decodes = 1 if args.pairs >= DECODES else DECODES
     rig = Rig(
-        model, args.cache, patched, stock, speed=args.what != "load", decodes=decodes, prompts=args.prompts
+        model,
+        args.cache,
+        patched,
+        stock,
+        speed=args.what != "load",
+        decodes=decodes,
+        prompts=args.prompts,
+        protocol=args.protocol,
     )
     runs: list[BenchRun] = []
     counted: list[Counted] = []
@@ -86,7 +96,7 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
                 runs += [ours, await run_stock(rig, cell, argv)]
                 if workers == args.defaults:
                     runs.append(await run_stock(rig, replace(cell, defaults=True), argv))
-                if rig.speed and not rtt and not args.compute_only:
+                if by_rpc and rig.speed and not rtt and not args.compute_only:
                     runs += await run_near(rig, workers, argv)
                 for what in args.without if workers > 1 and rtt else ():  # with one there is nothing to push
                     runs.append((await run_meshd(rig, replace(cell, without=what)))[0])
@@ -96,7 +106,7 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
         if rig.speed and not args.compute_only:
             for rtt, seconds in (await measure_one_way(args.round_trips)).items():
                 one_way.setdefault(rtt, []).append(seconds)
-    for workers in args.workers if args.count else ():
+    for workers in args.workers if args.count and by_rpc else ():
         out.progress(f"counting what is said, {count_of(workers, 'worker')}")
         counted += await count_both(rig, workers)
     middle = {rtt: statistics.median(measured) for rtt, measured in one_way.items()}

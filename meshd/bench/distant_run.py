@@ -40,6 +40,7 @@ from meshd.build.interface import RPC_SERVER
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import LocalNode, ready_or_raise
 from meshd.fleet.rpc_count import RpcCounts
+from meshd.wire.native import RPC_PROTOCOL
 
 PROMPT_TOKENS, WARM_TOKENS, TOKENS = 512, 4, 32
 COUNTED_TOKENS = (4, 12)  # two answers of one shape; what they differ by is that of the tokens between
@@ -64,7 +65,8 @@ async def _meshd(
             total = total.plus(await ask_counts(control))
         return total
 
-    binaries = binaries or rig.patched.bin_dir
+    binaries = binaries or (rig.patched.bin_dir if rig.protocol == RPC_PROTOCOL else None)
+    named = ("--native-bin", str(binaries)) if binaries is not None else ()
     async with Owner() as owner:
         fleet = Fleet(
             FleetSpec(
@@ -73,9 +75,9 @@ async def _meshd(
                 model=rig.model,
                 worker_model=rig.model,
                 round_trips=[distance] * cell.workers,
-                head_options=(*rig.head_options, *cell.head_options, "--native-bin", str(binaries)),
-                worker_binaries=wrapped or [binaries] * cell.workers,
-                worker_options=[rig.device(number) for number in range(cell.workers)],
+                head_options=(*rig.head_options, *cell.head_options, *named),
+                worker_binaries=wrapped or ([binaries] * cell.workers if binaries is not None else ()),
+                worker_options=[(*rig.node_options, *rig.device(number)) for number in range(cell.workers)],
             )
         )
         await fleet.start_workers(owner)

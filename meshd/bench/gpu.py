@@ -32,15 +32,17 @@ from meshd.bench.gpu_page import GpuRunFacts, page
 from meshd.bench.gpu_results import Found, decode, encode
 from meshd.bench.one_way_delay import measure_one_way
 from meshd.bench.random_model import SHAPES, random_model
+from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import RPC_SERVER, BuildProgress, NativeInfo
 from meshd.build.native import build
 from meshd.build.pin import read_pin
-from meshd.config import load
+from meshd.config import PROTOCOLS, load
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end
 from meshd.role.native.devices import list_devices, pick
 from meshd.wire.lease import OfferedDevice
+from meshd.wire.native import RPC_PROTOCOL
 
 SMOLLM2 = "smollm2"
 UNFINISHED = 3
@@ -53,6 +55,7 @@ class GpuOptions:
     write: Path
     cache: Path
     backend: str
+    protocol: str
     source: Path | None
     models: tuple[str, ...]
     devices: tuple[str, ...]
@@ -73,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
         write=args.write,
         cache=load().config.paths.cache,
         backend=args.backend,
+        protocol=args.protocol,
         source=args.source,
         models=tuple(args.model.split(",")),
         devices=tuple(filter(None, args.devices.split(","))),
@@ -107,6 +111,12 @@ def _parser() -> argparse.ArgumentParser:
         "--source", type=Path, metavar="DIR", help="upstream's tree, where pip has no network"
     )
     parser.add_argument(
+        "--protocol",
+        default=RPC_PROTOCOL,
+        choices=PROTOCOLS,
+        help="what meshd's programs speak (default: rpc)",
+    )
+    parser.add_argument(
         "--model", default="small,8b", metavar="LIST", help=f"{', '.join(SHAPES)} (random), smollm2, or files"
     )
     parser.add_argument("--devices", default="", metavar="LIST", help="such as CUDA0,CUDA1 (default: all)")
@@ -130,7 +140,7 @@ def _say(text: str) -> None:
 
 
 async def _build(asked: GpuOptions) -> tuple[NativeInfo, NativeInfo]:
-    """Patched and stock, from one tree."""
+    """Meshd's and stock, from one tree."""
     shown = -1.0
 
     def progress(step: BuildProgress) -> None:
@@ -140,11 +150,12 @@ async def _build(asked: GpuOptions) -> tuple[NativeInfo, NativeInfo]:
             shown = share
             _say(step.text)
 
-    patched = await build(asked.cache, backend=asked.backend, source=asked.source, progress=progress)
-    stock = await build(
-        asked.cache, backend=asked.backend, source=asked.source, patched=False, progress=progress
-    )
-    return patched, stock
+    backend, source = asked.backend, asked.source
+    if asked.protocol != RPC_PROTOCOL:
+        info = await mesh.build(asked.cache, backend=backend, source=source, progress=progress)
+        return info, info
+    patched = await build(asked.cache, backend=backend, source=source, progress=progress)
+    return patched, await build(asked.cache, backend=backend, source=source, patched=False, progress=progress)
 
 
 async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
@@ -194,7 +205,7 @@ async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int
         _say(f"model {name}")
         file = await _model(name, asked.cache)
         one = _of_model(found, name, file.stat().st_size)
-        rig = Rig(file, asked.cache, patched, stock, speed=True, devices=gpus)
+        rig = Rig(file, asked.cache, patched, stock, speed=True, devices=gpus, protocol=asked.protocol)
         left += await _cells(rig, asked, one, lambda: _write(asked, made, found))
         left += await _counts(rig, asked, one, lambda: _write(asked, made, found))
     return found, left

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from meshd.wire.native import RPC_PROTOCOL
+
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
@@ -78,6 +80,7 @@ class DistanceArgs:
     without: tuple[str, ...] = ()  # of WITHOUT: meshd is measured without each, too
     defaults: int = 0  # with so many workers stock is measured as upstream ships it, too
     count: bool = True  # what RPC says, in runs of their own
+    protocol: str = RPC_PROTOCOL  # of meshd's programs; of another one nothing is counted
     prompts: bool = True  # of 512 tokens, too
     svg: Path | None = None
     as_json: bool = False

@@ -114,7 +114,7 @@ async def plain(
             argv = [word for word in argv if word not in _OWN_CHOICE]
             without["--cache-ram"] = None
         if endpoints:
-            given = changed(argv, {**without, "--rpc": ",".join(endpoints)})
+            given = changed(_over_rpc(argv, cell.workers), {**without, "--rpc": ",".join(endpoints)})
         else:
             threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
             gone = {} if cell.ends else without
@@ -123,6 +123,14 @@ async def plain(
             given = [*alone, *(on_gpu if rig.devices else ["-ngl", "0", "-dev", "none", "-t", threads])]
         yield await one.llama(given)
         owner.cancel()
+
+
+def _over_rpc(argv: list[str], workers: int) -> list[str]:
+    """The same split over upstream's RPC, where meshd's llama-server used native/mesh."""
+    if "--rpc" in argv or not workers:
+        return argv
+    devices = ",".join(f"RPC{number}" for number in range(workers))
+    return ["--rpc", "", *changed(argv, {"-dev": devices})]
 
 
 def _free_port() -> int:

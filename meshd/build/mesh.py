@@ -26,33 +26,39 @@ from meshd.build.machine import cpu_kind, need_compiler, need_tools
 from meshd.build.pin import native_folder, read_pin
 from meshd.build.tree import Tree
 
-BACKEND = "cpu"  # the only one that mesh-server lends so far
 PROGRAMS: Mapping[str, str] = {"mesh-server": MESH_PROGRAM, "ggml-mesh": MESH_MODULE}  # targets, and files
 _KEPT = 4
 
 
-def find(cache: Path) -> NativeInfo | None:
+def find(cache: Path, backend: str = "auto") -> NativeInfo | None:
     """The finished build of the installed pin and sources, with a stock llama-server; None without either."""
-    stock = native.find(cache, BACKEND, patched=False)
-    folder = folder_of(cache)
-    if stock is None or not _has(folder, PROGRAMS):
+    stock = native.find(cache, backend, patched=False)
+    if stock is None:
         return None
-    return _joined(stock, folder)
+    folder = folder_of(cache, stock.backend)
+    return _joined(stock, folder) if _has(folder, PROGRAMS) else None
 
 
-async def build(cache: Path, *, source: Path | None = None, progress: ProgressCallback) -> NativeInfo:
+async def build(
+    cache: Path, *, backend: str = "auto", source: Path | None = None, progress: ProgressCallback
+) -> NativeInfo:
     """Build what is missing and return it, as `native.build`."""
-    stock = await native.build(cache, backend=BACKEND, source=source, patched=False, progress=progress)
-    folder = await build_programs(cache, PROGRAMS, source=source, progress=progress)
+    stock = await native.build(cache, backend=backend, source=source, patched=False, progress=progress)
+    folder = await build_programs(cache, PROGRAMS, backend=stock.backend, source=source, progress=progress)
     progress(BuildProgress(Stage.DONE, f"meshd's backend is ready ({folder.name})"))
     return _joined(stock, folder)
 
 
 async def build_programs(
-    cache: Path, targets: Mapping[str, str], *, source: Path | None = None, progress: ProgressCallback
+    cache: Path,
+    targets: Mapping[str, str],
+    *,
+    backend: str = "cpu",
+    source: Path | None = None,
+    progress: ProgressCallback,
 ) -> Path:
     """The folder with the files that these targets make. One at a time, with the other native builds."""
-    folder = folder_of(cache)
+    folder = folder_of(cache, backend)
     if _has(folder, targets):
         return folder
     with builds.explained_disk_errors(cache):
@@ -60,15 +66,17 @@ async def build_programs(
             if not _has(folder, targets):
                 need_compiler()
                 need_tools()
-                tree = await untouched(cache, source=source, progress=progress)
-                await _compile(tree, targets, progress)
+                tree = await untouched(cache, backend, source=source, progress=progress)
+                await _compile(tree, backend, targets, progress)
                 await asyncio.to_thread(_store, tree.build / "bin", folder, targets)
     return folder
 
 
-async def untouched(cache: Path, *, source: Path | None = None, progress: ProgressCallback) -> Tree:
+async def untouched(
+    cache: Path, backend: str = "cpu", *, source: Path | None = None, progress: ProgressCallback
+) -> Tree:
     """Upstream at the pin, as it is. The caller holds the lock of the native builds."""
-    tree = Tree(cache / "native" / f"untouched-{BACKEND}-{cpu_kind()}")
+    tree = Tree(cache / "native" / f"untouched-{backend}-{cpu_kind()}")
     await native.fill(tree, read_pin(), cache, source, progress)
     return tree
 
@@ -81,9 +89,9 @@ def sources() -> Path:
     return folder
 
 
-def folder_of(cache: Path) -> Path:
+def folder_of(cache: Path, backend: str = "cpu") -> Path:
     """Of the build of the sources as they are now."""
-    return cache / "native" / f"mesh-{_key()}-{BACKEND}-{cpu_kind()}"
+    return cache / "native" / f"mesh-{_key()}-{backend}-{cpu_kind()}"
 
 
 def _key() -> str:
@@ -101,13 +109,13 @@ def _joined(stock: NativeInfo, folder: Path) -> NativeInfo:
     return replace(stock, binaries={**stock.binaries, **{name: folder / name for name in PROGRAMS.values()}})
 
 
-async def _compile(tree: Tree, targets: Mapping[str, str], progress: ProgressCallback) -> None:
+async def _compile(tree: Tree, backend: str, targets: Mapping[str, str], progress: ProgressCallback) -> None:
     # cmake ties a build folder to the path of its source, and the cache outlives any one checkout
     copy = tree.folder / "mesh"
     shutil.rmtree(copy, ignore_errors=True)
     await asyncio.to_thread(shutil.copytree, sources(), copy)
     flags = [f"-DCMAKE_PROJECT_INCLUDE={copy / 'inject.cmake'}"]
-    await compile_tree(tree, backend=BACKEND, targets=list(targets), progress=progress, flags=flags)
+    await compile_tree(tree, backend=backend, targets=list(targets), progress=progress, flags=flags)
 
 
 def _store(made: Path, folder: Path, targets: Mapping[str, str]) -> None:

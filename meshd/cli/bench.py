@@ -13,7 +13,8 @@ from pathlib import Path
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
-from meshd.config import load
+from meshd.config import PROTOCOLS, load
+from meshd.wire.native import RPC_PROTOCOL
 
 WHAT = "load|nodes|latency|ready|rpc|transport"
 _HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
@@ -26,7 +27,8 @@ _USUAL = {  # workers, round trips
 }
 _USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--compute-only]
-                                      [--without push] [--svg FILE] [--json]
+                                      [--without push] [--protocol rpc|mesh] [--svg FILE]
+                                      [--json]
        meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
        meshd bench ready [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--json]
        meshd bench rpc [--model FILE] [--pairs N] [--json]
@@ -78,6 +80,12 @@ def _distance_arguments(parser: argparse.ArgumentParser) -> None:
         "--without",
         metavar="WHAT,…",
         help="also measure meshd without: push (activations straight from worker to worker)",
+    )
+    distance.add_argument(
+        "--protocol",
+        choices=PROTOCOLS,
+        default=RPC_PROTOCOL,
+        help="what meshd's programs speak (default: rpc; see --native-protocol)",
     )
     distance.add_argument("--svg", metavar="FILE", help="write a plot to this file")
 
@@ -174,6 +182,7 @@ def _distance(args: Arguments, out: Output) -> int:
             pairs=pairs,
             compute_only=args.compute_only,
             without=_without(args.without),
+            protocol=args.protocol,
             svg=Path(args.svg).expanduser() if args.svg else None,
             as_json=args.json,
         ),

@@ -59,13 +59,17 @@ def _add_mesh(parser: argparse.ArgumentParser) -> None:
 def run(args: Arguments, out: Output) -> int:
     """Foreground work, without a daemon."""
     paths = load().config.paths
-    if args.mesh and (args.backend not in ("auto", "cpu") or (args.action == "build" and args.tools)):
-        raise UsageError("`--mesh` is for CPUs so far, and has no tools", hint="omit --backend and --tools")
+    if args.mesh and args.action == "build" and args.tools:
+        raise UsageError("`--mesh` has no tools", hint="omit --tools")
     if args.action == "build":
         source = Path(args.source).expanduser() if args.source else None
         info = _build(paths.cache, args, source, out)
     else:
-        info = _find_mesh(paths.cache) if args.mesh else _find(paths.cache, args.backend, paths.native_bin)
+        info = (
+            _find_mesh(paths.cache, args.backend)
+            if args.mesh
+            else _find(paths.cache, args.backend, paths.native_bin)
+        )
     if args.json:
         out.json(to_json(info))
     else:
@@ -88,17 +92,17 @@ def _build(cache: Path, args: Arguments, source: Path | None, out: Output) -> "N
         out.progress(f"{progress.stage}: {progress.text}" if progress.text else str(progress.stage), share)
 
     if args.mesh:
-        return asyncio.run(mesh.build(cache, source=source, progress=show))
+        return asyncio.run(mesh.build(cache, backend=args.backend, source=source, progress=show))
     return asyncio.run(
         native.build(cache, backend=args.backend, source=source, tools=args.tools, progress=show)
     )
 
 
-def _find_mesh(cache: Path) -> "NativeInfo":
+def _find_mesh(cache: Path, backend: str) -> "NativeInfo":
     from meshd.build import mesh
     from meshd.build.machine import how_to_build
 
-    found = mesh.find(cache)
+    found = mesh.find(cache, backend)
     if found is None:
         raise UserError(f"meshd's own backend is not built in `{cache}`", hint=how_to_build("--mesh"))
     return found

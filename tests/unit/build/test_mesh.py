@@ -44,6 +44,17 @@ def test_both_parts_are_needed(tmp_path: Path) -> None:
     assert found.binaries[RPC_SERVER].is_file() and found.binaries[LLAMA_SERVER].is_file()
 
 
+def test_each_backend_has_its_own(tmp_path: Path) -> None:
+    _programs(tmp_path)
+    store(tmp_path, "cuda", patched=False)
+    assert mesh.find(tmp_path, "cuda") is None
+    mesh.folder_of(tmp_path, "cuda").mkdir()
+    for name in (MESH_PROGRAM, MESH_MODULE):
+        (mesh.folder_of(tmp_path, "cuda") / name).touch()
+    found = mesh.find(tmp_path, "cuda")
+    assert found is not None and found.backend == "cuda"
+
+
 def test_a_part_of_the_programs_is_none(tmp_path: Path) -> None:
     store(tmp_path, "cpu", patched=False)
     (_programs(tmp_path) / MESH_MODULE).unlink()
