@@ -44,7 +44,7 @@ class Operation:
     kinds: tuple[str, ...]
 
 
-VERSION = 2
+VERSION = 3
 PIECE_BYTES = 4194304  # bytes
 GRAPH_TENSORS = 32768  # tensors
 STORED_GRAPHS = 8  # graphs
@@ -58,7 +58,9 @@ HUNG_SECONDS = 20  # seconds
 QUEUE_BYTES = 67108864  # bytes
 
 HEADER = Struct("<IHHQ")  # size, kind, zero, id
-DEVICE = Struct("<64s128sIIQQQ")  # name, description, kind, alignment, most_bytes, free_bytes, total_bytes
+DEVICE = Struct(
+    "<64s128sIIQQQII"
+)  # name, description, kind, alignment, most_bytes, free_bytes, total_bytes, row_padding, attention_copies
 TENSOR = Struct(
     "<IIQ4I4QII16i10IIiQ64s"
 )  # buffer, type, offset, ne, nb, operation, flags, parameters, sources, viewed, uses, view_offset, name
@@ -160,12 +162,12 @@ MESSAGES: Mapping[int, RpcMessage] = {
         Struct("<IIIII"),
         ("version", "device_count", "operation_count", "type_count", "neighbour_count"),
         (
-            Rest("devices", 224, "device_count", 16),
+            Rest("devices", 232, "device_count", 16),
             Rest("operations", 4, "operation_count", 63),
             Rest("types", 4, "type_count", 32),
             Rest("neighbours", 4, "neighbour_count", 16),
         ),
-        4048,
+        4176,
     ),
     ALLOCATED: RpcMessage("ALLOCATED", 130, "worker", 0, Struct("<I"), ("done",), (), 4),
     DATA: RpcMessage("DATA", 134, "worker", 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),

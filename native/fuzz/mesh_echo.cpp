@@ -4,14 +4,14 @@
 
 using namespace mesh;
 
-void echo::push(uint32_t number, uint64_t token, std::vector<uint8_t> data) {
+void echo::push(uint32_t number, uint64_t token, blob data) {
     if (number != 1 && number != 2) {
         throw bad_message("no such neighbour");
     }
     pieces[number - 1].push_back({ token, std::move(data) });
 }
 
-std::vector<uint8_t> echo::take(uint32_t number, uint64_t token, uint32_t size) {
+blob echo::take(uint32_t number, uint64_t token, uint32_t size) {
     if ((number != 1 && number != 2) || pieces[number - 1].empty()) {
         throw bad_message("no such neighbour, or nothing from it");
     }

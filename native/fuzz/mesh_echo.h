@@ -10,13 +10,13 @@
 class echo : public mesh::exchange {
 public:
     std::vector<uint32_t> numbers() const override { return { 1, 2 }; }
-    void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) override;
-    std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) override;
+    void push(uint32_t number, uint64_t token, mesh::blob data) override;
+    mesh::blob take(uint32_t number, uint64_t token, uint32_t size) override;
 
 private:
     struct piece {
         uint64_t token;
-        std::vector<uint8_t> data;
+        mesh::blob data;
     };
     std::deque<piece> pieces[2];
 };

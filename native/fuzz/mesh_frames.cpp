@@ -59,7 +59,7 @@ void mesh_session::data() {
         write_body body;
         body.buffer = from.number;
         body.offset = bad ? odd() : first;
-        std::vector<uint8_t> bytes(size);
+        blob bytes(size);
         std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<uint8_t>(dice_.next()); });
         return give(body, "write", bytes);
     }

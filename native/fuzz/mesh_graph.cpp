@@ -114,7 +114,7 @@ void mesh_session::damage(wire_tensor & t, size_t count) {
 void mesh_session::set_indices(const std::vector<index_tensor> & indices) {
     for (const auto & one : indices) {
         const size_t width = one.tensor->type == GGML_TYPE_I64 ? 8 : 4;
-        std::vector<uint8_t> bytes(ggml_nbytes(one.tensor));
+        blob bytes(ggml_nbytes(one.tensor), 0);
         const bool bad = damaging && dice_.one_in(10);
         for (size_t at = 0; at + width <= bytes.size(); at += width) {
             auto value = static_cast<int64_t>(dice_.below(static_cast<uint64_t>(one.limit)));
@@ -176,7 +176,7 @@ bool mesh_session::make_graph(const buffer & where, std::vector<ggml_tensor *> &
 
 void mesh_session::graph() {
     const buffer where = some_buffer();
-    std::vector<uint8_t> room(ggml_tensor_overhead() * 128 + ggml_graph_overhead_custom(128, false));
+    blob room(ggml_tensor_overhead() * 128 + ggml_graph_overhead_custom(128, false));
     ggml_context_ptr own(ggml_init({ room.size(), room.data(), true }));
     ctx = own.get();
     std::vector<ggml_tensor *> tensors;

@@ -14,12 +14,12 @@ using namespace mesh;
 static constexpr uint32_t NUMBER = 3;
 
 struct pushes {
-    std::vector<std::pair<uint64_t, std::vector<uint8_t>>> whole; // tokens and data, before the damage
-    std::vector<uint8_t> bytes;
+    std::vector<std::pair<uint64_t, blob>> whole; // tokens and data, before the damage
+    blob bytes;
     bool damaged = false;
 };
 
-static wire_header some_header(dice & chance, const std::vector<uint8_t> & body) {
+static wire_header some_header(dice & chance, const blob & body) {
     wire_header header;
     header.kind = static_cast<uint16_t>(message::pushed);
     header.size = static_cast<uint32_t>(body.size());
@@ -28,7 +28,7 @@ static wire_header some_header(dice & chance, const std::vector<uint8_t> & body)
 }
 
 // Its header is one that no neighbour may send, or what follows is too short
-static void put_damaged(dice & chance, wire_header header, const std::vector<uint8_t> & body, writer & out) {
+static void put_damaged(dice & chance, wire_header header, const blob & body, writer & out) {
     size_t sent = body.size();
     switch (chance.below(4)) {
     case 0:
@@ -63,7 +63,7 @@ static pushes make(dice & chance) {
     writer out;
     for (int64_t n = chance.within(1, 12); n > 0 && !made.damaged; n--) {
         const uint64_t token = chance.next();
-        std::vector<uint8_t> data(chance.below(chance.one_in(20) ? 20000 : 200));
+        blob data(chance.below(chance.one_in(20) ? 20000 : 200));
         for (auto & byte : data) {
             byte = static_cast<uint8_t>(chance.next());
         }
@@ -85,7 +85,7 @@ static pushes make(dice & chance) {
 }
 
 // In pieces of any size, as they may come
-static void send_all(dice & chance, int socket, const std::vector<uint8_t> & bytes) {
+static void send_all(dice & chance, int socket, const blob & bytes) {
     size_t done = 0;
     while (done < bytes.size()) {
         const size_t left = bytes.size() - done;

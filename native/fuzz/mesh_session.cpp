@@ -7,7 +7,7 @@
 using namespace mesh;
 
 mesh_session::mesh_session(uint64_t seed, const std::vector<lent_device> & devices, fuzz_totals & totals) :
-    dice_(seed), totals(totals), worker(devices, no_files, others, [](message, uint64_t, std::vector<uint8_t>) {}),
+    dice_(seed), totals(totals), worker(devices, no_files, others, [](message, uint64_t, blob) {}),
     steps(static_cast<int>(dice_.within(1, 60))), damaging(!dice_.one_in(8)) {}
 
 void mesh_session::run() {
@@ -18,13 +18,14 @@ void mesh_session::run() {
 }
 
 // As a channel does: what is too long or too short does not get as far as the worker
-void mesh_session::give_bytes(uint16_t number, std::vector<uint8_t> body, const char * name) {
+void mesh_session::give_bytes(uint16_t number, blob body, const char * name) {
     if (!why.empty()) {
         return;
     }
     what = name;
     if (damaging && dice_.one_in(60)) {
-        body.resize(static_cast<size_t>(std::max<int64_t>(0, static_cast<int64_t>(body.size()) + dice_.within(-8, 8))));
+        body.resize(
+            static_cast<size_t>(std::max<int64_t>(0, static_cast<int64_t>(body.size()) + dice_.within(-8, 8))), 0);
         valid = false;
     }
     totals.frames++;
@@ -61,7 +62,7 @@ uint64_t mesh_session::odd() {
 }
 
 // Overwrites one field, or a bit, at a place where a field may be
-void mesh_session::damage(std::vector<uint8_t> & bytes) {
+void mesh_session::damage(blob & bytes) {
     if (bytes.size() < 8) {
         return;
     }
@@ -111,11 +112,11 @@ void mesh_session::hello() {
         release += "x";
         valid = false;
     }
-    give(body, "hello", std::vector<uint8_t>(release.begin(), release.end()));
+    give(body, "hello", blob(release.begin(), release.end()));
 }
 
 void mesh_session::noise() {
-    std::vector<uint8_t> bytes(dice_.below(400));
+    blob bytes(dice_.below(400));
     std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<uint8_t>(dice_.next()); });
     valid = false;
     give_bytes(static_cast<uint16_t>(dice_.below(16)), bytes, "noise");

@@ -30,13 +30,13 @@ private:
     };
     typedef std::vector<std::pair<uint64_t, uint64_t>> ranges;
 
-    template <class Body> void give(const Body & body, const char * name, const std::vector<uint8_t> & rest = {}) {
+    template <class Body> void give(const Body & body, const char * name, const mesh::blob & rest = {}) {
         mesh::writer out;
         body.put(out);
         out.put_bytes(rest.data(), rest.size());
         give_bytes(static_cast<uint16_t>(Body::number), std::move(out.data), name);
     }
-    void give_bytes(uint16_t number, std::vector<uint8_t> body, const char * name);
+    void give_bytes(uint16_t number, mesh::blob body, const char * name);
     void step();
     void hello();
     void allocate();
@@ -52,7 +52,7 @@ private:
     void set_indices(const std::vector<index_tensor> & indices);
     mesh::wire_tensor describe(const ggml_tensor * tensor, const std::vector<ggml_tensor *> & tensors) const;
     void damage(mesh::wire_tensor & tensor, size_t count);
-    void damage(std::vector<uint8_t> & bytes);
+    void damage(mesh::blob & bytes);
     bool hurt() { return damaging && dice_.one_in(3); }
     uint64_t odd();
     const buffer & some_buffer() { return buffers[dice_.below(buffers.size())]; }

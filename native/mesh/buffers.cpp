@@ -18,7 +18,8 @@ bool buffers::allocate(uint32_t number, uint32_t device, uint64_t size) {
     if (size == 0 || size > devices[device].limit - held[device] || size > ggml_backend_buft_get_max_size(type)) {
         return false;
     }
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, size);
+    // what kernels read behind a tensor is there, and 0, also where a view ends with the buffer
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, size + most_padding(devices[device].rule));
     if (buffer == nullptr) {
         return false;
     }
@@ -49,7 +50,7 @@ place buffers::find(uint32_t number, uint64_t offset, uint64_t size) const {
     if (offset > one.size || size > one.size - offset) {
         throw bad_message("bytes behind the end of buffer " + std::to_string(number));
     }
-    return { one.buffer, static_cast<uint8_t *>(ggml_backend_buffer_get_base(one.buffer)) + offset };
+    return { one.buffer, static_cast<uint8_t *>(ggml_backend_buffer_get_base(one.buffer)) + offset, one.device };
 }
 
 uint64_t buffers::size_of(uint32_t number) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "protocol.h"
+#include "sizes.h"
 
 #include "ggml-backend.h"
 
@@ -13,12 +14,14 @@ namespace mesh {
 struct lent_device {
     ggml_backend_t backend;
     uint64_t limit; // bytes that a head may hold
+    size_rule rule = {};
 };
 
 // Bytes of a device: where they are for ggml
 struct place {
     ggml_backend_buffer_t buffer;
     uint8_t * data;
+    uint32_t device = 0;
 };
 
 class buffers {

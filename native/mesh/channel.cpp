@@ -74,8 +74,8 @@ void channel::read_body(void * data, size_t size) {
     read_some(data, size, false);
 }
 
-std::vector<uint8_t> channel::read_body(const wire_header & header) {
-    std::vector<uint8_t> body(header.size);
+blob channel::read_body(const wire_header & header) {
+    blob body(header.size);
     read_body(body.data(), body.size());
     return body;
 }
@@ -113,8 +113,7 @@ void put_header(writer & out, message number, uint64_t id, size_t size) {
     header.put(out);
 }
 
-void channel::write(
-    message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t more_size) {
+void channel::write(message number, uint64_t id, const blob & body, const void * more, size_t more_size) {
     writer header;
     put_header(header, number, id, body.size() + more_size);
     iovec parts[3] = {

@@ -26,11 +26,10 @@ public:
     bool read_header(wire_header & header);
     // As many bytes of its body
     void read_body(void * data, size_t size);
-    std::vector<uint8_t> read_body(const wire_header & header);
+    blob read_body(const wire_header & header);
 
     // Writes all of it: body, then more. Blocks while the other side does not read
-    void write(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more = nullptr,
-        size_t more_size = 0);
+    void write(message number, uint64_t id, const blob & body, const void * more = nullptr, size_t more_size = 0);
     template <class Body>
     void write_body(uint64_t id, const Body & body, const void * more = nullptr, size_t size = 0) {
         writer out;

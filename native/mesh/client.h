@@ -4,6 +4,7 @@
 
 #include "connection.h"
 #include "head_weights.h"
+#include "sizes.h"
 
 #include "ggml-backend-impl.h"
 
@@ -36,6 +37,7 @@ struct client_device {
     uint64_t most_bytes;
     uint64_t free_bytes;
     uint64_t total_bytes;
+    size_rule rule;
     ggml_backend_device device;
     ggml_backend_buffer_type buffer_type;
 };

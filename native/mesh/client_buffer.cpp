@@ -186,6 +186,10 @@ static size_t most_bytes(ggml_backend_buffer_type_t type) {
     return static_cast<client_device *>(type->context)->most_bytes;
 }
 
+static size_t alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tensor) {
+    return allocation_size(static_cast<client_device *>(type->context)->rule, tensor);
+}
+
 static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     static std::atomic<uint32_t> last_number{ 0 };
     static std::atomic<uint64_t> next_base{ FIRST_BASE };
@@ -223,6 +227,7 @@ void fill_buffer_type(client_device & device) {
     device.buffer_type.iface.alloc_buffer = allocate;
     device.buffer_type.iface.get_alignment = alignment;
     device.buffer_type.iface.get_max_size = most_bytes;
+    device.buffer_type.iface.get_alloc_size = alloc_size;
     device.buffer_type.device = &device.device;
     device.buffer_type.context = &device;
 }

@@ -111,8 +111,13 @@ static client_device * make_device(client_worker * worker, uint32_t number, cons
     device->most_bytes = row.most_bytes;
     device->free_bytes = row.free_bytes;
     device->total_bytes = row.total_bytes;
+    device->rule.row_padding = row.row_padding;
+    device->rule.attention_copies = row.attention_copies != 0;
     if (row.alignment == 0 || (row.alignment & (row.alignment - 1)) != 0 || row.alignment > 1 << 16) {
         throw bad_message("a device has an alignment that there is not");
+    }
+    if ((row.row_padding & (row.row_padding - 1)) != 0 || row.row_padding > 1 << 16 || row.attention_copies > 1) {
+        throw bad_message("a device has a rule for sizes that there is not");
     }
     return device;
 }
@@ -155,7 +160,7 @@ std::vector<client_device *> open_worker(int socket, uint32_t place, size_t firs
     const weights_index & index, uint32_t count) {
     // devices are for as long as the process is, and so is what they speak through
     auto * worker = new client_worker(socket, place, "MESH" + std::to_string(first), index);
-    std::vector<uint8_t> welcome;
+    blob welcome;
     if (!worker->link.greet(ggml_release(), welcome)) {
         throw std::runtime_error("the worker of " + worker->link.name + " cannot be used");
     }

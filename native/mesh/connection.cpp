@@ -71,15 +71,15 @@ std::string connection::tick() {
 }
 
 // The mutex is held, and so ids are in the order in which requests leave
-uint64_t connection::put(message number, const std::vector<uint8_t> & body, const void * more, size_t size) {
+uint64_t connection::put(message number, const blob & body, const void * more, size_t size) {
     // what changes data is of no use before something reads or computes them
     const bool may_wait = number == message::write || number == message::fill;
     outgoing.put(number, ++last_id, body, more, size, may_wait);
     return last_id;
 }
 
-uint64_t connection::post(message number, const std::vector<uint8_t> & body, const void * more, size_t size,
-    uint64_t bytes, const pending * answer) {
+uint64_t connection::post(
+    message number, const blob & body, const void * more, size_t size, uint64_t bytes, const pending * answer) {
     if (!outgoing.wait_for_room()) {
         return 0;
     }
@@ -94,12 +94,12 @@ uint64_t connection::post(message number, const std::vector<uint8_t> & body, con
     return put(number, body, more, size);
 }
 
-bool connection::send_bytes(message number, const std::vector<uint8_t> & body, const void * more, size_t size) {
+bool connection::send_bytes(message number, const blob & body, const void * more, size_t size) {
     return post(number, body, more, size, size, nullptr) != 0;
 }
 
 uint64_t connection::ask(
-    message number, const std::vector<uint8_t> & body, message wanted, void * target, size_t size, uint64_t loads) {
+    message number, const blob & body, message wanted, void * target, size_t size, uint64_t loads) {
     const pending answer = { wanted, target, size, nullptr };
     return post(number, body, nullptr, 0, loads, &answer);
 }
@@ -144,8 +144,7 @@ bool connection::wait_all() {
     return !gone;
 }
 
-bool connection::greet(
-    const std::string & release, std::vector<uint8_t> & welcome, std::chrono::milliseconds patience) {
+bool connection::greet(const std::string & release, blob & welcome, std::chrono::milliseconds patience) {
     std::thread([this] { receive(); }).detach();
     hello_body body;
     body.version = VERSION;
@@ -182,7 +181,7 @@ void connection::receive() {
 
 void connection::receive_one(const wire_header & header) {
     if (static_cast<message>(header.kind) == message::failed) {
-        const std::vector<uint8_t> why = worker.read_body(header);
+        const blob why = worker.read_body(header);
         throw bad_message("it says: " + std::string(why.begin(), why.end()));
     }
     if (static_cast<message>(header.kind) == message::progress) {

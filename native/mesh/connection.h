@@ -24,14 +24,14 @@ public:
 
     // Greets the worker: what it has, or false where it is lost, refuses, or says nothing for so long: its program may
     // be starting
-    bool greet(const std::string & release, std::vector<uint8_t> & welcome,
-        std::chrono::milliseconds patience = std::chrono::seconds(30));
+    bool greet(
+        const std::string & release, blob & welcome, std::chrono::milliseconds patience = std::chrono::seconds(30));
 
     // From now on a loss ends the process
     void serve();
 
     // A request without an answer. false: the worker is lost
-    bool send_bytes(message number, const std::vector<uint8_t> & body, const void * more = nullptr, size_t size = 0);
+    bool send_bytes(message number, const blob & body, const void * more = nullptr, size_t size = 0);
     template <class Body> bool send(const Body & body, const void * more = nullptr, size_t size = 0) {
         writer out;
         body.put(out);
@@ -40,8 +40,7 @@ public:
 
     // A request whose answer is put into target, all of it at once, if wait() does not say before that the worker is
     // lost; until then target has to live. `loads`: bytes of weights that the worker has to read for it. 0: lost
-    uint64_t ask(message number, const std::vector<uint8_t> & body, message wanted, void * target, size_t size,
-        uint64_t loads = 0);
+    uint64_t ask(message number, const blob & body, message wanted, void * target, size_t size, uint64_t loads = 0);
     template <class Body> uint64_t ask(const Body & body, message wanted, void * target, size_t size) {
         writer out;
         body.put(out);
@@ -77,12 +76,12 @@ private:
         message wanted;
         void * target;
         size_t size;
-        std::vector<uint8_t> * whole; // in place of target: all of it, whatever its size
+        blob * whole; // in place of target: all of it, whatever its size
     };
 
-    uint64_t post(message number, const std::vector<uint8_t> & body, const void * more, size_t size, uint64_t bytes,
-        const pending * answer);
-    uint64_t put(message number, const std::vector<uint8_t> & body, const void * more, size_t size);
+    uint64_t post(
+        message number, const blob & body, const void * more, size_t size, uint64_t bytes, const pending * answer);
+    uint64_t put(message number, const blob & body, const void * more, size_t size);
     void settle(uint64_t id);
     void cannot_send(const std::string & why);
     void receive();
@@ -104,7 +103,7 @@ private:
     uint64_t passed = 0;                    // bytes of requests and answers until the last tick
     std::atomic<uint64_t> settled{ 0 };     // the request up to which all are done
     std::atomic<uint64_t> at{ UINT64_MAX }; // as debts::at()
-    std::vector<uint8_t> coming;            // an answer; of the thread that receives
+    blob coming;                            // an answer; of the thread that receives
     uint64_t told = 0;                      // bytes of PROGRESS
 };
 

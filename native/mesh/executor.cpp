@@ -4,12 +4,14 @@
 #include "release.h"
 #include "tensor_range.h"
 
+#include <algorithm>
+
 namespace mesh {
 
-executor::executor(
-    const std::vector<lent_device> & devices, const local_weights & files, exchange & others, answer_function answer) :
-    devices(devices), files(files), others(others), answer(std::move(answer)), memory(devices),
-    shelves(devices.size()) {
+executor::executor(const std::vector<lent_device> & devices, const local_weights & files, exchange & others,
+    answer_function answer, std::function<void()> woken) :
+    devices(devices), files(files), others(others), answer(std::move(answer)), memory(devices), shelves(devices.size()),
+    under_way(devices, doing, std::move(woken)) {
     watch_nodes(&doing);
 }
 
@@ -17,7 +19,7 @@ executor::~executor() {
     watch_nodes(nullptr);
 }
 
-template <class Body> static Body whole(const std::vector<uint8_t> & bytes) {
+template <class Body> static Body whole(const blob & bytes) {
     reader in(bytes);
     const Body body = Body::take(in);
     in.end();
@@ -44,7 +46,13 @@ void executor::watch_nodes(progress * told) {
     }
 }
 
-void executor::handle(const wire_header & header, const std::vector<uint8_t> & bytes) {
+void executor::settle() {
+    wait();
+    under_way.check();
+}
+
+void executor::handle(const wire_header & header, blob bytes) {
+    under_way.check();
     if (header.id == 0) {
         throw bad_message("a request has no id"); // what is done would look like nothing
     }
@@ -56,7 +64,7 @@ void executor::handle(const wire_header & header, const std::vector<uint8_t> & b
     doing.done = header.id;
 }
 
-void executor::work_off(const wire_header & header, const std::vector<uint8_t> & bytes) {
+void executor::work_off(const wire_header & header, blob & bytes) {
     const auto number = static_cast<message>(header.kind);
     if (greeted == (number == message::hello)) {
         throw bad_message("HELLO comes first, and once");
@@ -73,36 +81,28 @@ void executor::work_off(const wire_header & header, const std::vector<uint8_t> &
         return answer_body(id, reply);
     }
     case message::free:
-        for (auto & shelf : shelves) {
-            shelf.clear(); // they may lie in it
-        }
-        return memory.free(whole<free_body>(bytes).buffer);
+        return free(whole<free_body>(bytes));
     case message::fill:
         return fill(whole<fill_body>(bytes));
     case message::write:
-        return write(in);
+        return write(id, bytes);
     case message::read:
         return read(id, whole<read_body>(bytes));
     case message::copy:
         return copy(whole<copy_body>(bytes));
     case message::graph:
-        return graph(in);
-    case message::compute: {
-        const auto body = whole<compute_body>(bytes);
-        const stored_graph * kept = body.device < devices.size() ? shelves[body.device].find(body.uid) : nullptr;
-        if (kept == nullptr || body.uid == 0) {
-            throw bad_message("COMPUTE names a graph that is not kept");
-        }
-        return compute(*kept, body.device);
-    }
+        return graph(id, in);
+    case message::compute:
+        return compute(id, whole<compute_body>(bytes));
     case message::sync:
+        settle();
         return answer(message::synced, id, {});
     case message::load:
         return load(id, in);
     case message::push:
-        return push(whole<push_body>(bytes));
+        return push(id, whole<push_body>(bytes));
     case message::take:
-        return take(whole<take_body>(bytes));
+        return take(id, whole<take_body>(bytes));
     default:
         throw bad_message("a head does not send that");
     }
@@ -158,6 +158,8 @@ void executor::hello(uint64_t id, reader & in) {
     for (size_t i = 0; i < devices.size(); i++) {
         wire_device row = describe(ggml_backend_get_device(devices[i].backend));
         memory.memory(static_cast<uint32_t>(i), row.free_bytes, row.total_bytes);
+        row.row_padding = devices[i].rule.row_padding;
+        row.attention_copies = devices[i].rule.attention_copies ? 1 : 0;
         row.put(out);
     }
     out.put_bytes(operations.data(), operations.size() * sizeof operations[0]);
@@ -166,30 +168,53 @@ void executor::hello(uint64_t id, reader & in) {
     answer(message::welcome, id, std::move(out.data));
 }
 
+void executor::free(const free_body & body) {
+    settle();
+    for (auto & shelf : shelves) {
+        shelf.clear(); // they may lie in it
+    }
+    recent.clear();
+    memory.free(body.buffer);
+}
+
 void executor::fill(const fill_body & body) {
     const place where = memory.find(body.buffer, body.offset, body.size);
     if (body.value > UINT8_MAX) {
         throw bad_message("FILL with more than a byte");
     }
     if (body.size > 0) {
+        settle();
+        recent.changed(where, body.size);
         tensor_range bytes(where, body.size);
         ggml_backend_tensor_memset(bytes.get(), static_cast<uint8_t>(body.value), 0, body.size);
     }
 }
 
-void executor::write(reader & in) {
+void executor::write(uint64_t id, blob & bytes) {
+    reader in(bytes);
     const auto body = write_body::take(in);
     const size_t size = in.size();
     const place where = memory.find(body.buffer, body.offset, size);
     if (size > 0) {
-        tensor_range(where, size).write(in.bytes(size), 0, size);
+        put(id, where, in.bytes(size), size, bytes);
     }
 }
 
-static std::vector<uint8_t> bytes_at(place where, uint32_t size) {
-    std::vector<uint8_t> data(size);
+// `data` lies in `whole`, which stays for as long as the device reads it
+void executor::put(uint64_t id, const place & where, const uint8_t * data, size_t size, blob & whole) {
+    ggml_backend_tensor_set_async(devices[where.device].backend, tensor_range(where, size).get(), data, 0, size);
+    if (under_way.leaves(where.device)) {
+        recent.wrote(where, data, size);
+        under_way.keep(where.device, id, std::move(whole));
+    }
+}
+
+// They are there when the device has done what it has been given
+std::shared_ptr<blob> executor::get(const place & where, uint32_t size) {
+    auto data = std::make_shared<blob>(size);
     if (size > 0) {
-        ggml_backend_tensor_get(tensor_range(where, size).get(), data.data(), 0, size);
+        ggml_backend_tensor_get_async(
+            devices[where.device].backend, tensor_range(where, size).get(), data->data(), 0, size);
     }
     return data;
 }
@@ -198,7 +223,9 @@ void executor::read(uint64_t id, const read_body & body) {
     if (body.size > PIECE_BYTES) {
         throw bad_message("READ of more than a piece");
     }
-    answer(message::data, id, bytes_at(memory.find(body.buffer, body.offset, body.size), body.size));
+    const place where = memory.find(body.buffer, body.offset, body.size);
+    under_way.behind(
+        where.device, id, [this, id, data = get(where, body.size)] { answer(message::data, id, std::move(*data)); });
 }
 
 void executor::copy(const copy_body & body) {
@@ -207,28 +234,49 @@ void executor::copy(const copy_body & body) {
     if (from.buffer == to.buffer && from.data < to.data + body.size && to.data < from.data + body.size) {
         throw bad_message("COPY between places that overlap");
     }
-    if (body.size > 0) {
-        ggml_backend_tensor_copy(tensor_range(from, body.size).get(), tensor_range(to, body.size).get());
+    if (body.size == 0) {
+        return;
     }
+    recent.changed(to, body.size);
+    if (from.device != to.device) {
+        under_way.order(to.device, from.device); // what is there may still be read
+    }
+    ggml_backend_tensor_copy_async(devices[from.device].backend, devices[to.device].backend,
+        tensor_range(from, body.size).get(), tensor_range(to, body.size).get());
 }
 
-void executor::graph(reader & in) {
+void executor::graph(uint64_t id, reader & in) {
     const auto body = graph_body::take(in);
     if (body.device >= devices.size()) {
         throw bad_message("GRAPH names a device that there is not");
     }
     auto made = std::make_unique<stored_graph>(body, in, memory, devices[body.device].backend);
-    compute(shelves[body.device].put(std::move(made)), body.device);
+    compute(id, shelves[body.device].put(std::move(made)), body.device);
 }
 
-void executor::compute(const stored_graph & graph, uint32_t device) {
+void executor::compute(uint64_t id, const compute_body & body) {
+    const stored_graph * kept = body.device < devices.size() ? shelves[body.device].find(body.uid) : nullptr;
+    if (kept == nullptr || body.uid == 0) {
+        throw bad_message("COMPUTE names a graph that is not kept");
+    }
+    compute(id, *kept, body.device);
+}
+
+void executor::compute(uint64_t id, const stored_graph & graph, uint32_t device) {
+    if (doing.cancelled) {
+        throw interrupted();
+    }
     doing.nodes = graph.nodes();
-    const ggml_status status = graph.compute(devices[device].backend);
+    const ggml_status status = graph.compute(devices[device].backend, recent);
     if (status == GGML_STATUS_ABORTED) {
         throw interrupted();
     }
     if (status != GGML_STATUS_SUCCESS) {
         throw std::runtime_error(std::string("the device failed: ") + ggml_status_to_string(status));
+    }
+    if (under_way.leaves(device)) {
+        graph.forget_results(recent);
+        under_way.behind(device, id, [] {}); // it has moved on then
     }
 }
 
@@ -236,6 +284,7 @@ void executor::load(uint64_t id, reader & in) {
     if (in.size() % wire_load_entry::bytes != 0) {
         throw bad_message("LOAD of a part of an entry");
     }
+    settle();
     std::vector<wanted_weights> wanted;
     while (in.size() > 0) {
         const auto entry = wire_load_entry::take(in);
@@ -244,35 +293,48 @@ void executor::load(uint64_t id, reader & in) {
             throw bad_message("LOAD of a type that this release of ggml does not have");
         }
         one.target = memory.find(entry.buffer, entry.offset, entry.size);
+        recent.changed(one.target, entry.size);
         one.size = entry.size;
         std::memcpy(one.hash.data(), entry.hash, sizeof entry.hash);
         wanted.push_back(one);
     }
     files.fill(wanted, doing);
-    std::vector<uint8_t> results;
+    blob results;
     for (const auto & one : wanted) {
         results.push_back(static_cast<uint8_t>(one.result));
     }
     answer(message::loaded, id, std::move(results));
 }
 
-void executor::push(const push_body & body) {
+// Before a device is given what nobody takes
+static void need_neighbour(const exchange & others, uint32_t number) {
+    const std::vector<uint32_t> numbers = others.numbers();
+    if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) {
+        throw bad_message("there is no neighbour " + std::to_string(number));
+    }
+}
+
+void executor::push(uint64_t id, const push_body & body) {
     if (body.size > PIECE_BYTES) {
         throw bad_message("PUSH of more than a piece");
     }
-    std::vector<uint8_t> data = bytes_at(memory.find(body.buffer, body.offset, body.size), body.size);
-    doing.waits = body.neighbour + 1;
-    others.push(body.neighbour, body.token, std::move(data));
-    doing.waits = 0;
+    const place where = memory.find(body.buffer, body.offset, body.size);
+    need_neighbour(others, body.neighbour);
+    under_way.behind(where.device, id, [this, body, data = get(where, body.size)] {
+        doing.pushes = body.neighbour + 1;
+        others.push(body.neighbour, body.token, std::move(*data));
+        doing.pushes = 0;
+    });
 }
 
-void executor::take(const take_body & body) {
+void executor::take(uint64_t id, const take_body & body) {
     const place where = memory.find(body.buffer, body.offset, body.size);
     doing.waits = body.neighbour + 1;
-    const std::vector<uint8_t> data = others.take(body.neighbour, body.token, body.size);
+    blob data = others.take(body.neighbour, body.token, body.size);
     doing.waits = 0;
     if (body.size > 0) {
-        tensor_range(where, body.size).write(data.data(), 0, body.size);
+        const uint8_t * first = data.data();
+        put(id, where, first, body.size, data);
     }
 }
 

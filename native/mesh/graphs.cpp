@@ -7,6 +7,7 @@
 #include "ggml-impl.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace mesh {
 
@@ -43,7 +44,7 @@ static void check_places(const ggml_tensor * node, ggml_backend_t backend) {
         const uint64_t room = ggml_backend_buffer_get_size(tensor->buffer) - offset;
         // the CPU reads a factor for each pair of a row, also those that it does not turn
         const bool factors = i == 2 && (node->op == GGML_OP_ROPE || node->op == GGML_OP_ROPE_BACK);
-        if ((tensor->view_src == nullptr && ggml_backend_buffer_get_alloc_size(tensor->buffer, tensor) > room) ||
+        if (ggml_backend_buffer_get_alloc_size(tensor->buffer, tensor) > room ||
             (factors && static_cast<uint64_t>(node->ne[0]) / 2 * sizeof(float) > room)) {
             throw bad_message(std::string(ggml_op_name(node->op)) + " has no room in its buffer");
         }
@@ -134,27 +135,84 @@ stored_graph::stored_graph(const graph_body & head, reader & in, const buffers &
         uses.push_back(from.uses);
     }
     made = ggml_new_graph_custom(context.get(), head.node_count, false);
-    made->n_nodes = static_cast<int>(head.node_count);
-    made->uid = number;
-    for (uint32_t i = 0; i < head.node_count; i++) {
-        uint32_t index;
-        nodes.take(index);
-        if (index >= head.tensor_count) {
+    // a device may take a graph with a number that it knows for the one that it has seen: this one is new
+    static std::atomic<uint64_t> last_made{ 0 };
+    made->uid = ++last_made;
+    const std::vector<uint32_t> places = take_nodes(nodes, head.node_count);
+    for (const uint32_t index : places) {
+        check_node(tensors[index], backend);
+        add_node(tensors[index], uses[index]);
+    }
+    note_results();
+    guard = std::make_unique<graph_guard>(made);
+}
+
+// Places of the nodes. All other tensors are data, however they came about
+std::vector<uint32_t> stored_graph::take_nodes(reader & in, uint32_t count) {
+    std::vector<uint32_t> places(count);
+    std::vector<bool> computed(tensors.size());
+    for (uint32_t & index : places) {
+        in.take(index);
+        if (index >= tensors.size()) {
             throw bad_message("a node is no tensor of its graph");
         }
-        ggml_tensor * node = tensors[index];
-        if (ggml_is_empty(node)) {
-            node->op = GGML_OP_NONE; // nothing to compute, whatever it says; a backend would still plan memory for it
-        }
-        check_node(node, backend);
-        const size_t slot = ggml_hash_insert(&made->visited_hash_set, node);
-        if (slot == GGML_HASHSET_ALREADY_EXISTS) {
+        if (computed[index]) {
             throw bad_message("a node is there twice");
         }
-        made->use_counts[slot] = uses[index];
-        made->nodes[i] = node;
+        computed[index] = true;
     }
-    guard = std::make_unique<graph_guard>(made);
+    for (size_t i = 0; i < tensors.size(); i++) {
+        ggml_tensor * tensor = tensors[i];
+        if (!computed[i]) {
+            tensor->view_src = nullptr;
+            tensor->view_offs = 0;
+            std::fill(std::begin(tensor->src), std::end(tensor->src), nullptr);
+        }
+        if (!computed[i] || ggml_is_empty(tensor)) {
+            tensor->op = GGML_OP_NONE; // nothing to compute, whatever it says; a backend would still plan memory for it
+        }
+    }
+    return places;
+}
+
+void stored_graph::add_node(ggml_tensor * node, int32_t uses) {
+    made->nodes[made->n_nodes++] = node;
+    made->use_counts[ggml_hash_insert(&made->visited_hash_set, node)] = uses;
+    if (!computes_nothing(node) && node->view_src == nullptr) {
+        // as llama.cpp says of such memory: what lies behind quantized tensors there is not what it was when they came
+        ggml_backend_buffer_set_usage(node->buffer, GGML_BACKEND_BUFFER_USAGE_COMPUTE);
+    }
+}
+
+void stored_graph::note_results() {
+    constexpr uint64_t GAP = 4096; // not worth a range of its own
+    for (int i = 0; i < made->n_nodes; i++) {
+        const ggml_tensor * node = made->nodes[i];
+        if (!computes_nothing(node) && !ggml_backend_buffer_is_host(node->buffer)) {
+            results.push_back({ { node->buffer, static_cast<uint8_t *>(node->data) },
+                ggml_backend_buffer_get_alloc_size(node->buffer, node) });
+        }
+    }
+    std::sort(results.begin(), results.end(), [](const range & a, const range & b) {
+        return std::make_pair(a.first.buffer, a.first.data) < std::make_pair(b.first.buffer, b.first.data);
+    });
+    std::vector<range> merged;
+    for (const range & one : results) {
+        if (!merged.empty() && merged.back().first.buffer == one.first.buffer &&
+            one.first.data <= merged.back().first.data + merged.back().size + GAP) {
+            const auto end = static_cast<uint64_t>(one.first.data - merged.back().first.data) + one.size;
+            merged.back().size = std::max(merged.back().size, end);
+        } else {
+            merged.push_back(one);
+        }
+    }
+    results = std::move(merged);
+}
+
+void stored_graph::forget_results(recent_writes & known) const {
+    for (const range & one : results) {
+        known.changed(one.first, one.size);
+    }
 }
 
 const stored_graph * graph_shelf::find(uint64_t uid) const {

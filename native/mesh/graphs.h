@@ -18,16 +18,28 @@ public:
 
     uint64_t uid() const { return number; }
     uint32_t nodes() const { return static_cast<uint32_t>(ggml_graph_n_nodes(made)); }
-    ggml_status compute(ggml_backend_t backend) const { return guard->compute(backend, made); }
+    ggml_status compute(ggml_backend_t backend, const recent_writes & known) const {
+        return guard->compute(backend, made, known);
+    }
+    // Nothing of what it writes is known any more
+    void forget_results(recent_writes & known) const;
 
 private:
     ggml_tensor * make_tensor(const wire_tensor & from, const buffers & memory);
     void link(uint32_t number, const wire_tensor & from);
+    std::vector<uint32_t> take_nodes(reader & in, uint32_t count);
+    void add_node(ggml_tensor * node, int32_t uses);
+    void note_results();
 
     uint64_t number;
     ggml_context_ptr context;
     std::vector<ggml_tensor *> tensors;
     ggml_cgraph * made = nullptr;
+    struct range {
+        place first;
+        uint64_t size;
+    };
+    std::vector<range> results; // that nodes write, in memory that this process cannot read
     std::unique_ptr<graph_guard> guard;
 };
 

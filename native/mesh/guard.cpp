@@ -132,45 +132,57 @@ template <class Index> static void check_indices(const ggml_tensor * tensor, con
     });
 }
 
-static void check_values(const ggml_tensor * tensor, int64_t limit) {
+// Behind what the device has been given; where it has to be asked, that is waited for
+static blob read_values(ggml_backend_t backend, const ggml_tensor * tensor) {
+    blob values(ggml_nbytes(tensor));
+    ggml_backend_tensor_get_async(backend, tensor, values.data(), 0, values.size());
+    ggml_backend_synchronize(backend);
+    return values;
+}
+
+void graph_guard::check_values(ggml_backend_t backend, const question & one, const recent_writes & known) {
+    const ggml_tensor * tensor = one.tensor;
     const auto * data = static_cast<const uint8_t *>(tensor->data);
-    std::vector<uint8_t> copy;
+    blob values;
     if (!ggml_backend_buffer_is_host(tensor->buffer)) {
-        copy.resize(ggml_nbytes(tensor));
-        ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
-        data = copy.data();
+        // between two parts of the graph nodes have written
+        data = one.before == 0 ? known.find(tensor->buffer, data, ggml_nbytes(tensor)) : nullptr;
+        if (data == nullptr) {
+            values = read_values(backend, tensor);
+            data = values.data();
+        }
     }
-    if (limit == 0) {
+    if (one.limit == 0) {
         for_each<float>(tensor, data, [](float value) {
             if (std::isnan(value)) {
                 throw bad_message("a value to be sorted is not a number");
             }
         });
     } else if (tensor->type == GGML_TYPE_I64) {
-        check_indices<int64_t>(tensor, data, limit);
+        check_indices<int64_t>(tensor, data, one.limit);
     } else {
-        check_indices<int32_t>(tensor, data, limit);
+        check_indices<int32_t>(tensor, data, one.limit);
     }
 }
 
-ggml_status graph_guard::compute(ggml_backend_t backend, ggml_cgraph * graph) const {
+ggml_status graph_guard::compute(ggml_backend_t backend, ggml_cgraph * graph, const recent_writes & known) const {
     int done = 0;
     for (const question & one : questions) {
         if (one.before > done) {
             ggml_cgraph part = ggml_graph_view(graph, done, one.before);
-            const ggml_status status = ggml_backend_graph_compute(backend, &part);
+            const ggml_status status = ggml_backend_graph_compute_async(backend, &part);
             if (status != GGML_STATUS_SUCCESS) {
                 return status;
             }
             done = one.before;
         }
-        check_values(one.tensor, one.limit);
+        check_values(backend, one, known);
     }
     if (done == 0) {
-        return ggml_backend_graph_compute(backend, graph);
+        return ggml_backend_graph_compute_async(backend, graph);
     }
     ggml_cgraph rest = ggml_graph_view(graph, done, graph->n_nodes);
-    return ggml_backend_graph_compute(backend, &rest);
+    return ggml_backend_graph_compute_async(backend, &rest);
 }
 
 } // namespace mesh

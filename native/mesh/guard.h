@@ -4,6 +4,8 @@
 // between two parts of it.
 #pragma once
 
+#include "recent_writes.h"
+
 #include "ggml-backend.h"
 
 #include <vector>
@@ -14,8 +16,9 @@ class graph_guard {
 public:
     explicit graph_guard(const ggml_cgraph * graph);
 
-    // Computes the graph that it was made for. Throws bad_message where an index leads nowhere
-    ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) const;
+    // Gives the device the graph that this was made for; one that works by itself may not have done it yet. What is
+    // known of its memory is not asked for. Throws bad_message where an index leads nowhere
+    ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph, const recent_writes & known = {}) const;
 
     // Into how many parts the graph is cut
     size_t parts() const;
@@ -26,6 +29,7 @@ private:
         const ggml_tensor * tensor;
         int64_t limit; // its values are from 0 to below this; 0: they are numbers
     };
+    static void check_values(ggml_backend_t backend, const question & one, const recent_writes & known);
     void ask(const ggml_cgraph * graph, int node, const ggml_tensor * tensor, int64_t limit);
 
     std::vector<question> questions; // in order

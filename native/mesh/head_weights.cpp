@@ -192,7 +192,7 @@ bool weights_loading::finish(const batch & done) {
 
 // The mapping may be gone by now: llama.cpp unmaps what it has handed on
 bool weights_loading::write_from_file(const wire_load_entry & entry, const weights_tensor & source) {
-    std::vector<uint8_t> piece(std::min<uint64_t>(entry.size, PIECE_BYTES));
+    blob piece(std::min<uint64_t>(entry.size, PIECE_BYTES));
     for (uint64_t done = 0; done < entry.size;) {
         const size_t wanted = std::min<uint64_t>(piece.size(), entry.size - done);
         const ssize_t n =

@@ -63,7 +63,7 @@ private:
     struct batch {
         std::vector<wire_load_entry> entries;
         std::vector<const weights_tensor *> sources;
-        std::vector<uint8_t> results;
+        blob results;
         uint64_t bytes = 0;
         uint64_t id = 0;
     };

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -93,19 +92,19 @@ void local_weights::read(const std::vector<wanted_weights *> & all, progress & d
         }
     };
     const auto count = static_cast<size_t>(std::min<uint64_t>(READERS, total / CHUNK + 1));
-    std::vector<std::unique_ptr<uint8_t[]>> staging;
+    std::vector<blob> staging;
     for (size_t i = 0; i < count; i++) {
-        staging.emplace_back(new uint8_t[CHUNK]); // takes no memory until it is written to
+        staging.emplace_back(CHUNK); // takes no memory until it is written to
     }
     std::vector<std::thread> others;
     try {
         for (size_t i = 1; i < count; i++) {
-            others.emplace_back(work, staging[i].get());
+            others.emplace_back(work, staging[i].data());
         }
     } catch (const std::system_error &) {
         // fewer will do
     }
-    work(staging[0].get());
+    work(staging[0].data());
     for (auto & other : others) {
         other.join();
     }

@@ -133,14 +133,14 @@ std::vector<uint32_t> neighbours::numbers() const {
     return found;
 }
 
-void neighbours::push(uint32_t number, uint64_t token, std::vector<uint8_t> data) {
+void neighbours::push(uint32_t number, uint64_t token, blob data) {
     const size_t size = sizeof(piece) + data.size();
     if (!at(number).going.put({ token, std::move(data) }, size)) {
         fail(number, "it takes no more");
     }
 }
 
-std::vector<uint8_t> neighbours::take(uint32_t number, uint64_t token, uint32_t size) {
+blob neighbours::take(uint32_t number, uint64_t token, uint32_t size) {
     neighbour & from = at(number);
     piece one;
     if (!from.coming.take(one)) {

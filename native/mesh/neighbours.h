@@ -27,9 +27,9 @@ public:
 
     // These throw bad_message for a neighbour that there is not, and std::runtime_error, with its number, for one that
     // is lost or does not push what the head says
-    virtual void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) = 0;
+    virtual void push(uint32_t number, uint64_t token, blob data) = 0;
     // Waits for it
-    virtual std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) = 0;
+    virtual blob take(uint32_t number, uint64_t token, uint32_t size) = 0;
 };
 
 // The session ends; nobody waits for what was asked any more
@@ -54,8 +54,8 @@ public:
     uint64_t received(uint32_t number) const;
     // Waits until they are complete
     std::vector<uint32_t> numbers() const override;
-    void push(uint32_t number, uint64_t token, std::vector<uint8_t> data) override;
-    std::vector<uint8_t> take(uint32_t number, uint64_t token, uint32_t size) override;
+    void push(uint32_t number, uint64_t token, blob data) override;
+    blob take(uint32_t number, uint64_t token, uint32_t size) override;
 
     // From any thread: whoever waits in numbers(), push() or take() is interrupted
     void end();
@@ -63,7 +63,7 @@ public:
 private:
     struct piece {
         uint64_t token;
-        std::vector<uint8_t> data;
+        blob data;
     };
     // Its threads read ahead and write behind, so that two workers that push to each other never wait for each other
     struct neighbour {

@@ -14,8 +14,7 @@ bool outbox::wait_for_room() {
     return !ended;
 }
 
-void outbox::put(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t more_size,
-    bool may_wait) {
+void outbox::put(message number, uint64_t id, const blob & body, const void * more, size_t more_size, bool may_wait) {
     std::lock_guard<std::mutex> lock(mutex);
     put_header(waiting, number, id, body.size() + more_size);
     waiting.put_bytes(body.data(), body.size());
@@ -58,7 +57,7 @@ void outbox::send_kept() {
             if (ended) {
                 return;
             }
-            const std::vector<uint8_t> & first = kept.front(); // it stays where it is while others come behind it
+            const blob & first = kept.front(); // it stays where it is while others come behind it
             lock.unlock();
             for (size_t at = 0; at < first.size();) {
                 const size_t sent = to.send_some(first.data() + at, first.size() - at);

@@ -22,8 +22,7 @@ public:
 
     // Does not wait, and does not ask for room. What may wait is kept, if it is short, and goes out together with what
     // comes next
-    void put(message number, uint64_t id, const std::vector<uint8_t> & body, const void * more, size_t more_size,
-        bool may_wait);
+    void put(message number, uint64_t id, const blob & body, const void * more, size_t more_size, bool may_wait);
 
     // Nothing more is sent
     void end();
@@ -42,7 +41,7 @@ private:
     std::mutex mutex;
     std::condition_variable changed;
     writer waiting; // messages that go out with the next one
-    std::deque<std::vector<uint8_t>> kept;
+    std::deque<blob> kept;
     size_t held = 0; // bytes of those
     bool started = false;
     bool ended = false;

@@ -1,5 +1,6 @@
 #include "progress.h"
 
+#include <algorithm>
 #include <ctime>
 
 namespace mesh {
@@ -14,7 +15,8 @@ static double cpu_seconds() {
 }
 
 bool progress_watch::moved(uint64_t received) {
-    const uint64_t request = doing.request;
+    const uint64_t flying = doing.flying;
+    const uint64_t request = flying != 0 ? flying : doing.request.load();
     const uint64_t steps = doing.steps;
     const double cpu = cpu_seconds();
     const bool has = request != last_request || steps != last_steps || received != last_received ||
@@ -32,12 +34,16 @@ progress_body progress_watch::tick(uint64_t received) {
     seconds = moved(received) || last_request == 0 ? 0 : seconds + 1;
     cancelled = doing.cancelled && last_request != 0 ? cancelled + 1 : 0;
     progress_body body;
-    body.done = doing.done;
+    // in this order: what has been given to a device meanwhile is not done, and what was before has been answered
+    const uint64_t done = doing.done;
+    const uint64_t flying = doing.flying;
+    body.done = flying != 0 ? std::min(done, flying - 1) : done;
     body.request = last_request;
     body.node = doing.node;
     body.nodes = doing.nodes;
     body.seconds = seconds;
-    body.waits = doing.waits;
+    // who waits for what a device has not done waits for the device
+    body.waits = doing.pushes != 0 ? doing.pushes.load() : flying != 0 ? 0 : doing.waits.load();
     return body;
 }
 

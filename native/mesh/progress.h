@@ -10,9 +10,11 @@ namespace mesh {
 struct progress {
     std::atomic<uint64_t> done{ 0 };    // id of the last request that is done; 0: not even HELLO
     std::atomic<uint64_t> request{ 0 }; // id of the one that is worked on; 0: none
+    std::atomic<uint64_t> flying{ 0 };  // id of the oldest that a device has been given and has not done; 0: none
     std::atomic<uint32_t> node{ 0 };    // of its graph: as many are done
     std::atomic<uint32_t> nodes{ 0 };   // of so many
     std::atomic<uint32_t> waits{ 0 };   // 1 + the neighbour that it waits for; 0: for none
+    std::atomic<uint32_t> pushes{ 0 };  // likewise, to take what it was pushed
     std::atomic<uint64_t> steps{ 0 };   // grows with whatever moves on
     std::atomic<bool> cancelled{ false };
 };

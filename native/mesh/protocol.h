@@ -9,7 +9,7 @@
 
 namespace mesh {
 
-constexpr uint32_t VERSION = 2;
+constexpr uint32_t VERSION = 3;
 constexpr uint32_t OPERATION_COUNT = 63;
 constexpr uint32_t TYPE_COUNT = 32;
 constexpr uint32_t PIECE_BYTES = 4194304; // bytes
@@ -73,7 +73,7 @@ struct wire_header {
 
 // something that computes
 struct wire_device {
-    static constexpr size_t bytes = 224;
+    static constexpr size_t bytes = 232;
     uint8_t name[64] = {}; // as ggml calls it, padded with zeros
     uint8_t description[128] = {}; // likewise
     uint32_t kind = {}; // 0 CPU, 1 GPU, 2 integrated GPU, 3 accelerator
@@ -81,8 +81,10 @@ struct wire_device {
     uint64_t most_bytes = {}; // of one buffer
     uint64_t free_bytes = {}; // of its memory, and of what this head may take
     uint64_t total_bytes = {}; // likewise
-    void put(writer & out) const { out.put_all(name); out.put_all(description); out.put(kind); out.put(alignment); out.put(most_bytes); out.put(free_bytes); out.put(total_bytes); }
-    static wire_device take(reader & in) { wire_device body; in.take_all(body.name); in.take_all(body.description); in.take(body.kind); in.take(body.alignment); in.take(body.most_bytes); in.take(body.free_bytes); in.take(body.total_bytes); return body; }
+    uint32_t row_padding = {}; // elements: quantized tensors whose rows are no multiple of it take so many bytes more as a row would that fills the last one up; 0: they do not
+    uint32_t attention_copies = {}; // 1: behind the result of FLASH_ATTN_EXT there is room for its second and third source as f16, each from the next multiple of 128 bytes on, unless they are f16; 0: there is none
+    void put(writer & out) const { out.put_all(name); out.put_all(description); out.put(kind); out.put(alignment); out.put(most_bytes); out.put(free_bytes); out.put(total_bytes); out.put(row_padding); out.put(attention_copies); }
+    static wire_device take(reader & in) { wire_device body; in.take_all(body.name); in.take_all(body.description); in.take(body.kind); in.take(body.alignment); in.take(body.most_bytes); in.take(body.free_bytes); in.take(body.total_bytes); in.take(body.row_padding); in.take(body.attention_copies); return body; }
 };
 
 // a tensor of a graph; it lies in a buffer, or nowhere (then nothing may use its data)
@@ -354,7 +356,7 @@ inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t
         case 11: least = 0; most = 57344; return from == sender::head; // LOAD
         case 12: least = 32; most = 32; return from == sender::head; // PUSH
         case 13: least = 32; most = 32; return from == sender::head; // TAKE
-        case 129: least = 20; most = 4048; return from == sender::worker; // WELCOME
+        case 129: least = 20; most = 4176; return from == sender::worker; // WELCOME
         case 130: least = 4; most = 4; return from == sender::worker; // ALLOCATED
         case 134: least = 0; most = 4194304; return from == sender::worker; // DATA
         case 138: least = 0; most = 0; return from == sender::worker; // SYNCED

@@ -145,16 +145,27 @@ static ggml_backend_t open_device(const std::string & name, int threads) {
     return backend;
 }
 
-// Devices whose tensors take more memory than their bytes are not lent yet: the head could not tell how much
-static void need_plain_sizes(ggml_backend_t backend) {
-    ggml_tensor row = {};
-    row.type = GGML_TYPE_Q4_0;
-    row.ne[0] = ggml_blck_size(row.type);
-    row.ne[1] = row.ne[2] = row.ne[3] = 1;
-    row.nb[0] = row.nb[1] = row.nb[2] = row.nb[3] = ggml_type_size(row.type);
-    if (ggml_backend_buft_get_alloc_size(ggml_backend_get_default_buffer_type(backend), &row) != row.nb[0]) {
+static size_rule rule_of(ggml_backend_t backend) {
+    try {
+        return find_size_rule(ggml_backend_get_default_buffer_type(backend));
+    } catch (const std::runtime_error & error) {
         throw wrong_option(
-            std::string("the device `") + ggml_backend_name(backend) + "` pads tensors, which is not supported yet");
+            std::string("the device `") + ggml_backend_name(backend) + "` cannot be lent: " + error.what());
+    }
+}
+
+// Memory that a device copies from and to by itself, for messages; what it has none of goes without
+static void lock_staging(ggml_backend_t backend) {
+    static bool done = false;
+    ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+    if (done || type == nullptr ||
+        ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        return;
+    }
+    ggml_backend_buffer_t memory = ggml_backend_buft_alloc_buffer(type, STAGING_BYTES);
+    if (memory != nullptr) {
+        open_staging(ggml_backend_buffer_get_base(memory), STAGING_BYTES); // for as long as the process is
+        done = true;
     }
 }
 
@@ -169,12 +180,12 @@ static std::vector<lent_device> open_devices(const options & chosen) {
     }
     for (size_t i = 0; i < names.size(); i++) {
         ggml_backend_t backend = open_device(names[i], chosen.threads);
-        need_plain_sizes(backend);
+        lock_staging(backend);
         size_t free = 0;
         size_t total = 0;
         ggml_backend_dev_memory(ggml_backend_get_device(backend), &free, &total);
         const size_t last = chosen.memory.empty() ? 0 : std::min(i, chosen.memory.size() - 1);
-        devices.push_back({ backend, chosen.memory.empty() ? total : chosen.memory[last] });
+        devices.push_back({ backend, chosen.memory.empty() ? total : chosen.memory[last], rule_of(backend) });
     }
     return devices;
 }

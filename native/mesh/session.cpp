@@ -14,8 +14,9 @@ static bool all_cpus(const std::vector<lent_device> & devices) {
 session::session(channel & head, const std::vector<lent_device> & devices, const local_weights & files,
     neighbours & others, std::function<void()> abandon, std::chrono::milliseconds second) :
     head(head), others(others),
-    work_off(devices, files, others,
-        [this](message number, uint64_t id, std::vector<uint8_t> body) { answer(number, id, std::move(body)); }),
+    work_off(
+        devices, files, others, [this](message number, uint64_t id, blob body) { answer(number, id, std::move(body)); },
+        [this] { requests.end(); }),
     requests(QUEUE_BYTES), replies(QUEUE_BYTES), abandon(std::move(abandon)), second(second),
     by_cpu(all_cpus(devices)) {}
 
@@ -50,7 +51,7 @@ void session::write_replies() {
     replies.end();
 }
 
-void session::answer(message number, uint64_t id, std::vector<uint8_t> body) {
+void session::answer(message number, uint64_t id, blob body) {
     const size_t size = sizeof(reply) + body.size();
     if (!replies.put({ number, id, std::move(body) }, size)) {
         throw lost("the head takes no more answers");
@@ -67,6 +68,7 @@ void session::run() {
     } catch (const std::exception & error) {
         failed = error.what();
     }
+    work_off.wait(); // a device that does not come back is given up by who says how far it is
     {
         std::lock_guard<std::mutex> lock(mutex);
         ended = true;
@@ -93,7 +95,7 @@ void session::say_progress() {
     std::unique_lock<std::mutex> lock(mutex);
     for (uint32_t passed = 1; !changed.wait_for(lock, second, [&] { return ended; }); passed++) {
         // only from the one that it waits for: another one could make a silent path look alive
-        const uint32_t waits = doing.waits;
+        const uint32_t waits = doing.flying != 0 ? 0 : doing.waits.load();
         const progress_body body = counted.tick(waits == 0 ? 0 : others.received(waits - 1));
         if (counted.is_stuck()) {
             abandon();
@@ -108,18 +110,20 @@ void session::say_progress() {
 
 void session::work() {
     request one;
-    while (requests.take(one)) {
-        try {
-            work_off.handle(one.header, one.body);
-        } catch (const interrupted &) {
-            return;
-        } catch (const lost &) {
-            throw;
-        } catch (const std::exception & error) {
-            const std::string why = std::string(error.what()).substr(0, TEXT_BYTES);
-            answer(message::failed, one.header.id, std::vector<uint8_t>(why.begin(), why.end()));
-            throw;
+    try {
+        while (requests.take(one)) {
+            work_off.handle(one.header, std::move(one.body));
         }
+        work_off.settle();
+    } catch (const interrupted &) {
+        return;
+    } catch (const lost &) {
+        throw;
+    } catch (const std::exception & error) {
+        work_off.wait(); // what was asked before is answered before
+        const std::string why = std::string(error.what()).substr(0, TEXT_BYTES);
+        answer(message::failed, one.header.id, blob(why.begin(), why.end()));
+        throw;
     }
 }
 

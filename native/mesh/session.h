@@ -22,19 +22,19 @@ public:
 private:
     struct request {
         wire_header header;
-        std::vector<uint8_t> body;
+        blob body;
     };
     struct reply {
         message number;
         uint64_t id;
-        std::vector<uint8_t> body;
+        blob body;
     };
 
     void read_requests();
     void write_replies();
     void work();
     void say_progress();
-    void answer(message number, uint64_t id, std::vector<uint8_t> body);
+    void answer(message number, uint64_t id, blob body);
 
     channel & head;
     neighbours & others;

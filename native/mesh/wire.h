@@ -2,6 +2,8 @@
 // bad_message, with a reason that may be told to the other side.
 #pragma once
 
+#include "blob.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +26,7 @@ struct bad_message : std::runtime_error {
 class reader {
 public:
     reader(const uint8_t * data, size_t size) : at(data), left(size) {}
-    explicit reader(const std::vector<uint8_t> & data) : reader(data.data(), data.size()) {}
+    explicit reader(const blob & data) : reader(data.data(), data.size()) {}
 
     template <class T> void take(T & value) { std::memcpy(&value, bytes(sizeof value), sizeof value); }
     template <class T, size_t N> void take_all(T (&values)[N]) {
@@ -67,7 +69,7 @@ private:
 // Bytes that get longer at their end.
 class writer {
 public:
-    std::vector<uint8_t> data;
+    blob data;
 
     template <class T> void put(T value) { put_bytes(&value, sizeof value); }
     template <class T, size_t N> void put_all(const T (&values)[N]) { put_bytes(values, sizeof values); }

@@ -16,8 +16,8 @@ public:
     explicit hand(
         bool greets = true, const std::vector<neighbour_socket> & sockets = {},
         std::function<void(ggml_backend_t)> prepare = [](ggml_backend_t) {},
-        std::chrono::milliseconds second = std::chrono::seconds(1)) :
-        server(sockets, std::move(prepare), second), worker(server.own_end, sender::worker) {
+        std::chrono::milliseconds second = std::chrono::seconds(1), ggml_backend_t other = nullptr) :
+        server(sockets, std::move(prepare), second, other), worker(server.own_end, sender::worker) {
         if (greets) {
             greet();
             allocate_body body;
@@ -36,7 +36,7 @@ public:
     }
 
     // The next answer
-    std::pair<message, std::vector<uint8_t>> take() {
+    std::pair<message, blob> take() {
         auto said = take_any();
         while (said.first == message::progress) {
             said = take_any();
@@ -44,12 +44,12 @@ public:
         return said;
     }
 
-    std::pair<message, std::vector<uint8_t>> take_any() {
+    std::pair<message, blob> take_any() {
         wire_header header;
         if (!worker.read_header(header)) {
             throw std::runtime_error("it ended");
         }
-        std::vector<uint8_t> body = worker.read_body(header);
+        blob body = worker.read_body(header);
         return { static_cast<message>(header.kind), body };
     }
 

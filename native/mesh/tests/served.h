@@ -25,19 +25,22 @@ class served {
 public:
     static constexpr uint64_t MEMORY = 64 << 20;
 
-    // `prepare` may change the device before it is served; `second`: as session
+    // `prepare` may change the device before it is served; `second`: as session; `other`: is served in place of a CPU
     explicit served(
         const std::vector<neighbour_socket> & sockets = {},
         std::function<void(ggml_backend_t)> prepare = [](ggml_backend_t) {},
-        std::chrono::milliseconds second = std::chrono::seconds(1)) {
+        std::chrono::milliseconds second = std::chrono::seconds(1), ggml_backend_t other = nullptr) {
         const socket_pair pair;
         own_end = pair.ends[0];
-        serving = std::thread([this, sockets, prepare, second, other_end = pair.ends[1]] {
-            ggml_backend_t backend = ggml_backend_cpu_init();
-            ggml_backend_cpu_set_n_threads(backend, 1);
+        serving = std::thread([this, sockets, prepare, second, other, other_end = pair.ends[1]] {
+            ggml_backend_t backend = other != nullptr ? other : ggml_backend_cpu_init();
+            if (other == nullptr) {
+                ggml_backend_cpu_set_n_threads(backend, 1);
+            }
             prepare(backend);
             {
-                const std::vector<lent_device> devices = { { backend, MEMORY } };
+                const size_rule rule = find_size_rule(ggml_backend_get_default_buffer_type(backend));
+                const std::vector<lent_device> devices = { { backend, MEMORY, rule } };
                 const local_weights files;
                 channel head(other_end, sender::head);
                 neighbours others(sockets);

@@ -85,7 +85,7 @@ TEST(neighbours_are_handed_over_until_they_are_complete) {
     CHECK(to.others.numbers() == std::vector<uint32_t>({ 0, 5, 15 }));
     neighbours other({ { 1, last.ends[1] } });
     to.others.push(15, 3, { 7 });
-    CHECK(other.take(1, 3, 1) == std::vector<uint8_t>{ 7 });
+    CHECK(other.take(1, 3, 1) == blob{ 7 });
     close(before.ends[1]);
     close(after.ends[1]);
 }

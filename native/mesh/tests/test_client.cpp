@@ -77,7 +77,7 @@ private:
         const auto values = noise(640, 1);
         ggml_backend_tensor_set(table, values.data(), 0, values.size() * sizeof(float));
         const auto dense = noise(64 * 96, 2);
-        std::vector<uint8_t> packed(ggml_nbytes(weights));
+        blob packed(ggml_nbytes(weights));
         ggml_quantize_chunk(weights->type, dense.data(), packed.data(), 0, 96, 64, nullptr);
         ggml_backend_tensor_set(weights, packed.data(), 0, packed.size());
     }
@@ -192,8 +192,8 @@ TEST(the_requests_of_a_step_leave_together) {
     int ends[2];
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0); // each write is a packet
     connection link(ends[0], 0, "step");
-    const std::vector<uint8_t> data(1000);
-    std::vector<uint8_t> packet(1 << 20);
+    const blob data(1000, 0);
+    blob packet(1 << 20);
     CHECK(link.send(write_body(), data.data(), data.size()) && link.send(fill_body()));
     CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) < 0);
     CHECK(link.send(compute_body()));
@@ -207,7 +207,7 @@ TEST(the_requests_of_a_step_leave_together) {
         in.bytes(header.size);
     }
     in.end();
-    const std::vector<uint8_t> much(70 * 1000);
+    const blob much(70 * 1000, 0);
     CHECK(link.send(write_body(), much.data(), much.size()));
     CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) > 70 * 1000);
 }

@@ -20,7 +20,7 @@ static std::string lost_by(const std::function<void(watched_worker &)> & does) {
 }
 
 static void answer(watched_worker & worker, message number, uint64_t id, size_t size) {
-    worker.end.write(number, id, std::vector<uint8_t>(size));
+    worker.end.write(number, id, blob(size));
 }
 
 TEST(progress_that_cannot_be_is_refused) {
@@ -48,7 +48,7 @@ TEST(progress_before_welcome_is_refused) {
     auto & link = *new connection(pair.ends[0], 0, "MESH0");
     channel end(pair.ends[1], sender::head);
     end.write_body(0, progress_body());
-    std::vector<uint8_t> welcome;
+    blob welcome;
     CHECK(!link.greet("", welcome));
     CHECK(parent.all() == "lost 0 it says PROGRESS as an answer, or before WELCOME\n");
 }
@@ -102,20 +102,20 @@ TEST(an_answer_is_whole_before_a_byte_of_it_is_anywhere) {
     told parent;
     watch all;
     watched_worker worker(all, 0);
-    std::vector<uint8_t> target(PIECE_BYTES, 0xaa);
+    blob target(PIECE_BYTES, 0xaa);
     const uint64_t id = worker.link.ask(read_body(), message::data, target.data(), target.size());
     writer half;
     put_header(half, message::data, id, target.size());
-    half.data.resize(half.data.size() + 5000);
+    half.data.resize(half.data.size() + 5000, 0);
     const uint64_t before = worker.link.received();
     worker.end.send_some(half.data.data(), half.data.size());
     while (worker.link.received() != before + half.data.size()) {
         std::this_thread::yield();
     }
-    CHECK(target == std::vector<uint8_t>(PIECE_BYTES, 0xaa));
+    CHECK(target == blob(PIECE_BYTES, 0xaa));
     worker.link.lose("the load was given up");
     CHECK(!worker.link.wait(id));
-    target = std::vector<uint8_t>(); // and nobody writes there any more
+    target = blob(); // and nobody writes there any more
 }
 
 // One with much on its way to a target that is freed: what comes later must not be written
@@ -125,12 +125,12 @@ TEST(a_worker_that_is_lost_in_an_answer_writes_nowhere) {
         told parent;
         watch all;
         watched_worker worker(all, 0);
-        std::vector<std::vector<uint8_t>> targets(COUNT, std::vector<uint8_t>(PIECE_BYTES));
+        std::vector<blob> targets(COUNT, blob(PIECE_BYTES));
         for (auto & target : targets) {
             CHECK(worker.link.ask(read_body(), message::data, target.data(), target.size()) != 0);
         }
         std::thread sending([&] {
-            const std::vector<uint8_t> data(PIECE_BYTES);
+            const blob data(PIECE_BYTES);
             try {
                 for (uint64_t id = 2; id < 2 + COUNT; id++) {
                     worker.end.write(message::data, id, {}, data.data(), data.size());
@@ -198,7 +198,7 @@ TEST(weights_that_cannot_be_sent_leave_no_answer_without_a_place) {
         CHECK(loading->take(1, 16 * i, GGML_TYPE_F32, file.address, 16));
     }
     file.cut();
-    worker.end.write(message::loaded, 2, std::vector<uint8_t>(LOAD_ENTRIES, 1));
+    worker.end.write(message::loaded, 2, blob(LOAD_ENTRIES, 1));
     CHECK(!loading->settle()); // the worker lacks the first, and they are not to be had
     answer(worker, message::loaded, 3, 1);
     CHECK(worker.link.wait_all());

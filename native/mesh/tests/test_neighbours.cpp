@@ -24,12 +24,12 @@ TEST(what_is_pushed_is_taken_in_order_both_ways) {
     two_workers them;
     CHECK(them.first.numbers() == std::vector<uint32_t>{ 4 });
     for (uint8_t i = 0; i < 50; i++) {
-        them.first.push(4, i, std::vector<uint8_t>(i, i));
+        them.first.push(4, i, blob(i, i));
         them.second.push(7, 100u + i, { i });
     }
     for (uint8_t i = 0; i < 50; i++) {
-        CHECK(them.second.take(7, i, i) == std::vector<uint8_t>(i, i));
-        CHECK(them.first.take(4, 100u + i, 1) == std::vector<uint8_t>{ i });
+        CHECK(them.second.take(7, i, i) == blob(i, i));
+        CHECK(them.first.take(4, 100u + i, 1) == blob{ i });
     }
     CHECK(has(thrown_by([&] { them.first.push(7, 1, {}); }), "no neighbour 7"));
     CHECK(has(thrown_by([&] { them.first.take(0, 1, 0); }), "no neighbour 0"));
@@ -39,8 +39,8 @@ TEST(two_that_push_much_to_each_other_do_not_wait_for_each_other) {
     two_workers them;
     // more than sockets hold, and not more than is read ahead
     for (uint64_t i = 0; i < 10; i++) {
-        them.first.push(4, i, std::vector<uint8_t>(PIECE_BYTES));
-        them.second.push(7, i, std::vector<uint8_t>(PIECE_BYTES));
+        them.first.push(4, i, blob(PIECE_BYTES));
+        them.second.push(7, i, blob(PIECE_BYTES));
     }
     for (uint64_t i = 0; i < 10; i++) {
         CHECK(them.first.take(4, i, PIECE_BYTES).size() == PIECE_BYTES);
@@ -74,12 +74,12 @@ TEST(a_lost_neighbour_is_named_when_it_is_needed) {
     {
         neighbours other({ { 7, pair.ends[1] } });
         other.push(7, 1, { 9 });
-        CHECK(one.take(4, 1, 1) == std::vector<uint8_t>{ 9 });
+        CHECK(one.take(4, 1, 1) == blob{ 9 });
     }
     CHECK(thrown_by([&] { one.take(4, 2, 1); }) == "lost neighbour 4: it ended");
     std::string why;
     while (why.empty()) { // the first ones may only be queued
-        why = thrown_by([&] { one.push(4, 3, std::vector<uint8_t>(PIECE_BYTES)); });
+        why = thrown_by([&] { one.push(4, 3, blob(PIECE_BYTES)); });
     }
     CHECK(why == "lost neighbour 4: it takes no more");
 }
@@ -91,7 +91,7 @@ TEST(the_end_interrupts_who_waits) {
     std::string pushing;
     std::thread pusher([&] {
         while (pushing.empty()) { // nobody takes: at some time there is no more room
-            pushing = thrown_by([&] { them.first.push(4, 1, std::vector<uint8_t>(PIECE_BYTES)); });
+            pushing = thrown_by([&] { them.first.push(4, 1, blob(PIECE_BYTES)); });
         }
     });
     them.first.end();
@@ -109,7 +109,7 @@ static std::string refused(uint16_t kind, uint32_t size, size_t sent) {
     header.size = size;
     writer out;
     header.put(out);
-    out.data.resize(out.data.size() + sent);
+    out.data.resize(out.data.size() + sent, 0);
     CHECK(send(pair.ends[1], out.data.data(), out.data.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(out.data.size()));
     close(pair.ends[1]);
     return thrown_by([&] { one.take(2, 0, 4); });

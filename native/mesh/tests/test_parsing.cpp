@@ -9,7 +9,7 @@
 using namespace mesh;
 
 TEST(a_reader_ends_where_its_bytes_end) {
-    const std::vector<uint8_t> bytes = { 1, 0, 0, 0, 2 };
+    const blob bytes = { 1, 0, 0, 0, 2 };
     reader in(bytes);
     uint32_t value;
     in.take(value);

@@ -64,7 +64,7 @@ TEST(a_graph_counts_its_nodes_and_ends_when_it_is_cancelled) {
         const std::vector<lent_device> devices = { { cpu, 1 << 20 } };
         const local_weights files;
         neighbours others({});
-        executor worker(devices, files, others, [](message, uint64_t, std::vector<uint8_t>) {});
+        executor worker(devices, files, others, [](message, uint64_t, blob) {});
         uint64_t id = 0;
         const auto ask = [&](message number, const writer & body) {
             wire_header header;

@@ -108,7 +108,7 @@ TEST(what_was_written_is_read_and_copied) {
     read.size = 7;
     head.worker.write_body(6, read);
     const auto said = head.take();
-    CHECK(said.second == std::vector<uint8_t>({ 0, 'h', 'x', 'x', 'l', 'o', 0 }));
+    CHECK(said.second == blob({ 0, 'h', 'x', 'x', 'l', 'o', 0 }));
     head.worker.shut();
     CHECK(head.server.end() == "");
 }

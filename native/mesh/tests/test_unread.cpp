@@ -74,7 +74,7 @@ TEST(why_a_worker_fails_is_shown_as_text) {
         watch all;
         watched_worker worker(all, 0);
         const std::string why = "\x1b]0;owned\x07\r\nlost 1 it ended\n\xe2\x80\xae";
-        worker.end.write(message::failed, 3, std::vector<uint8_t>(why.begin(), why.end()));
+        worker.end.write(message::failed, 3, blob(why.begin(), why.end()));
         worker.await_loss();
     });
     const std::string shown = "it says: \\x1b]0;owned\\x07\\x0d\\x0alost 1 it ended\\x0a\\xe2\\x80\\xae\n";
@@ -104,7 +104,7 @@ TEST(a_worker_that_does_not_read_keeps_no_other_one_waiting) {
         tensors.push_back(std::make_unique<remote_tensor>(*devices.back(), 1 << 20));
     }
     ggml_backend_buffer_clear(tensors[0]->memory.get(), 0); // the first one reads no more
-    const std::vector<uint8_t> much(1 << 20);
+    const blob much(1 << 20);
     std::atomic<uint64_t> written{ 0 };
     std::thread writing([&] {
         for (; devices[0]->worker->link.wait_for_room(); written++) { // until it is lost

@@ -22,7 +22,7 @@ TEST(a_worker_that_never_says_welcome_is_lost) {
     told parent;
     const socket_pair pair;
     auto & link = *new connection(pair.ends[0], 2, "MESH2");
-    std::vector<uint8_t> welcome;
+    blob welcome;
     CHECK(!link.greet("", welcome, std::chrono::milliseconds(5)));
     CHECK(parent.all() == "lost 2 it does not say WELCOME\n");
     close(pair.ends[1]);
@@ -147,7 +147,7 @@ TEST(a_worker_that_does_not_read_is_lost) {
     told parent;
     watch all;
     watched_worker deaf(all, 0);
-    const std::vector<uint8_t> much(PIECE_BYTES);
+    const blob much(PIECE_BYTES);
     CHECK(deaf.link.send(write_body(), much.data(), much.size()));
     uint32_t seconds = 0; // at first its socket takes something
     for (; !deaf.is_lost() && seconds < 1000; seconds++) {
@@ -162,7 +162,7 @@ TEST(an_answer_that_comes_byte_by_byte_is_not_waited_for) {
     told parent;
     watch all;
     watched_worker slow(all, 0);
-    std::vector<uint8_t> target(PIECE_BYTES);
+    blob target(PIECE_BYTES);
     CHECK(slow.link.ask(read_body(), message::data, target.data(), target.size()) == 2);
     writer header;
     put_header(header, message::data, 2, target.size());

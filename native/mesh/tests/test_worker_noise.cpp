@@ -45,7 +45,7 @@ static void put_some(noise & dice, writer & out) {
     body.seconds = static_cast<uint32_t>(dice.odd());
     body.waits = dice.one_in(4) ? static_cast<uint32_t>(dice.odd()) : 0;
     body.put(out);
-    out.data.resize(start + wire_header::bytes + std::min<size_t>(size, 5000));
+    out.data.resize(start + wire_header::bytes + std::min<size_t>(size, 5000), 0);
     if (dice.one_in(12)) {
         out.data[start + dice.below(static_cast<uint32_t>(out.data.size() - start))] ^= 1 << dice.below(8);
     }
@@ -90,12 +90,12 @@ TEST(whatever_a_worker_welcomes_with_harms_nobody) {
         welcome_words says;
         says.devices = 1 + dice.below(3);
         says.operations = { 0, 1, dice.below(OPERATION_COUNT + 1) };
-        std::vector<uint8_t> bytes = says.bytes();
+        blob bytes = says.bytes();
         for (uint32_t n = dice.below(3); n > 0; n--) {
             const uint64_t value = dice.odd();
             std::memcpy(bytes.data() + 4 * dice.below(static_cast<uint32_t>(bytes.size() / 4 - 1)), &value, 8);
         }
-        bytes.resize(bytes.size() + (dice.one_in(8) ? dice.below(40) : 0));
+        bytes.resize(bytes.size() + (dice.one_in(8) ? dice.below(40) : 0), 0);
         bytes.resize(bytes.size() - (dice.one_in(8) ? dice.below(40) : 0));
         welcoming_worker worker(bytes);
         refused += thrown_by([&] { worker.open(10); }).empty() ? 0 : 1;

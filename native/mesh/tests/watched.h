@@ -20,7 +20,7 @@ public:
             end.read_body(hello);
             end.write_body(1, welcome_body());
         });
-        std::vector<uint8_t> welcome;
+        blob welcome;
         CHECK(link.greet("", welcome));
         welcoming.join();
         all.add(link, place);

@@ -21,7 +21,7 @@ struct welcome_words {
         device.alignment = 64;
         device.most_bytes = 1ull << 40;
     }
-    std::vector<uint8_t> bytes() const {
+    blob bytes() const {
         welcome_body body;
         body.version = VERSION;
         body.device_count = devices;
@@ -46,7 +46,7 @@ struct welcome_words {
 class welcoming_worker {
 public:
     explicit welcoming_worker(const welcome_words & says) : welcoming_worker(says.bytes()) {}
-    explicit welcoming_worker(const std::vector<uint8_t> & says) : end(pair.ends[1], sender::head) {
+    explicit welcoming_worker(const blob & says) : end(pair.ends[1], sender::head) {
         reading = std::thread([this, says] {
             try {
                 wire_header header;

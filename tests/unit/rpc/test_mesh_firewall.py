@@ -202,9 +202,9 @@ def test_answers_are_to_what_was_asked(why: str, answer: bytes) -> None:
     ("why", "answer"),
     [
         ("version 1 of the protocol", talk.welcome(version=1)),
-        ("WELCOME with 17 devices", talk.message(wire.WELCOME, 2, 17, 0, 0, 0, identity=1)),
+        ("WELCOME with 17 devices", talk.message(wire.WELCOME, wire.VERSION, 17, 0, 0, 0, identity=1)),
         ("WELCOME of .* bytes", talk.welcome(rest=b"x")),
-        ("WELCOME of 20 bytes", talk.message(wire.WELCOME, 2, 0, 0, 0, 1, identity=1)),
+        ("WELCOME of 20 bytes", talk.message(wire.WELCOME, wire.VERSION, 0, 0, 0, 1, identity=1)),
     ],
 )
 def test_a_welcome_has_what_it_says(why: str, answer: bytes) -> None:
