@@ -56,7 +56,8 @@ class Rig:
         RPC_PROTOCOL  # what meshd's programs speak: `patched` has those, or the programs of native/mesh
     )
     decodes: int = DECODES
-    prompts: bool = True  # of 512 tokens, too
+    prompts: bool = True  # of `prompt_tokens`, too
+    prompt_tokens: int = 512
 
     def device(self, number: int) -> tuple[str, ...]:
         """Options of the worker of this number, for meshd's and upstream's programs."""

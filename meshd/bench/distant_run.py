@@ -42,7 +42,7 @@ from meshd.fleet.node import LocalNode, ready_or_raise
 from meshd.fleet.rpc_count import RpcCounts
 from meshd.wire.native import RPC_PROTOCOL
 
-PROMPT_TOKENS, WARM_TOKENS, TOKENS = 512, 4, 32
+WARM_TOKENS, TOKENS = 4, 32
 COUNTED_TOKENS = (4, 12)  # two answers of one shape; what they differ by is that of the tokens between
 
 
@@ -149,8 +149,8 @@ async def _measured(rig: Rig, setup: str, cell: Cell, loaded: LoadedCell) -> Ben
     await measure(loaded.place, prompt_tokens=8, tokens=WARM_TOKENS)
     seconds = 0.0
     if rig.prompts and setup not in (BARE, THROUGH, DEFAULTS):  # which are compared by their tokens
-        prompt = await measure(loaded.place, prompt_tokens=PROMPT_TOKENS, tokens=1)
-        seconds = PROMPT_TOKENS / prompt.prompt
+        prompt = await measure(loaded.place, prompt_tokens=rig.prompt_tokens, tokens=1)
+        seconds = rig.prompt_tokens / prompt.prompt
     decodes = [await measure(loaded.place, prompt_tokens=8, tokens=TOKENS) for _ in range(rig.decodes)]
     token = statistics.median(1 / one.generate for one in decodes)
     return replace(run, prompt=seconds, token=token, text=decodes[0].text)

@@ -62,6 +62,7 @@ class GpuOptions:
     workers: tuple[int, ...]
     round_trips: tuple[float, ...]
     pairs: int
+    prompt: int
     count: bool
     resume: bool
     until: float
@@ -83,6 +84,7 @@ def main(argv: Sequence[str]) -> int:
         workers=tuple(map(int, args.workers.split(","))),
         round_trips=tuple(map(float, args.rtt.split(","))),
         pairs=args.pairs,
+        prompt=args.prompt,
         count=not args.no_count,
         resume=args.resume,
         until=time.monotonic() + 60 * args.minutes,
@@ -123,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", default="2", metavar="N,…")
     parser.add_argument("--rtt", default="0,20,50", metavar="MS,…")
     parser.add_argument("--pairs", type=int, default=1, metavar="N")
+    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens (default: 512)")
     parser.add_argument("--no-count", action="store_true", help="do not count what RPC says")
     parser.add_argument("--resume", action="store_true", help="go on with what FILE's JSON has")
     parser.add_argument(
@@ -190,12 +193,14 @@ async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int
     patched, stock = await _build(asked)
     devices = await _gpus(patched, asked.devices)
     pin = read_pin()
+    by_rpc = asked.protocol == RPC_PROTOCOL
+    ours = f"patches {pin.patches_sha256[:12]}" if by_rpc else "native/mesh through the daemons"
     made = GpuRunFacts(
         when=began.strftime("%Y-%m-%d"),
         machine=machine(),
         backend=patched.backend,
         devices=tuple(f"{one.name} ({one.description})" for one in devices),
-        pin=f"llama.cpp {pin.commit[:9]}, patches {pin.patches_sha256[:12]}",
+        pin=f"llama.cpp {pin.commit[:9]}, {ours}; prompts of {asked.prompt} tokens",
         workers=asked.workers,
     )
     made, found = await asyncio.to_thread(_earlier, asked, made)
@@ -205,7 +210,16 @@ async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int
         _say(f"model {name}")
         file = await _model(name, asked.cache)
         one = _of_model(found, name, file.stat().st_size)
-        rig = Rig(file, asked.cache, patched, stock, speed=True, devices=gpus, protocol=asked.protocol)
+        rig = Rig(
+            file,
+            asked.cache,
+            patched,
+            stock,
+            speed=True,
+            devices=gpus,
+            protocol=asked.protocol,
+            prompt_tokens=asked.prompt,
+        )
         left += await _cells(rig, asked, one, lambda: _write(asked, made, found))
         left += await _counts(rig, asked, one, lambda: _write(asked, made, found))
     return found, left

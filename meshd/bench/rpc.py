@@ -15,7 +15,6 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.tasks import first_error
-from meshd.bench.distant_run import PROMPT_TOKENS
 from meshd.bench.figures import Table, with_spread
 from meshd.bench.interface import BenchOutput, RpcBenchArgs
 from meshd.bench.llama import measure
@@ -25,6 +24,8 @@ from meshd.bench.tunnel import measure as measure_tunnel
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress, NativeInfo
 from meshd.build.native import build
+
+PROMPT_TOKENS = 512
 
 DECODE_TOKENS = 96
 LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: the output stays on the worker
