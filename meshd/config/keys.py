@@ -57,7 +57,7 @@ KEYS: tuple[Key, ...] = (
         metavar="rpc|mesh",
         help="what llama.cpp's processes speak with each other: rpc, or mesh (experimental), the same on all "
         "nodes",
-        more='"mesh" is meshd\'s own backend for an unpatched llama.cpp, on CPUs only; `meshd native build '
+        more='"mesh" is meshd\'s own backend for an unpatched llama.cpp; `meshd native build '
         "--mesh` makes it.",
     ),
     *LINK_KEYS,
