@@ -40,7 +40,7 @@ ENV PATH=/opt/meshd/bin:/usr/bin:/bin \
     MESHD_CACHE=/var/cache/meshd \
     MESHD_NATIVE_BIN=/opt/native/bin
 USER meshd
-# identity and membership of the node; kept weights, which can be made again; what nodes of one host tell each other
+# identity and membership of the node; kept weights, which can be made again; files exchanged between containers of one host
 VOLUME ["/var/lib/meshd", "/var/cache/meshd", "/run/meshd"]
 # mesh, relay, API
 EXPOSE 17430/tcp 17430/udp 17443/tcp 17443/udp 8090/tcp

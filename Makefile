@@ -1,4 +1,4 @@
-# Each target does what it needs first; a second call does nothing twice.
+# Each target first does what it depends on; running one again does no work twice.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -7,7 +7,7 @@ VENV := .venv
 JOBS ?= 4
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# what Debian and Ubuntu have to be given: a compiler, Python's venv, and what tests in network namespaces run
+# packages to install on Debian and Ubuntu: a compiler, Python's venv, and what tests in network namespaces run
 PACKAGES := build-essential ca-certificates git iproute2 nftables python3-venv
 
 help: ## list the targets

@@ -85,7 +85,7 @@ async def _meshd(
         head = await fleet.start_head(owner)
         place = head.spec.home / "llama.sock"
         owner.start(give_back(held, place), name="memory")
-        ready_at = await _served_or_failed(fleet, head)
+        ready_at = await until_head_serves(fleet, head)
         at_load, sent = await count(), _crossed(await head.status())
         status = await head.until(ready_or_raise)
         pid = next(child.pid or 0 for child in status.children if child.name == "llama-server")
@@ -93,7 +93,7 @@ async def _meshd(
         owner.cancel()
 
 
-async def _served_or_failed(fleet: Fleet, head: LocalNode) -> float:
+async def until_head_serves(fleet: Fleet, head: LocalNode) -> float:
     """When it was ready, by `clock`."""
     url = fleet.api_url(await head.until(lambda status: bool(fleet.api_url(status))))
     async with Owner() as owner:

@@ -120,5 +120,7 @@ def read_join(config: Config) -> Config:
     else:
         token = given
     if given and not token.strip():
-        raise UserError("the invite token is empty", hint="run `meshd invite` on a member to get one")
+        raise UserError(
+            "the invite token is empty", hint="run `meshd invite` on the node that founded the mesh"
+        )
     return replace(config, node=replace(config.node, join=token.strip()))

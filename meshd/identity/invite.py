@@ -210,5 +210,5 @@ def refuse_expired(invite: Invite, now: int) -> None:
     if now >= invite.expires_at + 86400:
         raise UserError(
             f"this invite token {expired_text(invite.expires_at, now)}",
-            hint="run `meshd invite` on a member for a new one, or set this machine's clock",
+            hint="run `meshd invite` on the node that founded the mesh, or set this machine's clock",
         )

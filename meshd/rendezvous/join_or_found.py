@@ -220,7 +220,7 @@ class Enrolment(Generic[P]):
             return MeshdError(
                 f"cannot reach the node that made the token, which {expired_text(invite.expires_at, now)} "
                 f"by this machine's clock: {error.what}",
-                hint="run `meshd invite` on a member to get a new token, and check this machine's clock",
+                hint="run `meshd invite` on the node that founded the mesh, and check this machine's clock",
             )
         hint = error.hint or "check that it is running and that its firewall allows its mesh port"
         return MeshdError(

@@ -1,0 +1,102 @@
+"""How much faster a long prompt is with more workers, through the daemons: `python -m meshd.bench.prompt`.
+
+Each worker computes with `--threads` threads; the head computes nothing, so a prompt is a pipeline of
+ubatches over the workers. SmolLM2 unless `--model` names a file. A line for each number of workers and
+distance: its tries, and the ratio of the median to one worker at no distance, if that was measured too.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner, first_error
+from meshd.bench.distant_run import until_head_serves
+from meshd.bench.llama import measure
+from meshd.build.demo_model import demo_model
+from meshd.config import PROTOCOLS, load
+from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.proxy import run_loop
+from meshd.wire.native import RPC_PROTOCOL
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints, and returns the exit code."""
+    log.set_up(level="error")
+    args = _parser().parse_args(argv)
+    try:
+        run_loop(_run(args))
+    except MeshdError as error:
+        raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
+    except ExceptionGroup as group:
+        raise SystemExit(f"error: {first_error(group)}") from None
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m meshd.bench.prompt", description=__doc__)
+    parser.add_argument("--protocol", choices=PROTOCOLS, default=RPC_PROTOCOL)
+    parser.add_argument("--model", type=Path, metavar="FILE")
+    parser.add_argument("--workers", default="1,2", metavar="N,…")
+    parser.add_argument("--rtt", default="0", metavar="MS,…")
+    parser.add_argument("--prompt", type=int, default=2048, metavar="N", help="tokens")
+    parser.add_argument("--ubatch", type=int, default=128, metavar="N", help="tokens of a ubatch")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each worker")
+    parser.add_argument("--tries", type=int, default=3, metavar="N")
+    return parser
+
+
+async def _run(args: argparse.Namespace) -> None:
+    cache = load().config.paths.cache
+    model = args.model or await demo_model(cache, lambda _step: None)
+    alone = 0.0
+    for workers in map(int, args.workers.split(",")):
+        for rtt in map(float, args.rtt.split(",")):
+            tries = await _cell(args, model, cache, workers, rtt)
+            middle = statistics.median(tries)
+            alone = alone or (middle if workers == 1 and rtt == 0 else 0.0)
+            shown = ", ".join(f"{seconds:.2f}" for seconds in tries)
+            ratio = f"; {alone / middle:.2f} times one worker" if alone else ""
+            sys.stdout.write(f"{workers} workers, RTT {rtt:g} ms: {shown} s{ratio}\n")
+            sys.stdout.flush()
+
+
+async def _cell(args: argparse.Namespace, model: Path, cache: Path, workers: int, rtt: float) -> list[float]:
+    """Seconds of each try. Raises MeshdError."""
+    node = ("--native-protocol", args.protocol)
+    context = str(args.prompt + args.ubatch)
+    with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
+        async with Owner() as owner:
+            fleet = Fleet(
+                FleetSpec(
+                    folder=Path(folder),
+                    cache=cache,
+                    model=model,
+                    worker_model=model,
+                    round_trips=[rtt / 1000] * workers,
+                    head_options=(
+                        *("--device", "none", "--output-on", "worker", "--ctx-size", context, *node),
+                        *("--", "-ub", str(args.ubatch)),
+                    ),
+                    worker_options=[("--threads", str(args.threads), *node)] * workers,
+                )
+            )
+            await fleet.start_workers(owner)
+            head = await fleet.start_head(owner)
+            await until_head_serves(fleet, head)
+            place = head.spec.home / "llama.sock"
+            await measure(place, prompt_tokens=8, tokens=4)
+            tries = []
+            for _ in range(args.tries):
+                answer = await measure(place, prompt_tokens=args.prompt, tokens=1)
+                tries.append(args.prompt / answer.prompt)
+            owner.cancel()
+    return tries
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
