@@ -85,7 +85,8 @@ def _mesh(status: Status) -> Iterator[HealthWarning]:
             code="not_in_mesh",
             severity="warning",
             what="this node is not in a mesh",
-            hint="run `meshd invite` on the node that founded the mesh, and restart this node with `--join TOKEN`",
+            hint="run `meshd invite` on the node that founded the mesh, and restart this node with "
+            "`--join TOKEN`",
         )
 
 
