@@ -220,7 +220,7 @@ async def _native(cache: Path, fail: Fail) -> str:
         return len(found.binaries) == (4 if tools else 3)
 
     with ExitStack() as stack:
-        for name, fake in (("_fill", fill), ("compile_tree", compile_tree), ("need_compiler", lambda: None)):
+        for name, fake in (("fill", fill), ("compile_tree", compile_tree), ("need_compiler", lambda: None)):
             stack.enter_context(mock.patch.object(native, name, fake))
         stack.enter_context(mock.patch.object(Tree, "patch"))
         build = partial(native.build, cache, backend="cpu", progress=_told)
