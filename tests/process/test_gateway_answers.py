@@ -290,7 +290,17 @@ def test_the_model_is_listed_by_its_real_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/slots", "/slots/0", "/lora-adapters", "/tools", "/cors-proxy", "/v1/stream", "/index.html", "/v1/files"]
+    "path",
+    [
+        "/slots",
+        "/slots/0",
+        "/lora-adapters",
+        "/tools",
+        "/cors-proxy",
+        "/v1/stream",
+        "/index.html",
+        "/v1/files",
+    ],
 )
 def test_paths_that_are_not_listed_do_not_exist(path: str) -> None:
     async def scenario() -> None:
