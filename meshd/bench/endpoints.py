@@ -17,8 +17,8 @@ from meshd.config import Config, HostPort, LinksConfig, NodeConfig, Paths
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
-from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keystore import Home
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.peer.interface import PeerState, Stream
 from meshd.tunnel.expose import connect_through

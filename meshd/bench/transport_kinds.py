@@ -15,10 +15,10 @@ from typing import Protocol
 
 from meshd.base.errors import EndOfStream
 from meshd.base.tasks import Owner
-from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import KeyPair, MeshId, PeerId
 from meshd.identity.membership import Chain, Role, issue
 from meshd.identity.proof import Credentials
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.interface import Dialer, Link, Listener
 from meshd.link.quic.dial import QuicDialer
 from meshd.link.quic.listen import QuicListener

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshd.base.errors import MeshdError
 from meshd.bench.transport_kinds import BenchPipe, BenchPlace
-from meshd.identity.certificate import make_link_certificate
+from meshd.identity.tls_certificate import make_link_certificate
 
 MESSAGE_BYTES = 16 << 10
 _HIGH_BYTES = 1 << 20  # what is queued inside the library before the sender waits

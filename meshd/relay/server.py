@@ -15,11 +15,11 @@ from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.base.token_bucket import TokenBucket
 from meshd.base.unproven_connections import UnprovenConnections
-from meshd.identity.certificate import make_link_certificate
 from meshd.identity.exchange import Credentials, Proven, Purpose
 from meshd.identity.invite import JoinKeys, RelayHint
 from meshd.identity.keys import MeshId
 from meshd.identity.proof import ListenProof
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.handshake import run_proof
 from meshd.link.secure.tls import listener_context
 from meshd.link.tcp.bind import accept_from, listen

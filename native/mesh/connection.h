@@ -6,8 +6,8 @@
 #pragma once
 
 #include "channel.h"
-#include "debts.h"
 #include "outbox.h"
+#include "owed_answers.h"
 
 #include <chrono>
 #include <condition_variable>

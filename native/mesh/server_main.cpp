@@ -1,7 +1,7 @@
 // mesh-server: lends devices of this machine to the one head at the other end of an inherited socket, and ends with it.
-#include "arrivals.h"
 #include "describe.h"
 #include "descriptor.h"
+#include "neighbour_arrivals.h"
 #include "report.h"
 #include "session.h"
 

@@ -6,7 +6,7 @@ import random
 import pytest
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
 from meshd.base.tasks import Owner
-from meshd.identity.certificate import make_link_certificate
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.interface import DialError, DialFailure
 from meshd.link.relayed.control_connection import ControlConnection
 from meshd.link.relayed.relay_pipe import RelayPipe

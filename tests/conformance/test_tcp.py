@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from meshd.base.errors import EndOfStream, LocalProtocolError, MeshdError, Refused
 from meshd.base.tasks import Owner
-from meshd.identity.certificate import make_link_certificate
 from meshd.identity.invite import derive
 from meshd.identity.proof import Proven, Purpose
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.buffered_pipe import MAX_SEND_BYTES
 from meshd.link.interface import DialError, DialFailure, Link
 from meshd.link.net.happy_eyeballs import dial_order

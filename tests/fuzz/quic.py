@@ -7,7 +7,7 @@ from aioquic._buffer import Buffer
 from aioquic.quic.connection import QuicConnectionError, QuicNetworkPath, QuicReceiveContext
 from aioquic.tls import Epoch
 from meshd.base.errors import RemoteProtocolError
-from meshd.identity.certificate import make_link_certificate
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.quic.engine import FIRST_CREDIT_BYTES, QuicEngine, dialler_settings, listener_settings
 from meshd.link.quic.first_datagram import Reception, start_dialling
 from meshd.link.quic.sockets import destination

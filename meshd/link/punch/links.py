@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
 from meshd.base.log import get
-from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import PeerId
 from meshd.identity.proof import Proven, Purpose
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.attempts import Talk, Talks, Yielded
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, MayDial, Signals, Transport
 from meshd.link.net import local_addresses

@@ -45,7 +45,7 @@ from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
-from meshd.identity.certificate import LinkCertificate, certificate_hash, unpack_link_certificate
+from meshd.identity.tls_certificate import LinkCertificate, certificate_hash, unpack_link_certificate
 from meshd.link.quic.sockets import ID_BYTES
 from meshd.link.quic.window import SAFE_DATAGRAM_BYTES, WINDOW_NAME, Pacer, Window
 from meshd.link.udp.batch_socket import ETHERNET_MTU, HEADER_BYTES, Origin

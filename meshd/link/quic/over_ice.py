@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from meshd.base.errors import Broken, RemoteProtocolError
-from meshd.identity.certificate import LinkCertificate, make_link_certificate
+from meshd.identity.tls_certificate import LinkCertificate, make_link_certificate
 from meshd.link.ice.links import Extra, IceLinks
 from meshd.link.ice.session import IcePipe, IceSession
 from meshd.link.interface import MayDial, Signals, Transport

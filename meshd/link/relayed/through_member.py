@@ -25,10 +25,10 @@ from meshd.base.peer_limits import (
 )
 from meshd.base.tasks import Owner, first_error, first_success
 from meshd.base.work_slots import Release, Slots
-from meshd.identity.certificate import make_link_certificate
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.proof import Proven, Purpose
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.interface import DialError, DialFailure, Link, LinkInfo, LinkKind, Transport
 from meshd.link.relayed.stream_pipe import Bytes, StreamPipe
 from meshd.link.secure.handshake import (

@@ -13,8 +13,8 @@ from meshd.base.errors import Closed, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.base.unproven_connections import UnprovenConnections
-from meshd.identity.certificate import make_link_certificate
 from meshd.identity.proof import Proven, Purpose
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.interface import Link
 from meshd.link.secure.handshake import HandshakeContext, RawPipe, present, prove_accepted
 from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base.errors import EndOfStream, RemoteProtocolError, UserError
-from meshd.identity.certificate import LinkCertificate
+from meshd.identity.tls_certificate import LinkCertificate
 
 RECORD_BYTES = 16 << 10  # plain bytes of one TLS record at most (RFC 8446 5.1)
 MAX_HANDSHAKE_BYTES = 8 << 10  # ours is under 2 KiB, a post-quantum hello adds as much again

@@ -114,7 +114,9 @@ def test_warnings_come_with_their_hints(daemon: FakeControl) -> None:
 
     daemon.state = examine(replace(full_status(), mesh=None))
     ran = meshd("status")
-    assert "[not_in_mesh]" in ran.out and "hint: run `meshd invite` on the node that founded the mesh" in ran.out
+    assert (
+        "[not_in_mesh]" in ran.out and "hint: run `meshd invite` on the node that founded the mesh" in ran.out
+    )
 
 
 def test_watch_prints_a_line_when_something_has_changed(

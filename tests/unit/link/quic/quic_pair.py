@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from meshd.identity.certificate import make_link_certificate
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.quic.engine import QuicEngine, dialler_settings, listener_settings
 from meshd.link.quic.first_datagram import Reception, start_dialling
 from meshd.link.udp.batch_socket import Origin

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import EndOfStream, RemoteProtocolError
-from meshd.identity.certificate import LinkCertificate, make_link_certificate
+from meshd.identity.tls_certificate import LinkCertificate, make_link_certificate
 from meshd.link.secure.tls import TlsEngine, dialer_context, listener_context
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
-from meshd.identity.certificate import make_link_certificate
+from meshd.identity.tls_certificate import make_link_certificate
 from meshd.link.secure.tls import TlsEngine, dialer_context, listener_context
 from meshd.link.tcp.pipe import RECEIVE_HIGH_BYTES, TcpPipe
 

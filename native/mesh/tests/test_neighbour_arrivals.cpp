@@ -1,6 +1,6 @@
 // Neighbours that are handed over while a mesh-server runs, and a parent that does it wrongly.
-#include "arrivals.h"
 #include "hand.h"
+#include "neighbour_arrivals.h"
 
 #include <future>
 

@@ -1,4 +1,4 @@
-#include "arrivals.h"
+#include "neighbour_arrivals.h"
 
 #include <cerrno>
 

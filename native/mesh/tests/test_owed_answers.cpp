@@ -1,6 +1,6 @@
 // How long a head waits for a worker: by ticks, and by nothing that the worker says of itself.
 #include "check.h"
-#include "debts.h"
+#include "owed_answers.h"
 
 using namespace mesh;
 

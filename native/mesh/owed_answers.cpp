@@ -1,4 +1,4 @@
-#include "debts.h"
+#include "owed_answers.h"
 
 #include <cmath>
 

@@ -4,7 +4,7 @@ import hashlib
 import ssl
 from pathlib import Path
 
-from meshd.identity.certificate import (
+from meshd.identity.tls_certificate import (
     certificate_hash,
     make_link_certificate,
     unpack_link_certificate,
