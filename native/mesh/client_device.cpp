@@ -1,3 +1,4 @@
+#include "belonging.h"
 #include "client.h"
 #include "names.h"
 #include "operations.h"
@@ -53,6 +54,9 @@ static ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t device) {
 }
 
 static bool supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
+    if (belongs_elsewhere(op, &self(device).buffer_type)) {
+        return false;
+    }
     const client_worker & worker = *self(device).worker;
     int32_t kind = op->op_params[0];
     if (worker.operations.count(number_of_operation(op->op)) == 0 || !kind_to_wire(op->op, kind) ||

@@ -3,7 +3,7 @@ set(MESH "${CMAKE_CURRENT_LIST_DIR}")
 set(GGML "${CMAKE_SOURCE_DIR}/ggml")
 
 set(BOTH blob.cpp channel.cpp describe.cpp descriptor.cpp names.cpp report.cpp sizes.cpp weights_index.cpp)
-set(CLIENT client_backend.cpp client_buffer.cpp client_device.cpp client_graph.cpp connection.cpp owed_answers.cpp
+set(CLIENT belonging.cpp client_backend.cpp client_buffer.cpp client_device.cpp client_graph.cpp connection.cpp owed_answers.cpp
     head_weights.cpp outbox.cpp watch.cpp)
 set(SERVER neighbour_arrivals.cpp buffers.cpp executor.cpp flights.cpp graphs.cpp guard.cpp layout.cpp local_weights.cpp
     neighbours.cpp operations.cpp progress.cpp recent_writes.cpp session.cpp

@@ -12,6 +12,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api, Streamed, generation
 from tests.e2e.losses import Loss
+from tests.e2e.native_protocol import NativeProtocol
 from tests.e2e.nodes import PROMPT, child_pid, peer_of
 
 Lose = Callable[[], Awaitable[float]]
@@ -45,14 +46,15 @@ class Scene:
     lose: Lose
     goes_on: bool
     again_within: float
+    protocol: NativeProtocol
 
     async def loading(self, number: int, loss: Loss) -> None:
         """Somewhere between the start of the worker's server and the first token."""
-        before = child_pid(await self.worker.status(), "rpc-server")
+        before = child_pid(await self.worker.status(), self.protocol.server)
         os.kill(before, signal.SIGKILL)
         await self.worker.until(
             lambda status: any(
-                c.name == "rpc-server" and c.pid not in (None, before) for c in status.children
+                c.name == self.protocol.server and c.pid not in (None, before) for c in status.children
             )
         )
         await asyncio.sleep(STEP * (number % 30))

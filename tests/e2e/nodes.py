@@ -22,7 +22,8 @@ from meshd.model.status import ModelStatus
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
-from tests.e2e.models import cache_folder, patched, smollm2
+from tests.e2e.models import cache_folder, patched, smollm2, stock
+from tests.e2e.native_protocol import RPC, NativeProtocol
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ CLI_SECONDS = 60.0
 def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -> T:
     """Run one asynchronous test."""
     patched()  # before the deadline begins: the first test may have to build
+    stock()  # what one node answers comes from it
     smollm2()
     try:
         return run_to_end(work, seconds=seconds)
@@ -48,8 +50,9 @@ def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -
 class Fleet:
     """Async context manager: the nodes of one test, in `folder`; all are gone when it is left."""
 
-    def __init__(self, folder: Path, *, cache: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, cache: Path | None = None, protocol: NativeProtocol = RPC) -> None:
         """Without a `cache` of its own workers keep nothing: what one test sent, another must send, too."""
+        self.protocol = protocol
         self._folder = folder
         self._cache = cache
         self._owner = Owner()
@@ -87,7 +90,7 @@ class Fleet:
             role=role,
             home=self._folder / (home or name),
             cache=self._cache or cache_folder(),
-            options=options,
+            options=(*self.protocol.options, *options),
             listen=listen,
             environment=environment,
             prefix=prefix,

@@ -7,31 +7,22 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.build import mesh
-from meshd.build.interface import MESH_PROGRAM
 
 from tests.e2e import spaces
 from tests.e2e.alone import alone
 from tests.e2e.apart import apart
 from tests.e2e.api_client import Streamed
 from tests.e2e.mesh_losses import AGAIN_SECONDS, hit_in_mid_answer
-from tests.e2e.models import cache_folder, own_cache, smollm2, stock
+from tests.e2e.models import own_cache, smollm2
+from tests.e2e.native_protocol import needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
 from tests.soak import SEED
 
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(
-        not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
-        reason="native/mesh is not built: `meshd native build --mesh`",
-    ),
+    needs_mesh,
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _a_stock_llama_server() -> None:
-    stock()  # the first test may have to build it
 
 
 MESH = ("--native-protocol", "mesh")

@@ -36,6 +36,7 @@ from tests.e2e.mesh_losses import (
     resumes,
 )
 from tests.e2e.models import smollm2
+from tests.e2e.native_protocol import NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
 from tests.soak import SOAK, counts, drawn
 
@@ -66,9 +67,11 @@ def _texts() -> Texts:
 
 
 @asynccontextmanager
-async def _with_a_process(folder: Path, number: signal.Signals, texts: Texts) -> AsyncIterator[Scene]:
-    """The worker's rpc-server gets the signal."""
-    async with Fleet(folder) as fleet:
+async def _with_a_process(
+    folder: Path, number: signal.Signals, texts: Texts, protocol: NativeProtocol
+) -> AsyncIterator[Scene]:
+    """The worker's process that is lent gets the signal."""
+    async with Fleet(folder, protocol=protocol) as fleet:
         worker = await fleet.worker("worker", model=smollm2())
         token = await worker.token()
         began = time.monotonic()
@@ -78,16 +81,20 @@ async def _with_a_process(folder: Path, number: signal.Signals, texts: Texts) ->
         within = again_within(began)
 
         async def lose() -> float:
-            os.kill(child_pid(await worker.status(), "rpc-server"), number)
+            os.kill(child_pid(await worker.status(), protocol.server), number)
             return time.monotonic()
 
-        yield Scene(worker, head, api, texts, lose, goes_on=False, again_within=within)
+        yield Scene(worker, head, api, texts, lose, goes_on=False, again_within=within, protocol=protocol)
 
 
 @asynccontextmanager
-async def _with_a_line(folder: Path, kind: str, texts: Texts) -> AsyncIterator[Scene]:
+async def _with_a_line(
+    folder: Path, kind: str, texts: Texts, protocol: NativeProtocol
+) -> AsyncIterator[Scene]:
     """Something happens to the only connection between the two daemons."""
-    async with apart(folder, smollm2(), worker_has=smollm2(), options=SAME_THREADS, seed=0) as place:
+    async with apart(
+        folder, smollm2(), worker_has=smollm2(), options=SAME_THREADS, seed=0, protocol=protocol
+    ) as place:
         began = time.monotonic()
         await place.fleet.ready(place.head)
         assert await place.api.complete(PROMPT, TOKENS) == texts.short
@@ -103,7 +110,16 @@ async def _with_a_line(folder: Path, kind: str, texts: Texts) -> AsyncIterator[S
             return time.monotonic()
 
         lose = reset if kind == "reset" else silence
-        yield Scene(place.worker, place.head, place.api, texts, lose, goes_on=True, again_within=within)
+        yield Scene(
+            place.worker,
+            place.head,
+            place.api,
+            texts,
+            lose,
+            goes_on=True,
+            again_within=within,
+            protocol=protocol,
+        )
 
 
 async def _silent(place: Apart, seconds: float) -> None:
@@ -124,7 +140,7 @@ async def _again_and_again(scene: Scene, kind: str, states: Sequence[str]) -> No
     }
     for state, number in product(states, range(FIRST, FIRST + TIMES)):
         crashed, resumed = crashes(scene.head), await resumes(scene.head)
-        with noted("mesh", state, kind) as loss:
+        with noted(scene.protocol.place, state, kind) as loss:
             loss.again_within = scene.again_within
             await acts[state](number, loss)
             loss.aborted = crashes(scene.head) > crashed
@@ -143,24 +159,30 @@ async def _starts_again(head: LocalNode, scene: Scene) -> None:
 
 
 @NEEDS_LINUX
+@both
 @pytest.mark.parametrize(("kind", "states"), _cases(SIGNALS).values(), ids=_cases(SIGNALS))
-def test_a_workers_process_is_lost(tmp_path: Path, kind: str, states: Sequence[str]) -> None:
+def test_a_workers_process_is_lost(
+    tmp_path: Path, kind: str, states: Sequence[str], protocol: NativeProtocol
+) -> None:
     texts = _texts()
 
     async def check() -> None:
-        async with _with_a_process(tmp_path, SIGNALS[kind], texts) as scene:
+        async with _with_a_process(tmp_path, SIGNALS[kind], texts, protocol) as scene:
             await _again_and_again(scene, kind, states)
 
     play(check(), seconds=SECONDS)
 
 
 @NEEDS_SPACES
+@both
 @pytest.mark.parametrize(("kind", "states"), _cases(LINES).values(), ids=_cases(LINES))
-def test_the_line_to_a_worker_is_lost(tmp_path: Path, kind: str, states: Sequence[str]) -> None:
+def test_the_line_to_a_worker_is_lost(
+    tmp_path: Path, kind: str, states: Sequence[str], protocol: NativeProtocol
+) -> None:
     texts = _texts()
 
     async def check() -> None:
-        async with _with_a_line(tmp_path, kind, texts) as scene:
+        async with _with_a_line(tmp_path, kind, texts, protocol) as scene:
             await _again_and_again(scene, kind, states)
 
     play(check(), seconds=SECONDS)

@@ -1,0 +1,33 @@
+"""The two native protocols that daemons speak: what a test that runs with both of them needs to know.
+
+RPC is that of the patched rpc-server. MESH needs `make mesh` and is skipped without it.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from meshd.build import mesh
+from meshd.build.interface import MESH_PROGRAM, RPC_SERVER
+
+from tests.e2e.models import cache_folder
+
+
+@dataclass(frozen=True, slots=True)
+class NativeProtocol:
+    """`server`: the child of a worker that is lent. `place`: in the table of lost workers."""
+
+    options: tuple[str, ...]
+    server: str
+    place: str
+
+
+RPC = NativeProtocol((), RPC_SERVER, "mesh")
+MESH = NativeProtocol(("--native-protocol", "mesh"), MESH_PROGRAM, "mesh protocol")
+
+needs_mesh = pytest.mark.skipif(
+    not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
+    reason="native/mesh is not built: `meshd native build --mesh`",
+)
+both = pytest.mark.parametrize(
+    "protocol", [pytest.param(RPC, id="rpc"), pytest.param(MESH, id="mesh", marks=needs_mesh)]
+)
