@@ -1,4 +1,4 @@
-"""native/mesh: llama.cpp cuts a step into one piece for each device, in models of every kind, and no cache crosses.
+"""native/mesh: each device is fed once in a step, in models of every kind, and no cache crosses.
 
 As test_native_splits.py, which has the patched build: here the module says which operations it does not take.
 """
@@ -18,8 +18,8 @@ from tests.e2e.random_parts import LAYERS
 
 pytestmark = MARKS
 _PIECE = re.compile(r"## SPLIT #(\d+): (\w+)\S* # \d+ inputs:? ?(.*)$", re.MULTILINE)
-# what the head makes for each step; what llama.cpp calls the embeddings, a sum at the end of a layer, the norm behind it;
-# RWKV 7's layers all use a value of the first one, which has no name
+# what the head makes for each step; what llama.cpp calls the embeddings, a sum at the end of a layer, and the
+# norm behind it. RWKV 7's layers all use a value of the first one, which has no name
 _GIVEN = re.compile(r"(attn_)?inp_(?!scaled)|rs_s_copy|out_ids")
 _END_OF_LAYER = re.compile(r"embd|inp_scaled|model.embed_tokens|l_out-\d+|norm$|norm-[1-9]|node_\d+$")
 _STAMP = re.compile(r"\d\.\d\d\.\d{3}\.\d{3} D ")  # before each part of a line
@@ -50,7 +50,7 @@ def _computed(inputs: str) -> list[str]:
 
 
 def _is_wrong(pieces: list[tuple[str, str]]) -> bool:
-    """Whether a device gets results of others more than once, or anything but the end of a layer and its like.
+    """Whether a device gets results of others more than once, or else than the end of a layer.
 
     Beside the piece with its layers, a device may have one that only prepares states.
     """
