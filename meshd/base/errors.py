@@ -4,7 +4,7 @@
 different types: a LocalProtocolError is a bug of ours, a RemoteProtocolError closes the link.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 BANNED_HINT = (  # for the node that is out
     "to come back, take a new key and a new token: `meshd stop`, `meshd leave --new-identity`, "
@@ -24,6 +24,16 @@ class MeshdError(Exception):
 
     def __str__(self) -> str:
         return self.what
+
+    def afresh(self) -> Self:
+        """The same without a trace, for whoever keeps an error and raises it.
+
+        The trace of an error that is kept leads to the frames of all who met it, and from there back to its
+        keeper: a cycle, which stays in memory with its buffers until the garbage collector looks for cycles.
+        """
+        error = type(self).__new__(type(self), *self.args)
+        error.__dict__.update(self.__dict__)
+        return error
 
 
 class UserError(MeshdError):

@@ -69,14 +69,14 @@ class MeshStream:
         """See Stream."""
         while not self._accepted:
             if self._error is not None:
-                raise self._error
+                raise self._error.afresh()
             await self._taker.wait("wait for acceptance of")
 
     async def read(self) -> bytes | memoryview:
         """See Stream."""
         while not self._chunks:
             if self._error is not None:
-                raise self._error
+                raise self._error.afresh()
             if self._ended:
                 raise EndOfStream("the peer ended the stream")
             await self._reader.wait("read")
@@ -116,7 +116,7 @@ class MeshStream:
         left = data
         while len(left):
             if self._error is not None:
-                raise self._error
+                raise self._error.afresh()
             try:
                 taken = self._port.write(self._id, left)
             except Closed as error:

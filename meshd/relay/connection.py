@@ -214,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
     def try_send(self, data: Sequence[bytes | memoryview]) -> bool:
         """Sends always; False when the other side should be waited for."""
         if self._end is not None:
-            raise self._end
+            raise self._end.afresh()
         if self._engine is not None:
             self._write(self._engine.seal(data))
         return not self._full
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         """The next chunk. Raises EndOfStream, Broken, Closed."""
         while not self._chunks:
             if self._end is not None:
-                raise self._end
+                raise self._end.afresh()
             self._readable.clear()
             await self._readable.wait()
         chunk = self._chunks.popleft()

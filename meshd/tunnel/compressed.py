@@ -108,7 +108,7 @@ class CompressedStream:
                     self._fed = True
                     return False
         except RemoteProtocolError as error:
-            self._error = error
+            self._error = error.afresh()
             self._fed = True
             return False
         self._give_credit()
@@ -121,13 +121,13 @@ class CompressedStream:
     def _next(self) -> bytes | None:
         """What goes out next. Raises RemoteProtocolError, then always."""
         if self._error is not None:
-            raise self._error
+            raise self._error.afresh()
         piece, self._piece = self._piece, None
         if piece is None:
             try:
                 piece = self._decoder.next()
             except RemoteProtocolError as error:
-                self._error = error
+                self._error = error.afresh()
                 raise
         if piece is None:
             self._give_credit()

@@ -63,7 +63,7 @@ class PunchRace:
         if self._winner is not None:
             return self._winner
         if self._errors:
-            raise self._errors[-1]
+            raise self._errors[-1].afresh()
         what = f"TCP hole punching to `{self._place}` failed"
         raise DialError(what, kind=LinkKind.TCP, failure=DialFailure.TIMEOUT)
 

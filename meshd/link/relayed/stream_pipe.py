@@ -179,7 +179,7 @@ class StreamPipe(BufferedPipe):
         if self._secured:
             self._finish(Broken, error.what)
         elif self._end is None:
-            self._why_unsecured = error
+            self._why_unsecured = error.afresh()
             self._finish(type(error), error.what)
         self._stream.reset(_ENDED, "the link is broken")
         self._closing = True
@@ -191,6 +191,5 @@ class StreamPipe(BufferedPipe):
 
     def _check(self) -> None:
         if self._why_unsecured is not None:
-            # the same error once more: one object must not collect the traces of many
-            raise self._why_unsecured.with_traceback(None)
+            raise self._why_unsecured.afresh()
         super()._check()
