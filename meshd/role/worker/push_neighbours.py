@@ -166,13 +166,17 @@ class PushNeighbours(ABC):
     # The other direction.
 
     async def answer(self, asked: Stream) -> None:
-        """To a neighbour that asks whether its streams are taken: yes, until one of the two has ended."""
+        """To a neighbour that asks whether its streams are taken: yes, until its stream or the lease ends.
+
+        Then until both halves are closed; rpc_streams.py does not wait for ever.
+        """
         async with Owner() as owner:
             ended = owner.start(_until_ended(asked), name="neighbour asks")
             over = owner.start(self._over.wait(), name="lease over")
             await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
+            asked.write_eof()
+            await asyncio.wait([ended])
             owner.cancel()
-        asked.write_eof()
 
     def close(self) -> None:
         """The lease is over."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,6 +20,8 @@ from meshd.wire.lease import PUSH_SERVICE, RPC_SERVICE
 SHOWN_REFUSED = 3  # requests that broke the rules, in status; the log has all
 NO_USE = "this member cannot use workers (it lacks the role `use`)"
 TOO_MANY = "this lease has its maximum number of streams"
+OVER = "the lease has ended"
+CLOSING_SECONDS = 1.0  # after the end of a lease, for the others to close their halves of its streams
 LOG = log.get("worker")
 
 
@@ -33,6 +35,8 @@ class Lending:
         self.pushed = Slots(PUSHED, PUSHED_OF_PEER)  # those of other workers
         self._is_up = False
         self._settled = asyncio.Event()
+        self._ends_at: float | None = None  # of what is still served
+        self._served: set[asyncio.Timeout] = set()
 
     def up(self) -> None:
         """The rpc-server takes connections."""
@@ -40,9 +44,30 @@ class Lending:
         self._settled.set()
 
     def over(self) -> None:
-        """The lease has ended, or there will be none."""
+        """The lease has ended, or there will be none. Idempotent."""
         self._is_up = False
         self._settled.set()
+        if self._ends_at is None:
+            self._ends_at = asyncio.get_running_loop().time() + CLOSING_SECONDS
+            for limit in self._served:
+                limit.reschedule(self._ends_at)
+
+    async def serve(self, work: Awaitable[None]) -> None:
+        """A stream, until both sides have closed it, or for a second more than the lease lasts.
+
+        Else a head, or another worker, could keep it by never closing its half. Raises Broken.
+        """
+        try:
+            async with asyncio.timeout_at(self._ends_at) as limit:
+                self._served.add(limit)
+                try:
+                    await work
+                finally:
+                    self._served.discard(limit)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Broken(OVER) from None
 
     @property
     def must_wait(self) -> bool:
@@ -53,7 +78,7 @@ class Lending:
         """Its server. Raises Broken when there is none, or none any more."""
         await self._settled.wait()
         if self.server is None or not self._is_up:
-            raise Broken("the lease has ended")
+            raise Broken(OVER)
         return self.server
 
 
@@ -129,19 +154,19 @@ class LentStreams:
     async def _serve_rpc(self, stream: Stream) -> None:
         lending = self._find(stream.peer, stream.metadata)
         if lending is None:
-            raise Broken("the lease has ended")
+            raise Broken(OVER)
         server = await self._up(lending, stream.peer)
-        await server.serve_head(stream, partial(self._refuse, stream.peer))
+        await lending.serve(server.serve_head(stream, partial(self._refuse, stream.peer)))
 
     async def _serve_push(self, stream: Stream) -> None:
         lending = self._find_admitting(stream.peer, stream.metadata)
         if lending is None or lending.server is None or lending.server.neighbours is None:
-            raise Broken("the lease has ended")
+            raise Broken(OVER)
         if ASK in stream.metadata:
-            await lending.server.neighbours.answer(stream)
+            await lending.serve(lending.server.neighbours.answer(stream))
             return
         server = await self._up(lending, stream.peer)
-        await server.serve_neighbour(stream, partial(self._refuse, stream.peer))
+        await lending.serve(server.serve_neighbour(stream, partial(self._refuse, stream.peer)))
 
     def _refuse(self, peer: PeerId, error: MeshdError) -> None:
         if isinstance(error, RemoteProtocolError):

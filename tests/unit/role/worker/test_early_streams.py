@@ -8,6 +8,7 @@ from meshd.base.errors import Broken, MeshdError
 from meshd.base.peer_limits import EARLY_STREAMS
 from meshd.peer.interface import Stream
 from meshd.role.worker.rpc_server import RpcServer
+from meshd.role.worker.rpc_streams import CLOSING_SECONDS
 from meshd.wire.lease import Grant, Reserve, WorkerOffer
 
 from tests.sim.loop import run
@@ -114,5 +115,22 @@ def test_of_one_member_few_wait_whatever_it_has_been_offered(tmp_path: Path) -> 
                 await call.says(Reserve((100 * MIB,)))
             await asyncio.sleep(10)
             assert len(it.bench.connected) == EARLY_STREAMS.most
+
+    run(main())
+
+
+def test_a_stream_that_its_head_keeps_open_ends_a_second_after_the_lease(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.bench.head_stays = True
+            call, offer = await offered(it)
+            stream = rpc(call, offer)
+            await call.says(Reserve((100 * MIB,)))
+            await asyncio.sleep(6)
+            assert len(it.bench.connected) == 1
+            await call.release()
+            async with asyncio.timeout(CLOSING_SECONDS + 0.1):
+                with pytest.raises(Broken):
+                    await stream.read()
 
     run(main())

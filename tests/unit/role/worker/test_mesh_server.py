@@ -15,6 +15,7 @@ from meshd.peer.interface import Stream
 from meshd.process.interface import ChildState
 from meshd.role.worker.mesh_neighbours import ARRIVAL, COMPLETE, NEIGHBOURS_SECONDS
 from meshd.role.worker.push_neighbours import REACH_SECONDS
+from meshd.role.worker.rpc_streams import CLOSING_SECONDS
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import (
     PUSH_SERVICE,
@@ -382,5 +383,46 @@ def test_a_server_that_has_ended_is_handed_nothing(tmp_path: Path) -> None:
             await says(call, Neighbour(3, other.mesh.key.peer.raw, LEASE), Introduced())
             await call.is_over()
             other.over.set()
+
+    run(main())
+
+
+def test_streams_end_a_second_after_their_lease_whoever_keeps_them_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lent(tmp_path) as (it, call, grant, server):
+            other = Other(it)
+            await says(call, Admit(other.mesh.key.peer.raw, 2), Introduced())
+            streams = [head_stream(it, call, grant), other.push(it, grant), other.push(it, grant, ask=1)]
+            await asyncio.sleep(0.1)
+            (_, _, theirs), _ = server.arrivals()
+            assert theirs is not None
+            theirs.close()
+            server.close()
+            it.bench.children[0].die("gone")
+            assert isinstance(await call.hears(), Lost)
+            await asyncio.sleep(CLOSING_SECONDS - 0.1)
+            for stream in streams:
+                with pytest.raises(EndOfStream):  # this side's half alone
+                    await heard(stream)
+            await asyncio.sleep(0.2)
+            for stream in streams:
+                with pytest.raises(Broken, match="reset"):
+                    await heard(stream)
+
+    run(main())
+
+
+def test_a_stream_that_both_sides_close_ends_without_a_reset(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lent(tmp_path) as (it, call, grant, server):
+            stream = head_stream(it, call, grant)
+            await asyncio.sleep(0.1)
+            server.close()
+            it.bench.children[0].die("gone")
+            assert isinstance(await call.hears(), Lost)
+            stream.write_eof()
+            await asyncio.sleep(10 * CLOSING_SECONDS)
+            with pytest.raises(EndOfStream):
+                await heard(stream)
 
     run(main())
