@@ -249,6 +249,12 @@ HINTS = Share("addresses of a node kept in addition to its record", 4, "peer", "
 PUNCHED_UNPROVEN = Share(
     "unauthenticated sockets of one hole punching attempt", 8, "peer", "further ones are closed"
 )
+DIALLED_KNOWN = Share(
+    "peers whose dialled addresses are counted, present or not",
+    2048,
+    "node",
+    "the one dialled longest ago is forgotten",
+)
 FAULTS_KNOWN = Share("peers whose failures are remembered", 256, "node", "the oldest is forgotten")
 SIGNALLERS_KNOWN = Share(
     "peers whose signal channels are remembered", 256, "node", "the one silent longest is forgotten"

@@ -12,7 +12,8 @@ from contextlib import suppress
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, MeshdError, Refused, RemoteProtocolError
 from meshd.base.fault_boundary import Fault, contained
-from meshd.base.peer_limits import DIALS, RETRIES
+from meshd.base.peer_limits import DIALLED_KNOWN, DIALS, RETRIES
+from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.link.interface import TRANSPORTS, Dialer, DialError, DialFailure, Link, LinkKind
@@ -29,6 +30,17 @@ _ATTEMPT_SECONDS = 30.0  # for a dialler that knows no end
 LOG = log.get("peer")
 
 
+class DialRates:
+    """How often this node dials because of what is said of a peer, for all peers.
+
+    By their keys: one that leaves and returns has the same, while there is a new connector for it.
+    """
+
+    def __init__(self) -> None:
+        self.dials = Rates(DIALS, most=DIALLED_KNOWN.most)
+        self.retries = Rates(RETRIES, most=DIALLED_KNOWN.most)
+
+
 class Connector:
     """A DiallingSide, which makes its connection; of two `dialers` that are due the first begins first."""
 
@@ -39,6 +51,7 @@ class Connector:
         peer: PeerId,
         book: Book,
         dialers: Sequence[Dialer],
+        rates: DialRates,
         rng: Callable[[], float],
     ) -> None:
         self._node = node
@@ -54,8 +67,7 @@ class Connector:
         self._test = False
         self._stopped = False
         self._wanted = True
-        self._dials = DIALS.bucket(node.now())
-        self._retries = RETRIES.bucket(node.now())
+        self._rates = rates
         self.connection = PeerConnection(node, peer, self)
 
     def poke(self, *, although_connected: bool = False) -> None:
@@ -73,7 +85,7 @@ class Connector:
 
     def told(self) -> None:
         """Others said something new of the peer: dial now, unless they do so too often."""
-        if self._retries.spend(1, self._node.now()):
+        if self._rates.retries.spend(self.connection.peer, self._node.now()):
             self.poke()
         self._wake.set()  # there may be something to dial for the first time
 
@@ -149,8 +161,9 @@ class Connector:
             return places
         peer, now = self.connection.peer, self._node.now()
         sure = {one for source, told in self._book.told(peer) if source is Source.GIVEN for one in told}
+        dials = self._rates.dials
         return [
-            place for place in places if place.proto == proto and (place in sure or self._dials.spend(1, now))
+            place for place in places if place.proto == proto and (place in sure or dials.spend(peer, now))
         ]
 
     def _plan(self) -> DialPlan:

@@ -19,7 +19,7 @@ from meshd.identity.membership import Admitter
 from meshd.link.interface import Dialer
 from meshd.mux.events import Code
 from meshd.peer.connection import PeerConnection
-from meshd.peer.connector import Connector
+from meshd.peer.connector import Connector, DialRates
 from meshd.peer.interface import Book
 from meshd.peer.node import Node
 from meshd.peer.presence import MemberPresence
@@ -58,6 +58,7 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
         self._presence = presence
         self._dialers = dialers
         self._rng = rng
+        self._rates = DialRates()
         self._peers: dict[PeerId, PeerEntry] = {}
         self.owner: Owner | None = None
 
@@ -85,7 +86,12 @@ class PeerTable(Mapping[PeerId, PeerEntry]):
         if self.owner is None or peer == self._node.peer or not self._has_room(peer, caller):
             return None
         connector = Connector(
-            node=self._node, peer=peer, book=self._book, dialers=self._dialers, rng=self._rng
+            node=self._node,
+            peer=peer,
+            book=self._book,
+            dialers=self._dialers,
+            rates=self._rates,
+            rng=self._rng,
         )
         connection = connector.connection
         entry = PeerEntry(connection, connector, admitter=caller, used_at=self._node.now())

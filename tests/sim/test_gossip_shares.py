@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Broken, Refused
 from meshd.base.peer_limits import (
+    DIALS,
     INVITER_RECORDS,
     NEWS_CHECKS,
     NEWS_FAULTS,
@@ -17,13 +18,16 @@ from meshd.base.peer_limits import (
     TABLED_ADMITTED,
 )
 from meshd.identity import revocation
+from meshd.identity.keys import PeerId
 from meshd.identity.record import PeerRecord
 from meshd.identity.revocation import Ban
+from meshd.link.interface import Link
 from meshd.peer import peer_table
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.mesh import MESH_LOOK_SECONDS, SESSION_IDLE_SECONDS
 from meshd.peer.news_outbox import SLACK, BanItem
 from meshd.peer.news_told import Told
+from meshd.wire.address import Candidate
 from meshd.wire.news import NEWS_SERVICE, BanNews, RecordNews
 
 from tests.conformance.nodes import fresh_key
@@ -162,6 +166,40 @@ def test_a_record_that_changes_all_the_time_is_not_dialled_each_time() -> None:
             dials = victim.dialer.dials - before
             by_itself = 4  # in that time, after one that failed
             assert 1 <= dials <= by_itself * (RETRIES.burst + took * RETRIES.per_second + 1)
+
+    run(main())
+
+
+def test_a_member_that_leaves_and_returns_has_no_more_addresses_dialled_than_one_that_stays() -> None:
+    async def main() -> None:
+        async with World() as world:
+            _, victim, _, teller = await heard_by(world)
+            ghost = world.node("ghost")
+            dialled = 0
+            real = victim.dialer.dial
+
+            async def dial(peer: PeerId, candidates: Sequence[Candidate]) -> Link:
+                nonlocal dialled
+                dialled += len(candidates) if peer == ghost.peer else 0
+                return await real(peer, candidates)
+
+            victim.dialer.dial = dial  # type: ignore[method-assign]
+            began = asyncio.get_running_loop().time()
+            for number in range(2, 402, 2):
+                places = tuple(Candidate(f"8.8.{number & 255}.{host}", 7447) for host in range(1, 9))
+                here = PeerRecord.sign(
+                    ghost.key,
+                    chain=ghost.chain,
+                    name="ghost",
+                    role="worker",
+                    sequence=number,
+                    candidates=places,
+                )
+                for record in (here, ghost.record(number + 1, left=True)):
+                    await teller.tell(victim, [RecordNews(record.encode()).encode()])
+                    await asyncio.sleep(0.2)
+            took = asyncio.get_running_loop().time() - began
+            assert DIALS.burst < dialled <= DIALS.burst + took * DIALS.per_second
 
     run(main())
 
