@@ -1,13 +1,15 @@
-"""Keeps foreign web pages out of a local API: checks Host, Origin and Content-Type.
+"""Keeps foreign web pages out of a local API: checks Host, Origin, Sec-Fetch-Site and Content-Type.
 
 A page of any site may send requests to loopback. DNS rebinding makes them look as if they were of the
 same origin, which the Host header gives away; other cross-origin requests carry Origin; and those
-that need no permission of ours ("simple requests", WHATWG Fetch 4.8) cannot have JSON as their type.
+that need no permission of ours ("simple requests", WHATWG Fetch 4.8) cannot have JSON as their type. Images,
+scripts and links carry no Origin: where the browser trusts the connection (HTTPS, loopback) it says by
+Sec-Fetch-Site whose page made the request (W3C Fetch Metadata). Programs send none of these.
 """
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import UserError
@@ -18,6 +20,9 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[^/@\s]{1,260}")
 
 # Names of headers that a preflight may ask for; the OpenAI client sends about ten `x-stainless-*`.
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]{1,64}(\s*,\s*[A-Za-z0-9-]{1,64}){0,63}")
+
+
+_OWN_SITES = ("same-origin", "none")  # a page of ours; the user, by an address or a bookmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,13 @@ class BrowserGuard:
             return True
         return self.is_foreign_but_allowed(origin) or _same(origin, host)
 
+    def site_allowed(self, headers: Mapping[str, str]) -> bool:
+        """True when no browser says that another site's page sent it, or that is one of an allowed origin."""
+        site = headers.get("Sec-Fetch-Site")
+        if site is None or site.strip().lower() in _OWN_SITES:
+            return True
+        return self.is_foreign_but_allowed(headers.get("Origin"))
+
     def is_foreign_but_allowed(self, origin: str | None) -> bool:
         """True for an origin of the configuration: its pages are told that they may read the answers."""
         return origin is not None and origin.strip().lower() in self._origins
@@ -126,6 +138,11 @@ def _checked_origin(origin: str) -> str:
             hint="give scheme, host and port as a browser sends them, such as `http://localhost:3000`",
         )
     return normal
+
+
+def opens_page(headers: Mapping[str, str]) -> bool:
+    """True when a browser shows the answer in a tab of its own: the user followed a link."""
+    return headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
 
 
 def is_json(content_type: str | None) -> bool:

@@ -24,9 +24,7 @@ _POLICY = (
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",  # no other page includes them either
     "Cache-Control": "no-cache",  # the files of the version that runs
 }
 

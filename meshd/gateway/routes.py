@@ -13,7 +13,7 @@ from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies, wants_stream
-from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, preflight_headers
+from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
 from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor
 from meshd.gateway.events import StreamForm
@@ -61,6 +61,11 @@ ROUTES: Mapping[str, Route] = {
     "/metrics": _LOOK,
 }
 
+_HEADERS = {
+    "Server": "meshd",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",  # no other page includes an answer, as a script say
+}
 HEALTH_PATHS = frozenset({"/health", "/v1/health"})
 MODELS_PATHS = frozenset({"/v1/models", "/models"})
 MODEL_PREFIX = "/v1/models/"
@@ -110,11 +115,11 @@ class Router:
         origin = request.headers.get("Origin")
         # only for an allowed origin: no other page may read an answer, not even a refusal
         foreign = origin is not None and self._guard.is_foreign_but_allowed(origin)
-        extra = {"Server": "meshd", **(foreign_headers(origin) if origin and foreign else {})}
+        extra = {**_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
         try:
             self._check_browser(request)
             if request.method == "OPTIONS":
-                return _preflight(request, allowed=foreign)
+                return _preflight(request, extra, allowed=foreign)
             return await self._answer(request, extra)
         except HttpRefusal as refusal:
             response = refusal.failure.response()
@@ -134,6 +139,11 @@ class Router:
         if len(origins) > 1 or not self._guard.origin_allowed(next(iter(origins), None), hosts[0]):
             message = f"origin `{origins[0][:200]}` is not allowed: allow it with `--allowed-origin ORIGIN`"
             raise HttpRefusal(Failure(403, message, type="permission_error", code="origin_not_allowed"))
+        if self._guard.site_allowed(request.headers):
+            return
+        if request.path not in self._page or not opens_page(request.headers):
+            message = "pages of other sites may not call the API: allow one with `--allowed-origin ORIGIN`"
+            raise HttpRefusal(Failure(403, message, type="permission_error", code="site_not_allowed"))
 
     async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:
         method = "GET" if request.method == "HEAD" else request.method
@@ -258,7 +268,7 @@ def _demand_method(method: str, wanted: str) -> None:
         raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
 
 
-def _preflight(request: web.BaseRequest, *, allowed: bool) -> web.Response:
+def _preflight(request: web.BaseRequest, extra: Mapping[str, str], *, allowed: bool) -> web.Response:
     if not allowed:
         raise HttpRefusal(
             Failure(
@@ -270,4 +280,4 @@ def _preflight(request: web.BaseRequest, *, allowed: bool) -> web.Response:
         asked=request.headers.get("Access-Control-Request-Headers"),
         private_network=request.headers.get("Access-Control-Request-Private-Network") == "true",
     )
-    return web.Response(status=204, headers=headers)
+    return web.Response(status=204, headers={**extra, **headers})

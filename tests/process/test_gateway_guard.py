@@ -5,6 +5,7 @@ import json
 
 import pytest
 from meshd.gateway.interface import GatewayConfig
+from meshd.gateway.routes import ROUTES
 
 from tests.process.gateway_fake import World, says, world
 
@@ -30,7 +31,7 @@ def run(
             ) as answer:
                 body = await answer.read()
                 code = "" if answer.status < 400 else str(json.loads(body)["error"]["code"])
-                reached = path != "/health" and answer.status == 200
+                reached = path in ROUTES and answer.status == 200
                 assert (len(here.server.seen) == 1) == reached
                 return answer.status, dict(answer.headers), code
 
@@ -119,6 +120,55 @@ def test_other_origins_are_refused(origin: str) -> None:
         status, headers, code = run({**JSON, "Origin": origin}, method=method, path=path)
         assert (status, code) == (403, "origin_not_allowed")
         assert "Access-Control-Allow-Origin" not in headers
+
+
+LOOKS = ("/v1/models", "/props", "/metrics", "/health", "/", "/chat.js")
+OPENED = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+
+@pytest.mark.parametrize("path", LOOKS)
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "", "sideways"])
+def test_what_a_page_of_another_site_asks_for_is_refused_although_it_has_no_origin(
+    path: str, site: str
+) -> None:
+    for more in (
+        {},
+        {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+        OPENED | {"Sec-Fetch-Dest": "iframe"},
+    ):
+        config = GatewayConfig(port=0, allowed_origins=(ORIGIN,))
+        status, _, code = run({"Sec-Fetch-Site": site, **more}, method="GET", path=path, config=config)
+        assert (status, code) == (403, "site_not_allowed")
+
+
+@pytest.mark.parametrize("path", LOOKS)
+@pytest.mark.parametrize("site", [None, "same-origin", "none"])
+def test_what_the_user_a_program_or_our_page_asks_for_passes(path: str, site: str | None) -> None:
+    sent = {} if site is None else {"Sec-Fetch-Site": site}
+    assert run(sent, method="GET", path=path)[0] == 200
+
+
+def test_a_page_of_an_allowed_origin_passes_from_another_site() -> None:
+    config = GatewayConfig(port=0, allowed_origins=(ORIGIN,))
+    foreign = {"Sec-Fetch-Site": "cross-site", "Origin": ORIGIN}
+    assert run(foreign, method="GET", path="/v1/models", config=config)[0] == 200
+    assert run({**JSON, **foreign}, config=config)[0] == 200
+
+
+def test_a_link_from_another_site_opens_the_chat_page_and_nothing_else() -> None:
+    followed = {"Sec-Fetch-Site": "cross-site", **OPENED}
+    assert run(followed, method="GET", path="/")[0] == 200
+    for path in ("/v1/models", "/props", "/health"):
+        assert run(followed, method="GET", path=path)[0] == 403
+
+
+@pytest.mark.parametrize("path", [*LOOKS, "/nothing"])
+def test_no_answer_is_taken_for_what_it_is_not_or_by_another_page(path: str) -> None:
+    for sent in ({}, {"Host": "evil.example"}):
+        _, headers, _ = run(sent, method="GET", path=path)
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert headers["Server"] == "meshd"
 
 
 @pytest.mark.parametrize(
