@@ -231,3 +231,30 @@ def test_the_oldest_turns_of_a_long_conversation_are_forgotten() -> None:
     short = [turn("q", "a")] * 105
     long = [turn("q", "x" * 400_000, "y" * 100_000)] * 4
     assert run("return given.map(excess);", [short[:100], short, long[:2], long, []]) == [0, 5, 0, 2, 0]
+
+
+# Of the document, as much as a page needs whose question the API answers with 401.
+ASKED_FOR_A_KEY = """
+  const made = {};
+  const element = () => ({
+    hidden: true, value: "", textContent: "", classList: { toggle() {} },
+    content: { cloneNode: () => ({ firstElementChild: element() }) },
+    addEventListener() {}, append() {}, focus() {}, remove() {}, setAttribute() {}, querySelector: element,
+  });
+  globalThis.document = { getElementById: (id) => (made[id] ??= element()) };
+  globalThis.Text = class { appendData() {} };
+  globalThis.isSecureContext = given;
+  globalThis.fetch = async (path) => path === "/health"
+    ? { json: async () => ({ status: "ok", model: "m" }) }
+    : { ok: false, status: 401, text: async () => "{}" };
+  const page = new Page();
+  const shown = () => [!made.keys.hidden, !made.exposed.hidden];
+  const before = shown();
+  await page.answer("hello");
+  return [before, shown()];
+"""
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_key_is_asked_for_with_a_warning_where_others_could_read_it(secure: bool) -> None:
+    assert run(ASKED_FOR_A_KEY, secure) == [[False, False], [True, not secure]]

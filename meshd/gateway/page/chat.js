@@ -133,7 +133,7 @@ class Page {
     this.running = null; // what ends the answer under way
     this.watching = false;
     this.apiKey = keptKey();
-    for (const id of ["log", "status", "fresh", "keys", "key", "ask", "question", "send", "stop", "turn"]) {
+    for (const id of ["log", "status", "fresh", "keys", "exposed", "key", "ask", "question", "send", "stop", "turn"]) {
       this[id] = document.getElementById(id);
     }
     this.ask.addEventListener("submit", (event) => this.onSubmit(event));
@@ -154,6 +154,11 @@ class Page {
     if (!question || this.running) return;
     this.question.value = "";
     this.answer(question);
+  }
+
+  askForKey() {
+    this.exposed.hidden = isSecureContext; // HTTPS, or this machine
+    this.keys.hidden = false;
   }
 
   onKey(event) {
@@ -210,7 +215,7 @@ class Page {
     if (this.apiKey) headers.Authorization = `Bearer ${this.apiKey}`;
     const response = await fetch("/v1/chat/completions", { method: "POST", headers, body, signal });
     if (!response.ok) {
-      if (response.status === 401) this.keys.hidden = false;
+      if (response.status === 401) this.askForKey();
       return { bad: true, note: refusal(response.status, await response.text()) };
     }
     let began = 0;
