@@ -5,7 +5,8 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,18 @@ def test_a_cancelled_reader_loses_nothing() -> None:
     play(scene)
 
 
+@asynccontextmanager
+async def told(script: str, child_end: int, folder: Path) -> AsyncIterator[ReportPipe]:
+    """A child that runs `script` with both descriptors, that end and the one of its reports."""
+    with ReportPipe() as reports:
+        ends = (child_end, reports.child_end)
+        command = (sys.executable, "-S", "-c", script, *map(str, ends))
+        spec = ChildSpec(name="told", argv=command, log=folder / "told.log", hand_over=ends)
+        async with owned(spec) as child:
+            await child.ensure_ready()
+            yield reports
+
+
 ECHO = """import sys
 with open(int(sys.argv[1])) as orders, open(int(sys.argv[2]), "w") as reports:
     for line in orders:
@@ -184,20 +197,15 @@ with open(int(sys.argv[1])) as orders, open(int(sys.argv[2]), "w") as reports:
 def test_orders_reach_the_child_while_it_runs_and_end(tmp_path: Path) -> None:
     async def scene() -> None:
         orders = OrderPipe()
-        with ReportPipe() as reports:
-            ends = (orders.child_end, reports.child_end)
-            command = (sys.executable, "-S", "-c", ECHO, *map(str, ends))
-            spec = ChildSpec(name="told", argv=command, log=tmp_path / "told.log", hand_over=ends)
-            async with owned(spec) as child:
-                await child.ensure_ready()
-                for number in range(3):
-                    orders.say(f"order {number}")
-                    assert await reports.line() == f"heard order {number}"
-                orders.close()
-                orders.close()
-                assert await reports.line() == "the end"
-                with pytest.raises(Closed):
-                    orders.say("more")
+        async with told(ECHO, orders.child_end, tmp_path) as reports:
+            for number in range(3):
+                orders.say(f"order {number}")
+                assert await reports.line() == f"heard order {number}"
+            orders.close()
+            orders.close()
+            assert await reports.line() == "the end"
+            with pytest.raises(Closed):
+                orders.say("more")
 
     play(scene)
 
@@ -235,23 +243,18 @@ with socket.socket(fileno=int(sys.argv[1])) as come, open(int(sys.argv[2]), "w")
 def test_descriptors_reach_the_child_with_their_numbers_and_end(tmp_path: Path) -> None:
     async def scene() -> None:
         sender = DescriptorSender()
-        with ReportPipe() as reports:
-            ends = (sender.child_end, reports.child_end)
-            command = (sys.executable, "-S", "-c", TAKE, *map(str, ends))
-            spec = ChildSpec(name="told", argv=command, log=tmp_path / "told.log", hand_over=ends)
-            async with owned(spec) as child:
-                await child.ensure_ready()
-                descriptor = pipe_with(b"hello")
-                sender.send(1, 3, descriptor)
-                assert await reports.line() == "0100000003000000 hello"
-                os.close(descriptor)  # it is still ours
+        async with told(TAKE, sender.child_end, tmp_path) as reports:
+            descriptor = pipe_with(b"hello")
+            sender.send(1, 3, descriptor)
+            assert await reports.line() == "0100000003000000 hello"
+            os.close(descriptor)  # it is still ours
+            sender.send(2, 0)
+            assert await reports.line() == "0200000000000000 alone"
+            sender.close()
+            sender.close()
+            assert await reports.line() == "the end"
+            with pytest.raises(Closed):
                 sender.send(2, 0)
-                assert await reports.line() == "0200000000000000 alone"
-                sender.close()
-                sender.close()
-                assert await reports.line() == "the end"
-                with pytest.raises(Closed):
-                    sender.send(2, 0)
 
     play(scene)
 

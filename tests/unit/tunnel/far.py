@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from meshd.base.errors import Broken, EndOfStream, MeshdError
+from meshd.base.tasks import Owner
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Member
 from meshd.mux.events import Code
 from meshd.peer.interface import Allow, Handler, MetadataValue, PeerStatus, Stream
 from meshd.peer.stream import MeshStream
+from meshd.tunnel.compressed import as_agreed
 
 PEER = KeyPair.from_seed(bytes(31) + b"p").peer
 
@@ -165,3 +167,12 @@ async def echo(stream: Stream) -> None:
         stream.write_eof()
     except Broken:
         stream.reset(Code.BROKEN, "broken")
+
+
+def echoing(owner: Owner, *, error: MeshdError | None = None) -> FarMesh:
+    """A mesh whose streams send back what comes, compressed where that was agreed."""
+
+    def handle(far: Stream) -> None:
+        owner.start(echo(as_agreed(far)), name="echo")
+
+    return FarMesh(handle, error=error)

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import Broken, MeshdError, UserError
 from meshd.base.tasks import Owner
-from meshd.peer.interface import Stream
 from meshd.tunnel import forward as module
-from meshd.tunnel.compressed import COMPRESSED, as_agreed
+from meshd.tunnel.compressed import COMPRESSED
 from meshd.tunnel.forward import MAX_CLIENTS, Forward
 from meshd.tunnel.interface import OwnerCheck
 from meshd.tunnel.pump import Unwatched
 
 from tests.conformance.run import run, until
-from tests.unit.tunnel.far import PEER, FarMesh, echo
+from tests.unit.tunnel.far import PEER, FarMesh, echoing
 
 SECRET = bytes(range(32))
 
@@ -65,11 +64,7 @@ async def tunnel(
 ) -> AsyncIterator[Tunnel]:
     broken: list[MeshdError] = []
     async with Owner() as owner:
-
-        def handle(far: Stream) -> None:
-            owner.start(echo(as_agreed(far)), name="echo")
-
-        mesh = FarMesh(handle, error=error)
+        mesh = echoing(owner, error=error)
         forward = Forward(
             mesh=mesh,
             peer=PEER,

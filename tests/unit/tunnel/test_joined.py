@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner
-from meshd.peer.interface import Stream
-from meshd.tunnel.compressed import COMPRESSED, as_agreed
+from meshd.tunnel.compressed import COMPRESSED
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.tunnel.pump import Unwatched
 
 from tests.conformance.run import run, until
-from tests.unit.tunnel.far import PEER, FarMesh, echo, read_all, streams
+from tests.unit.tunnel.far import PEER, FarMesh, echoing, read_all, streams
 
 DATA = bytes(range(256)) * 5000
 
@@ -58,11 +57,7 @@ async def joined(*, error: MeshdError | None = None, compressed: bool = False) -
     broken: list[MeshdError] = []
     with child:
         async with Owner() as owner:
-
-            def handle(far: Stream) -> None:
-                owner.start(echo(as_agreed(far)), name="echo")
-
-            mesh = FarMesh(handle, error=error)
+            mesh = echoing(owner, error=error)
             tunnel = JoinedTunnel(
                 mesh=mesh,
                 peer=PEER,
