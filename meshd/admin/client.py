@@ -174,6 +174,6 @@ def _refused(refusal: Mapping[object, object]) -> Refused:
 
 
 def ask(home: Path, request: Request[R], *, seconds: float = REPLY_SECONDS) -> R:
-    """One request on a connection of its own."""
+    """One request on a new connection."""
     with Client(home) as client:
         return client.ask(request, seconds=seconds)

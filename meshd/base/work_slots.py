@@ -1,6 +1,6 @@
 """Places for work from outside, reserved when it is admitted and not when it begins. Pure.
 
-Work that is checked and then started in a task of its own can come in any number before the first task runs:
+Work that is checked and then started in a separate task can come in any number before the first task runs:
 the check has to reserve the place.
 """
 

@@ -1,4 +1,4 @@
-"""Real nodes on this machine: `meshd worker` and `meshd serve` as child processes with homes of their own.
+"""Real nodes on this machine: `meshd worker` and `meshd serve` as child processes with their own homes.
 
 What the demo, the benchmarks and the tests drive. A node is ended with its whole group when its owner ends,
 however that happens (meshd.process).

@@ -191,7 +191,7 @@ class Connector:
             self._schedule.refused(self._node.now(), self._rng())
 
     async def _attempt(self, index: int, owner: Owner) -> None:
-        """Dial, and hand the link to a task of its own: giving up the attempt must not end it."""
+        """Dial, and hand the link to a separate task: giving up the attempt must not end it."""
         dialer, peer = self._dialers[index], self.connection.peer
         try:
             async with asyncio.timeout(_ATTEMPT_SECONDS):

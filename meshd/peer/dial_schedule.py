@@ -1,6 +1,6 @@
 """Which dial starts when. Everything that may work is raced, nothing waits for a failure. Pure.
 
-While there is no link all transports (link/transport.py) are tried, each with a back-off of its own; with
+While there is no link all transports (link/transport.py) are tried, each with its own back-off; with
 one, those that could bring a better one (path_selection.py), more patiently; and a relay, to stand by behind
 a path that a router may end. Whatever changes (addresses, the peer's record, the NAT) starts all of it anew.
 """

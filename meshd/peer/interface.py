@@ -145,7 +145,7 @@ class Mesh(Protocol):
         ...
 
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
-        """Serve streams of `service`; each runs `handler` in a task of its own. `quiet`: who is refused is
+        """Serve streams of `service`; each runs `handler` in its own task. `quiet`: who is refused is
         no news."""
         ...
 

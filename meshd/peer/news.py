@@ -1,7 +1,7 @@
 """News between connected members: records, bans and who is there, over one durable stream a pair.
 
 What changes is told once to each. Nothing is queued: what there is is the queue, and each stream reads its
-journal with a mark of its own (peer/news_outbox.py). At first, and each minute in which nothing happens, the
+journal with its own mark (peer/news_outbox.py). At first, and each minute in which nothing happens, the
 two compare a hash of everything, and tell each other what one of them lacks (peer/news_digest.py).
 
 A member's news are read at a bounded rate: one that sends more waits, and one whose news do not verify is

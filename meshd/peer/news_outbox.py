@@ -1,6 +1,6 @@
 """What this node tells on: records and bans as they change, each node's records at a pace. Pure.
 
-Every stream of news reads the same journal with a mark of its own, so a change costs each stream one look,
+Every stream of news reads the same journal with its own mark, so a change costs each stream one look,
 and nothing is queued for anybody. A record that changes more often than its share is told on when its turn
 comes, in the form that it has by then.
 """

@@ -70,7 +70,7 @@ def file_with(data: bytes) -> int:
 
 
 class OrderPipe:
-    """Lines that a child reads from a descriptor of its own, for as long as it runs.
+    """Lines that a child reads from a separate descriptor, for as long as it runs.
 
     Give `child_end` to the child in `hand_over`: it then belongs to the child's owner. Nothing waits here: a
     child that does not read has 64 KiB of room, which no honest use fills.
@@ -107,7 +107,7 @@ def socket_pair() -> tuple[socket.socket, int]:
 
 
 class DescriptorSender:
-    """Descriptors that a child gets while it runs, each with a number, on a socket of its own.
+    """Descriptors that a child gets while it runs, each with a number, on a separate socket.
 
     Give `child_end` to the child in `hand_over`. Nothing waits here: the socket takes more messages than a
     child is ever sent.
@@ -134,7 +134,7 @@ class DescriptorSender:
 
 
 class ReportPipe:
-    """Lines that a child writes to a descriptor of its own. One reader; one object for one start.
+    """Lines that a child writes to a separate descriptor. One reader; one object for one start.
 
     Give `child_end` to the child in `hand_over`: it then belongs to the child's owner, and the pipe ends
     when the last process that holds it ends. Holds at most one line limit plus 16 KiB; a child that writes

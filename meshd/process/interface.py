@@ -1,6 +1,6 @@
 """Child processes with an owner.
 
-One task owns one child: it spawns it in a process group of its own behind a guard, probes it until it is
+One task owns one child: it spawns it in its own process group behind a guard, probes it until it is
 ready, keeps its output, restarts it with back-off, and ends the whole group. If meshd itself dies, however
 that happens, the guard ends the group. This package knows nothing but base.
 

@@ -113,7 +113,7 @@ class Switchboard:
         return ""
 
     def leave(self, client: int) -> None:
-        """Its control connection is gone. Its circuits stay: they are connections of their own."""
+        """Its control connection is gone. Its circuits stay: they are separate connections."""
         gone = self._clients.pop(client, None)
         if gone is None:
             return

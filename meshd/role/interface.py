@@ -112,7 +112,7 @@ class ConnectThrough(Protocol):
 
 
 class Join(Protocol):
-    """Connects a peer's stream to one end of a socketpair, which is its own then (tunnel/joined.py)."""
+    """Connects a peer's stream to one end of a socketpair, which it then owns (tunnel/joined.py)."""
 
     async def __call__(
         self, stream: Stream, end: socket, *, inspector: Inspector, on_broken: Callable[[MeshdError], None]

@@ -21,7 +21,7 @@ LISTEN = "socketpair"  # in status, where others say where they listen
 
 
 class JoinedTunnel:
-    """Leads from `end` to a service of `peer`; implements role.interface.Tunnel. `end` is its own."""
+    """Leads from `end` to a service of `peer`; implements role.interface.Tunnel. It owns `end`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class JoinedTunnel:
         )
 
     async def serve(self) -> None:
-        """Carry until both ways have ended, or one has broken: then the child sees the end of its own."""
+        """Carry until both ways have ended, or one has broken: then the child finds its end closed."""
         if self._end is None:
             return  # it was closed before it began
         end, self._end = self._end, None

@@ -173,7 +173,7 @@ class LocalSocket(asyncio.Protocol):
 
 
 async def adopt(sock: socket.socket) -> LocalSocket:
-    """A connection that is there already; `sock` is its own from now on, also when this raises Broken."""
+    """A connection that is there already; it owns `sock` from now on, even if this raises Broken."""
     try:
         _transport, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, sock)
     except OSError as error:

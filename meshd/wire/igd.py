@@ -2,7 +2,7 @@
 
 Sources: UPnP Device Architecture 2.0 (SSDP: 1.3; description: 2; control: 3), WANIPConnection:1 and :2. XML
 comes from any host that answers in the local network, so it is read with limits: no document type, no
-entities of its own, bounded depth, number of elements and length of texts.
+custom entities, bounded depth, number of elements and length of texts.
 """
 
 import ipaddress

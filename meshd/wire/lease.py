@@ -91,7 +91,7 @@ class OfferedDevice:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """What the worker could lend now; `has_model`: it holds a file of its own, known by content.
+    """What the worker could lend now; `has_model`: it has its own copy of the file, known by content.
 
     `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `push`: it
     understands Admit and Neighbour. `unfit`: for each device why it may not be used, empty where it may; or

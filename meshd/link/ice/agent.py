@@ -1,4 +1,4 @@
-"""ICE for the webrtc link: aioice's connection with candidates, sockets and timing of our own.
+"""ICE for the webrtc link: aioice's connection with our own candidates, sockets and timing.
 
 Imports aioice: import this module on demand. What differs from aioice 0.13, and why:
 
@@ -134,7 +134,7 @@ class IceSocket(StunProtocol):
         integrity_key: bytes | None = None,
         retransmissions: int | None = None,
     ) -> tuple[Message, Address]:
-        """As aioice, with repetitions of our own. Raises aioice's TransactionError."""
+        """As aioice, with our own repetitions. Raises aioice's TransactionError."""
         if integrity_key is not None:
             request.add_message_integrity(integrity_key)
         transaction = _Transaction(request, integrity_key)

@@ -148,7 +148,7 @@ class IceLinks(ABC):
     # --- both sides
 
     def candidates(self) -> Sequence[Candidate]:
-        """None that last: each attempt has ports of its own, told in its offer."""
+        """None that last: each attempt has its own ports, told in its offer."""
         return ()
 
     # --- dialling
@@ -201,7 +201,7 @@ class IceLinks(ABC):
             ) from error
 
     async def _prepare(self, peer: PeerId, number: bytes, *, dialler: bool) -> Attempt:
-        """A session with sockets and terms of its own."""
+        """A session with its own sockets and terms."""
         user, password = _word(8), _word(24)
         session = await self._session(dialler=dialler, user=user, password=password)
         self._share_pace(peer, session)

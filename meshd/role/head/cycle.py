@@ -145,7 +145,7 @@ class Serve:
         return run.token_cost.bytes_per_token if run is not None else None
 
     def _as_one(self, child: ChildStatus) -> ChildStatus:
-        """Each life of the model has a llama-server of its own; its user sees one that is restarted."""
+        """Each life of the model has its own llama-server; its user sees one that is restarted."""
         again = self._restarts and child.is_up
         reason = f"the last time because {self._why_restarted}" if again else child.reason
         return replace(child, restarts=self._restarts, reason=reason)

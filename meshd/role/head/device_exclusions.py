@@ -42,7 +42,7 @@ class DeviceExclusions:
         self._of(peer, equipment)[device] = f"it cannot compute {operation}"
 
     def crashed(self, peer: PeerId, equipment: Equipment, devices: Iterable[str], why: str) -> None:
-        """The rpc-server with these devices ended by a fault of its own before the model was loaded."""
+        """The rpc-server with these devices ended through its own fault before the model was loaded."""
         crashes = self._crashes[peer] = self._crashes.get(peer, 0) + 1
         if crashes >= _CRASHES:
             text = f"its rpc-server crashed {crashes} times while the model was loaded ({why})"

@@ -1,4 +1,4 @@
-"""Whether a device computes what a model needs: a small trial in a process of its own, before it is used.
+"""Whether a device computes what a model needs: a small trial in a separate process, before it is used.
 
 What a device says of itself is believed elsewhere (docs/native.md, "What a device can compute").
 A trial that crashes, stands still or computes nonsense ends nothing but itself.

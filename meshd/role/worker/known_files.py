@@ -21,7 +21,7 @@ LOG = log.get("worker")
 
 
 class Weights:
-    """Index and open files of one lease. The descriptors are of its own until they are given to a child.
+    """Index and open files of one lease. It owns the descriptors until they are given to a child.
 
     `has_model`: some are model files. `lease_cache`: the others are in the content store.
     """

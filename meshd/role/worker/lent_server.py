@@ -30,7 +30,7 @@ OnBroken = Callable[[MeshdError], None]
 
 
 def has_crashed(why: str) -> bool:
-    """Whether a server that ended so (process/lifecycle.py) did it by a fault of its own."""
+    """Whether a server that ended so (process/lifecycle.py) did it through its own fault."""
     return any(f" was ended by {name} " in f"{why} " for name in CRASHES)
 
 
@@ -78,7 +78,7 @@ class LentServer(ABC):
         outgoing.add(self.report.child_end)
         self.child = processes.make_child(self.spec, name)
 
-    # What a protocol has of its own.
+    # What differs from protocol to protocol.
 
     @abstractmethod
     def spec(self) -> ChildSpec:

@@ -49,7 +49,7 @@ class PushNeighbours(ABC):
         self._admitted: set[PeerId] = set()
         self._over = asyncio.Event()
 
-    # What a protocol has of its own.
+    # What differs from protocol to protocol.
 
     @abstractmethod
     def open(self, peer: PeerId, neighbour: Neighbour) -> AbstractContextManager[Tunnel]:
