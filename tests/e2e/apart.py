@@ -15,7 +15,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api
 from tests.e2e.cutter import Counts, Cutter, Rules
-from tests.e2e.native_protocol import RPC, NativeProtocol
+from tests.e2e.native_protocol import NativeProtocol
 from tests.e2e.nodes import Fleet
 from tests.e2e.spaces import Space
 
@@ -51,7 +51,7 @@ async def apart(
     seed: int,
     rate: float | None = None,
     worker_options: tuple[str, ...] = (),
-    protocol: NativeProtocol = RPC,
+    protocol: NativeProtocol | None = None,
 ) -> AsyncIterator[Apart]:
     """Both nodes, started; the model is not waited for. `options` are the head's."""
     rules, counts = Rules(rate=rate), Counts()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import models
+from tests.e2e import models, native_protocol
 from tests.e2e.losses import Loss, note_losses, noted_losses, page, table
 from tests.soak import SEED
 
@@ -20,9 +20,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="take the build with the first N patches only, to see what fails",
     )
+    parser.addoption(
+        "--native-protocol",
+        choices=("rpc", "mesh"),
+        default="rpc",
+        help="of the daemons in tests that name none, to see what fails",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    native_protocol.choose(config.getoption("--native-protocol", "rpc"))
     count = config.getoption("--patches", None)
     if count is not None:
         from tests.e2e.patch_builds import build_first  # which needs the whole build itself

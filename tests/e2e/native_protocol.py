@@ -1,6 +1,7 @@
 """The two native protocols that daemons speak: what a test that runs with both of them needs to know.
 
-RPC is that of the patched rpc-server. MESH needs `make mesh` and is skipped without it.
+RPC is that of the patched rpc-server. MESH needs `make mesh` and is skipped without it. Tests that name none
+run with RPC, or with MESH under `pytest tests/e2e --native-protocol mesh`, which shows what that one lacks.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,19 @@ class NativeProtocol:
 
 RPC = NativeProtocol((), RPC_SERVER, "mesh")
 MESH = NativeProtocol(("--native-protocol", "mesh"), MESH_PROGRAM, "mesh protocol")
+
+_chosen = [RPC]
+
+
+def usual() -> NativeProtocol:
+    """For tests that name none."""
+    return _chosen[-1]
+
+
+def choose(name: str) -> None:
+    """That one."""
+    _chosen.append({"rpc": RPC, "mesh": MESH}[name])
+
 
 needs_mesh = pytest.mark.skipif(
     not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),

@@ -23,7 +23,7 @@ from meshd.model.status import ModelStatus
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
 from tests.e2e.models import cache_folder, patched, smollm2, stock
-from tests.e2e.native_protocol import RPC, NativeProtocol
+from tests.e2e.native_protocol import NativeProtocol, usual
 
 T = TypeVar("T")
 
@@ -50,9 +50,11 @@ def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -
 class Fleet:
     """Async context manager: the nodes of one test, in `folder`; all are gone when it is left."""
 
-    def __init__(self, folder: Path, *, cache: Path | None = None, protocol: NativeProtocol = RPC) -> None:
+    def __init__(
+        self, folder: Path, *, cache: Path | None = None, protocol: NativeProtocol | None = None
+    ) -> None:
         """Without a `cache` of its own workers keep nothing: what one test sent, another must send, too."""
-        self.protocol = protocol
+        self.protocol = protocol or usual()
         self._folder = folder
         self._cache = cache
         self._owner = Owner()

@@ -42,7 +42,7 @@ def test_two_heads_share_a_worker_and_its_memory_comes_back(tmp_path: Path) -> N
             await two.stop()
             fleet.forget(two)
             now = await worker.until(lambda status: len(status.children) == 1)
-            await gone({pid for pid in servers if pid is not None} - {child_pid(now, "rpc-server")})
+            await gone({pid for pid in servers if pid is not None} - {child_pid(now, fleet.protocol.server)})
             assert await api_of(first).complete(PROMPT, TOKENS) == reference
 
     play(check())

@@ -20,6 +20,7 @@ from tests.e2e.frozen import Frozen, skip_reason
 from tests.e2e.losses import noted
 from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, crashes
 from tests.e2e.models import smollm2
+from tests.e2e.native_protocol import MESH, NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, gone, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -58,7 +59,7 @@ def test_one_of_two_workers_hangs_in_an_answer(tmp_path: Path, frozen: Frozen, w
             options = ("--min-workers", "2", "--tensor-split", "1,1", *SAME_THREADS)
             head = await fleet.head(smollm2(), *options, token=token)
             api = api_of(await fleet.ready(head))
-            server = child_pid(await hangs.status(), "rpc-server")
+            server = child_pid(await hangs.status(), fleet.protocol.server)
 
             def on_piece(streamed: Streamed) -> None:
                 if streamed.pieces == 10:
@@ -95,11 +96,11 @@ def test_the_only_worker_hangs(tmp_path: Path, frozen: Frozen, state: str) -> No
             with noted("mesh", state, "hangs", told_within=FOUND_SECONDS) as loss:
                 if state == "load":
                     await worker.until(lambda status: bool(status.children))
-                    server = child_pid(await worker.status(), "rpc-server")
+                    server = child_pid(await worker.status(), fleet.protocol.server)
                     await gone({server}, seconds=FOUND_SECONDS + 5.0)
                 else:
                     api = api_of(await fleet.ready(head))
-                    server = child_pid(await worker.status(), "rpc-server")
+                    server = child_pid(await worker.status(), fleet.protocol.server)
                     frozen.stop()
                     streamed = await api.stream(LONG_PROMPT if state == "prompt" else PROMPT, TOKENS)
                     assert (streamed.text, streamed.done) == ("", False)
@@ -116,18 +117,19 @@ def test_the_only_worker_hangs(tmp_path: Path, frozen: Frozen, state: str) -> No
     play(check())
 
 
-def test_the_kernel_freezes_the_only_worker(tmp_path: Path) -> None:
+@both
+def test_the_kernel_freezes_the_only_worker(tmp_path: Path, protocol: NativeProtocol) -> None:
     """No thread of it runs, and its state says neither stopped nor traced."""
     if why := why_no_freezer():
         pytest.skip(why)
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=protocol) as fleet:
             worker = await fleet.worker("worker", model=smollm2())
             head = await fleet.head(smollm2(), *SAME_THREADS, token=await worker.token())
             api = api_of(await fleet.ready(head))
-            server = child_pid(await worker.status(), "rpc-server")
+            server = child_pid(await worker.status(), fleet.protocol.server)
             frozen_at = 0.0
 
             def on_piece(streamed: Streamed) -> None:
@@ -137,7 +139,7 @@ def test_the_kernel_freezes_the_only_worker(tmp_path: Path) -> None:
 
             with (
                 freezer() as cold,
-                noted("mesh", "decode", "frozen", told_within=FOUND_SECONDS) as loss,
+                noted(protocol.place, "decode", "frozen", told_within=FOUND_SECONDS) as loss,
             ):
                 streamed = await api.stream(PROMPT, 400, on_piece=on_piece)
                 loss.since(frozen_at)
@@ -146,7 +148,7 @@ def test_the_kernel_freezes_the_only_worker(tmp_path: Path) -> None:
                 text, _ = await api.complete_through_503(PROMPT, TOKENS, seconds=FOUND_SECONDS)
                 loss.again = time.monotonic() - frozen_at
                 loss.wrong = text != reference
-            assert _says_why(worker)
+            assert protocol is MESH or _says_why(worker)
             assert crashes(head) == 0
 
     play(check())
@@ -162,12 +164,12 @@ def test_a_step_that_takes_long_is_not_taken_for_that(tmp_path: Path, frozen: Fr
             worker = await fleet.worker("worker", *options, model=smollm2())
             head = await fleet.head(smollm2(), *SAME_THREADS, token=await worker.token())
             api = api_of(await fleet.ready(head))
-            server = child_pid(await worker.status(), "rpc-server")
+            server = child_pid(await worker.status(), fleet.protocol.server)
             frozen.be_slow()
             began = time.monotonic()
             streamed = await api.stream(PROMPT, TOKENS)
             assert (streamed.text, streamed.error) == (reference, "")
             assert time.monotonic() - began > FOUND_SECONDS, "the step was not long at all"
-            assert child_pid(await worker.status(), "rpc-server") == server
+            assert child_pid(await worker.status(), fleet.protocol.server) == server
 
     play(check())

@@ -109,12 +109,12 @@ def test_a_daemon_killed_leaves_nothing_and_comes_back_without_a_token(tmp_path:
             assert await api_of(status).complete(PROMPT, 16) == alone_16
             for seen in (status, await worker.status()):
                 assert {seen.node.id, *(peer.id for peer in seen.peers)} == ids, "one row for each node"
-            one_lease(await worker.status())
+            one_lease(await worker.status(), fleet.protocol.server)
 
     alone_16 = alone(smollm2(), 16)
     play(check(), seconds=600.0)
 
 
-def one_lease(status: Status) -> None:
-    """One head uses the worker, so it runs one rpc-server."""
-    assert [child.name for child in status.children] == ["rpc-server"]
+def one_lease(status: Status, server: str) -> None:
+    """One head uses the worker, so it runs one server."""
+    assert [child.name for child in status.children] == [server]

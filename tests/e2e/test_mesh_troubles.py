@@ -67,7 +67,7 @@ def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
             first = model_of(await fleet.ready(head))
             assert first.weights_network_bytes > 0
             copy_to(smollm2(), tmp_path, "new.gguf").replace(copy)
-            pid = child_pid(await worker.status(), "rpc-server")
+            pid = child_pid(await worker.status(), fleet.protocol.server)
             os.kill(pid, signal.SIGKILL)
             again = await head.until(
                 lambda s: model_ready(s) and s.model is not None and s.model.weights_network_bytes == 0

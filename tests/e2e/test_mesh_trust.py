@@ -26,6 +26,7 @@ from meshd.wire.news import NEWS_SERVICE
 from tests.e2e.alone import alone
 from tests.e2e.bare_node import bare_node, connected, disconnected
 from tests.e2e.models import smollm2
+from tests.e2e.native_protocol import MESH, NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -307,12 +308,16 @@ def _sockets_of(node: LocalNode) -> list[Path]:
     return list(find_socket(node.spec.home).parent.glob("rpc*.sock"))
 
 
-def test_another_local_user_gets_no_word_at_any_port_or_socket(tmp_path: Path) -> None:
+@both
+def test_another_local_user_gets_no_word_at_any_port_or_socket(
+    tmp_path: Path, protocol: NativeProtocol
+) -> None:
+    """With the mesh protocol there is none but the API's: children inherit their ends of socketpairs."""
     reference = alone(smollm2(), 8)
     hello = bytes([14]) + (0).to_bytes(8, "little")  # what a stock client begins with
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=protocol) as fleet:
             token, [worker] = await fleet.workers(smollm2())
             head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
             status = await fleet.ready(head)
@@ -323,12 +328,16 @@ def test_another_local_user_gets_no_word_at_any_port_or_socket(tmp_path: Path) -
             shown = await worker.status()
             assert head.pid is not None and worker.pid is not None
             ports = {int(place.rpartition(":")[2]) for place in (*status.node.listen, *shown.node.listen)}
-            heard = [_listening_ports(pid) for pid in (head.pid, worker.pid, child_pid(shown, "rpc-server"))]
+            heard = [
+                _listening_ports(pid)
+                for pid in (head.pid, worker.pid, child_pid(shown, fleet.protocol.server))
+            ]
             assert set().union(*heard) == {*ports, api_port}, "what is between them has no port"
             [tunnel] = status.tunnels
-            [here], [there] = _sockets_of(head), _sockets_of(worker)
-            assert tunnel.listen == f"unix:{here.name}"
-            for path in (here, there):
+            hops = [*_sockets_of(head), *_sockets_of(worker)]
+            assert len(hops) == (0 if protocol is MESH else 2)
+            assert tunnel.listen == (f"unix:{hops[0].name}" if hops else "socketpair")
+            for path in hops:
                 assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
                 for data in (hello, bytes(64), os.urandom(32) + hello):
                     assert await _probe(path, data, user=None) == 0, (
