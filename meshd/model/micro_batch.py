@@ -35,7 +35,7 @@ _GAIN = 0.97  # of the time of a larger one: less than that is not worth it, as 
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PromptStage:
     """A device with layers: bytes of these, and what lies between the head and it (None: nothing)."""
 
     weights: int
@@ -52,7 +52,7 @@ class MicroBatch:
 
 
 def choose_micro_batch(
-    stages: Sequence[Stage], *, embedding: int, slots: int, pushed: bool, rewound: bool
+    stages: Sequence[PromptStage], *, embedding: int, slots: int, pushed: bool, rewound: bool
 ) -> MicroBatch:
     """For devices in the order of their layers, and hidden states of `embedding` elements.
 
@@ -75,12 +75,14 @@ def choose_micro_batch(
     return MicroBatch(tokens, f"{why}: fastest for {len(stages)} {_kinds(stages)} in turn, estimated")
 
 
-def _kinds(stages: Sequence[Stage]) -> str:
+def _kinds(stages: Sequence[PromptStage]) -> str:
     gpus = sum(stage.is_gpu for stage in stages)
     return "GPUs" if gpus == len(stages) else "CPUs" if not gpus else "CPUs and GPUs"
 
 
-def _seconds(stages: Sequence[Stage], tokens: int, embedding: int, *, pushed: bool, rewound: bool) -> float:
+def _seconds(
+    stages: Sequence[PromptStage], tokens: int, embedding: int, *, pushed: bool, rewound: bool
+) -> float:
     """Of a prompt, without delays that are the same for any number of tokens."""
     micro_batches = _PROMPT // tokens
     bytes_at_once = 4 * tokens * embedding
@@ -96,7 +98,7 @@ def _seconds(stages: Sequence[Stage], tokens: int, embedding: int, *, pushed: bo
     return alone * sum(times) + (micro_batches - alone) * max(times)
 
 
-def _compute_seconds(stage: Stage, tokens: int) -> float:
+def _compute_seconds(stage: PromptStage, tokens: int) -> float:
     extra, rate = (_GPU_EXTRA, _GPU_RATE) if stage.is_gpu else (_CPU_EXTRA, _CPU_RATE)
     return stage.weights * (tokens + extra) / rate
 

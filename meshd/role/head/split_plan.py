@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
-from meshd.model.micro_batch import MOST, Stage, choose_micro_batch
+from meshd.model.micro_batch import MOST, PromptStage, choose_micro_batch
 from meshd.model.output import DevicePath
 from meshd.model.split_planner import plan_split
 from meshd.model.split_values import Device as PlanDevice
@@ -145,14 +145,14 @@ def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptio
     return replace(plan, why=f"{plan.why}; {chosen.why}")
 
 
-def _stages(layers: ModelLayers, plan: Plan) -> list[Stage]:
+def _stages(layers: ModelLayers, plan: Plan) -> list[PromptStage]:
     """The output is none of a prompt's work: one token in all of it has logits."""
-    stages: list[Stage] = []
+    stages: list[PromptStage] = []
     begin = 0
     for share in plan.shares:
         if share.layers:
             weights = sum(layers.layers[begin : begin + share.layers])
-            stages.append(Stage(weights, share.device.is_gpu, share.device.path))
+            stages.append(PromptStage(weights, share.device.is_gpu, share.device.path))
         begin += share.layers
     return stages
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.model.micro_batch import LEAST, MOST, Stage, choose_micro_batch
+from meshd.model.micro_batch import LEAST, MOST, PromptStage, choose_micro_batch
 from meshd.model.output import DevicePath
 
 SMOL, LARGE = 66_000_000, 4_000_000_000  # bytes of all layers
@@ -12,8 +12,8 @@ WIRED = DevicePath(0.0003, 110e6)  # Gigabit Ethernet
 DSL = DevicePath(0.02, 2.5e6)
 
 
-def even(count: int, weights: int, *, gpu: bool = False, path: DevicePath | None = None) -> list[Stage]:
-    return [Stage(weights // count, gpu, path)] * count
+def even(count: int, weights: int, *, gpu: bool = False, path: DevicePath | None = None) -> list[PromptStage]:
+    return [PromptStage(weights // count, gpu, path)] * count
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def even(count: int, weights: int, *, gpu: bool = False, path: DevicePath | None
         (even(2, LARGE, gpu=True, path=DSL), LARGE_WIDTH, 128),
         (even(2, LARGE, gpu=True, path=WIRED), LARGE_WIDTH, 256),
         # a CPU computes nearly all the time, and a GPU before it hardly fills anything
-        ([Stage(LARGE // 2, is_gpu=True), Stage(LARGE // 2)], LARGE_WIDTH, 512),
+        ([PromptStage(LARGE // 2, is_gpu=True), PromptStage(LARGE // 2)], LARGE_WIDTH, 512),
     ],
 )
 def test_it_is_decided_by_the_stages_the_devices_and_the_paths(
-    stages: list[Stage], width: int, tokens: int
+    stages: list[PromptStage], width: int, tokens: int
 ) -> None:
     chosen = choose_micro_batch(stages, embedding=width, slots=1, pushed=True, rewound=False)
     assert chosen.tokens == tokens
@@ -59,25 +59,27 @@ def test_the_end_of_a_prompt_with_a_checkpoint_counts_twice() -> None:
 
 
 def test_a_line_says_why() -> None:
-    def why(stages: list[Stage], slots: int) -> str:
+    def why(stages: list[PromptStage], slots: int) -> str:
         return choose_micro_batch(stages, embedding=576, slots=slots, pushed=True, rewound=False).why
 
     assert why(even(1, SMOL), 1) == "micro batches of 512 tokens: one device computes"
     assert why(even(2, SMOL), 1) == "micro batches of 128 tokens: fastest for 2 CPUs in turn, estimated"
     assert why(even(2, LARGE, gpu=True), 1).endswith("fastest for 2 GPUs in turn, estimated")
-    assert why([Stage(SMOL, is_gpu=True), Stage(SMOL)], 1).endswith("2 CPUs and GPUs in turn, estimated")
+    assert why([PromptStage(SMOL, is_gpu=True), PromptStage(SMOL)], 1).endswith(
+        "2 CPUs and GPUs in turn, estimated"
+    )
     assert why(even(2, SMOL), 200) == "micro batches of 200 tokens: one for each slot"
 
 
 paths = st.none() | st.builds(
     DevicePath, st.floats(0, 5), st.none() | st.floats(0, 1e12, allow_subnormal=False)
 )
-some_stages = st.lists(st.builds(Stage, st.integers(0, 1 << 45), st.booleans(), paths), max_size=16)
+some_stages = st.lists(st.builds(PromptStage, st.integers(0, 1 << 45), st.booleans(), paths), max_size=16)
 
 
 @given(some_stages, st.integers(0, 1 << 20), st.integers(1, 4096), st.booleans(), st.booleans())
 def test_it_is_within_its_bounds_and_never_below_the_slots(
-    stages: list[Stage], embedding: int, slots: int, pushed: bool, rewound: bool
+    stages: list[PromptStage], embedding: int, slots: int, pushed: bool, rewound: bool
 ) -> None:
     tokens = choose_micro_batch(
         stages, embedding=embedding, slots=slots, pushed=pushed, rewound=rewound
@@ -90,7 +92,7 @@ def test_it_is_within_its_bounds_and_never_below_the_slots(
 
 @given(some_stages.filter(lambda found: len(found) > 1), st.integers(1, 1 << 14), st.booleans())
 def test_a_pipeline_that_does_not_overlap_is_never_cut_smaller(
-    stages: list[Stage], embedding: int, rewound: bool
+    stages: list[PromptStage], embedding: int, rewound: bool
 ) -> None:
     chosen = choose_micro_batch(stages, embedding=embedding, slots=1, pushed=False, rewound=rewound)
     assert chosen.tokens == MOST
