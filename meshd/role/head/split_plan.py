@@ -6,14 +6,14 @@ from itertools import pairwise
 
 from meshd.base.errors import Refused
 from meshd.model.layers import ModelLayers
-from meshd.model.micro_batch import MOST, PromptStage, choose_micro_batch
 from meshd.model.output import DevicePath
 from meshd.model.split_planner import plan_split
 from meshd.model.split_values import Device as PlanDevice
 from meshd.model.split_values import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
-from meshd.role.head.llama_args import LlamaArgs, read_llama_args
+from meshd.role.head.llama_args import read_llama_args
+from meshd.role.head.pipelined_plan import plan_pipelined
 from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 
@@ -36,8 +36,8 @@ class PlainRpc:
 class HeadOptions:
     """What the user decided for a serving node.
 
-    `pipelined`: its workers compute parts of a prompt at the same time, so the plan chooses how large these
-    are, unless the user does.
+    `pipelined`: its workers compute parts of a prompt at the same time, and the plan sees to that
+    (pipelined_plan.py).
     """
 
     min_workers: int = 1
@@ -112,7 +112,12 @@ def make_plan(
     ]
     left_out = "".join(f"; {item.device.label} left out: {item.why}" for item in excluded)
     try:
-        plan = _plan(layers, devices, options)
+        split = _split_options(layers, options)
+        plan = (
+            plan_pipelined(layers, devices, split, read_llama_args(options.llama_args), pushed=options.push)
+            if options.pipelined
+            else plan_split(layers, devices, split)
+        )
     except NotEnoughMemory as error:
         raise NotEnoughMemory(
             f"{error.what}{left_out}", hint=error.hint, largest_context=error.largest_context
@@ -120,44 +125,8 @@ def make_plan(
     return replace(plan, left_out=(*plan.left_out, *excluded), why=f"{plan.why}{left_out}")
 
 
-def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptions) -> Plan:
-    """With micro batches as the user has them, or as they suit the devices that got layers."""
+def _split_options(layers: ModelLayers, options: HeadOptions) -> SplitOptions:
     llama_args = read_llama_args(options.llama_args)
-    split = _split_options(layers, options, llama_args)
-    if not options.pipelined or llama_args.batch is not None or llama_args.micro_batch is not None:
-        return plan_split(layers, devices, split)
-    slots = split.shape.parallel
-    split = replace(split, shape=replace(split.shape, micro_batch=max(MOST, slots)))
-    plan = plan_split(layers, devices, split)
-    windowed = not split.shape.full_windows and any(layer.window for layer in layers.cache.layers)
-    rewound = windowed or any(layer.state for layer in layers.cache.layers)
-    chosen = choose_micro_batch(
-        _stages(layers, plan),
-        embedding=layers.widths.embedding,
-        slots=slots,
-        pushed=options.push,
-        rewound=rewound,
-    )
-    if chosen.tokens != split.shape.micro_batch:  # with smaller buffers
-        plan = plan_split(
-            layers, devices, replace(split, shape=replace(split.shape, micro_batch=chosen.tokens))
-        )
-    return replace(plan, why=f"{plan.why}; {chosen.why}")
-
-
-def _stages(layers: ModelLayers, plan: Plan) -> list[PromptStage]:
-    """The output is none of a prompt's work: one token in all of it has logits."""
-    stages: list[PromptStage] = []
-    begin = 0
-    for share in plan.shares:
-        if share.layers:
-            weights = sum(layers.layers[begin : begin + share.layers])
-            stages.append(PromptStage(weights, share.device.is_gpu, share.device.path))
-        begin += share.layers
-    return stages
-
-
-def _split_options(layers: ModelLayers, options: HeadOptions, llama_args: LlamaArgs) -> SplitOptions:
     return SplitOptions(
         shape=llama_args.shape(layers, tokens=options.ctx_size),
         tensor_split=options.tensor_split,
