@@ -2,7 +2,8 @@
 
 As `python -m meshd.bench.prompt --protocol mesh`, whose options it takes, but workers compute nothing: their
 mesh-server sleeps as long as a small CPU would take (native/mesh/tests/asleep.cpp). Daemons, links,
-llama-server and the plan are real; texts are not. Compiles that mesh-server in the cache the first time.
+llama-server and the plan are real; texts are not. Compiles that mesh-server in the cache the first time. The
+model has random weights and 16 layers, as many for each of 2, 4 or 8 workers, unless `--model` names another.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.bench import prompt
+from meshd.bench.random_model import random_model
 from meshd.build import mesh
 from meshd.build.interface import MESH_PROGRAM
 from meshd.config.tree import find_cache
@@ -26,10 +28,11 @@ def main(argv: Sequence[str]) -> int:
     """Run; returns the exit code."""
     cache = find_cache(os.environ)
     made = asyncio.run(mesh.build_programs(cache, {**mesh.PROGRAMS, _ASLEEP: _ASLEEP}, progress=told))
+    model = random_model("small", cache / "bench-models")
     with tempfile.TemporaryDirectory(prefix="meshd-asleep-") as folder:
         _lay_out(Path(folder), cache, made)
         os.environ["MESHD_CACHE"] = folder
-        return prompt.main(["--protocol", "mesh", *argv])
+        return prompt.main(["--protocol", "mesh", "--model", str(model), *argv])
 
 
 def _lay_out(folder: Path, cache: Path, made: Path) -> None:
