@@ -1,4 +1,5 @@
-# mesh-server, libggml-mesh.so, and for tests mesh-tests and mesh-server-asleep. Nothing is built unless it is asked for by name.
+# mesh-server, libggml-mesh.so, and for tests mesh-tests and mesh-server-asleep. Nothing is built unless it is asked for
+# by name.
 set(MESH "${CMAKE_CURRENT_LIST_DIR}")
 set(GGML "${CMAKE_SOURCE_DIR}/ggml")
 
