@@ -1,7 +1,7 @@
 """Prompts over more workers than this machine has cores: `python -m tests.native.asleep --workers 1,4`.
 
 As `python -m meshd.bench.prompt --protocol mesh`, whose options it takes, but workers compute nothing: their
-mesh-server sleeps as long as a small CPU would take (native/mesh/tests/asleep.cpp). Daemons, links,
+mesh-server sleeps as long as one thread of a CPU would take (native/mesh/tests/asleep.cpp). Daemons, links,
 llama-server and the plan are real; texts are not. Compiles that mesh-server in the cache the first time. The
 model has random weights and 16 layers, as many for each of 2, 4 or 8 workers, unless `--model` names another.
 """
@@ -30,12 +30,12 @@ def main(argv: Sequence[str]) -> int:
     made = asyncio.run(mesh.build_programs(cache, {**mesh.PROGRAMS, _ASLEEP: _ASLEEP}, progress=told))
     model = random_model("small", cache / "bench-models")
     with tempfile.TemporaryDirectory(prefix="meshd-asleep-") as folder:
-        _lay_out(Path(folder), cache, made)
+        lay_out(Path(folder), cache, made)
         os.environ["MESHD_CACHE"] = folder
         return prompt.main(["--protocol", "mesh", "--model", str(model), *argv])
 
 
-def _lay_out(folder: Path, cache: Path, made: Path) -> None:
+def lay_out(folder: Path, cache: Path, made: Path) -> None:
     """A cache like this one, where mesh-server is the one that sleeps."""
     programs = folder / "native" / made.name
     programs.mkdir(parents=True)
