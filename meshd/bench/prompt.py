@@ -1,8 +1,9 @@
 """How much faster a long prompt is with more workers, through the daemons: `python -m meshd.bench.prompt`.
 
 Each worker computes with `--threads` threads; the head computes nothing, so a prompt is a pipeline of
-ubatches over the workers. SmolLM2 unless `--model` names a file. A line for each number of workers and
-distance: its tries, and the ratio of the median to one worker at no distance, if that was measured too.
+micro batches over the workers; how large these are the plan decides, unless `--ubatch` does. SmolLM2 unless
+`--model` names a file. A line for each number of workers and distance: its tries, the ratio of the median to
+one worker at no distance, if that was measured too, and the micro batch of llama-server.
 """
 
 import argparse
@@ -12,15 +13,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshd.admin.status import Status
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.bench.distant_run import until_head_serves
-from meshd.bench.llama import measure
+from meshd.bench.llama import arguments_of, measure
 from meshd.build.demo_model import demo_model
 from meshd.config import PROTOCOLS, load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.proxy import run_loop
+from meshd.model.micro_batch import MOST
 from meshd.wire.native import RPC_PROTOCOL
 
 
@@ -44,9 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", default="1,2", metavar="N,…")
     parser.add_argument("--rtt", default="0", metavar="MS,…")
     parser.add_argument("--prompt", type=int, default=2048, metavar="N", help="tokens")
-    parser.add_argument("--ubatch", type=int, default=128, metavar="N", help="tokens of a ubatch")
+    parser.add_argument("--ubatch", type=int, metavar="N", help="tokens of a micro batch")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each worker")
     parser.add_argument("--tries", type=int, default=3, metavar="N")
+    parser.add_argument("llama", nargs="*", metavar="-- OPTION", help="of llama-server")
     return parser
 
 
@@ -56,19 +60,22 @@ async def _run(args: argparse.Namespace) -> None:
     alone = 0.0
     for workers in map(int, args.workers.split(",")):
         for rtt in map(float, args.rtt.split(",")):
-            tries = await _cell(args, model, cache, workers, rtt)
+            tries, chosen = await _cell(args, model, cache, workers, rtt)
             middle = statistics.median(tries)
             alone = alone or (middle if workers == 1 and rtt == 0 else 0.0)
             shown = ", ".join(f"{seconds:.2f}" for seconds in tries)
             ratio = f"; {alone / middle:.2f} times one worker" if alone else ""
-            sys.stdout.write(f"{workers} workers, RTT {rtt:g} ms: {shown} s{ratio}\n")
+            sys.stdout.write(f"{workers} workers, RTT {rtt:g} ms: {shown} s{ratio}; -ub {chosen}\n")
             sys.stdout.flush()
 
 
-async def _cell(args: argparse.Namespace, model: Path, cache: Path, workers: int, rtt: float) -> list[float]:
-    """Seconds of each try. Raises MeshdError."""
+async def _cell(
+    args: argparse.Namespace, model: Path, cache: Path, workers: int, rtt: float
+) -> tuple[list[float], int]:
+    """Seconds of each try, and the micro batch. Raises MeshdError."""
     node = ("--native-protocol", args.protocol)
-    context = str(args.prompt + args.ubatch)
+    context = str(args.prompt + MOST)
+    given = ("-ub", str(args.ubatch)) if args.ubatch is not None else ()
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         async with Owner() as owner:
             fleet = Fleet(
@@ -80,7 +87,7 @@ async def _cell(args: argparse.Namespace, model: Path, cache: Path, workers: int
                     round_trips=[rtt / 1000] * workers,
                     head_options=(
                         *("--device", "none", "--output-on", "worker", "--ctx-size", context, *node),
-                        *("--", "-ub", str(args.ubatch)),
+                        *("--", *given, *args.llama),
                     ),
                     worker_options=[("--threads", str(args.threads), *node)] * workers,
                 )
@@ -88,6 +95,7 @@ async def _cell(args: argparse.Namespace, model: Path, cache: Path, workers: int
             await fleet.start_workers(owner)
             head = await fleet.start_head(owner)
             await until_head_serves(fleet, head)
+            chosen = _micro_batch(await head.status())
             place = head.spec.home / "llama.sock"
             await measure(place, prompt_tokens=8, tokens=4)
             tries = []
@@ -95,7 +103,14 @@ async def _cell(args: argparse.Namespace, model: Path, cache: Path, workers: int
                 answer = await measure(place, prompt_tokens=args.prompt, tokens=1)
                 tries.append(args.prompt / answer.prompt)
             owner.cancel()
-    return tries
+    return tries, chosen
+
+
+def _micro_batch(head: Status) -> int:
+    """What llama-server was started with."""
+    (pid,) = (child.pid for child in head.children if child.name == "llama-server" and child.pid is not None)
+    argv = arguments_of(pid)
+    return int(argv[argv.index("-ub") + 1]) if "-ub" in argv else MOST
 
 
 if __name__ == "__main__":

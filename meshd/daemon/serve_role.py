@@ -79,6 +79,7 @@ def _options(config: Config, member: MemberNode) -> "HeadOptions":
         rpc=tuple(str(address) for address in serve.rpc),
         load_mode=serve.load_mode or load_mode,
         push=not serve.no_push,
+        pipelined=config.native.protocol == MESH,
         activations=serve.activations,
         output=serve.output,
         llama_args=serve.llama_args,

@@ -1,4 +1,5 @@
-# mesh-server, libggml-mesh.so and mesh-tests. Nothing is built unless it is asked for by name.
+# mesh-server, libggml-mesh.so, and for tests mesh-tests and mesh-server-asleep. Nothing is built unless it is asked for
+# by name.
 set(MESH "${CMAKE_CURRENT_LIST_DIR}")
 set(GGML "${CMAKE_SOURCE_DIR}/ggml")
 
@@ -9,6 +10,7 @@ set(SERVER neighbour_arrivals.cpp buffers.cpp executor.cpp flights.cpp graphs.cp
     neighbours.cpp operations.cpp progress.cpp recent_writes.cpp session.cpp
     shapes_attention.cpp shapes_elements.cpp shapes_matrices.cpp shapes_recurrent.cpp)
 file(GLOB TESTS CONFIGURE_DEPENDS RELATIVE "${MESH}" "${MESH}/tests/*.cpp")
+list(REMOVE_ITEM TESTS tests/asleep.cpp)
 foreach (list BOTH CLIENT SERVER TESTS)
     list(TRANSFORM ${list} PREPEND "${MESH}/")
 endforeach()
@@ -45,6 +47,12 @@ mesh_target(mesh-server)
 target_link_libraries(mesh-server PRIVATE ggml Threads::Threads ${CMAKE_DL_LIBS})
 
 if (TESTS)
+    # computes nothing, and takes the time: for `python -m tests.native.asleep`
+    add_executable(mesh-server-asleep ${BOTH} ${SERVER} "${MESH}/server_main.cpp" "${MESH}/tests/asleep.cpp")
+    mesh_target(mesh-server-asleep)
+    target_link_libraries(mesh-server-asleep PRIVATE ggml Threads::Threads ${CMAKE_DL_LIBS})
+    target_link_options(mesh-server-asleep PRIVATE -Wl,--wrap=ggml_backend_graph_compute_async)
+
     set(MESH_SANITIZE "address,undefined" CACHE STRING "for -fsanitize= of mesh-tests, empty: none")
     add_executable(mesh-tests ${BOTH} ${CLIENT} ${SERVER} ${TESTS})
     mesh_target(mesh-tests)

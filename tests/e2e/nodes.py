@@ -32,6 +32,8 @@ PROMPT = "The capital of France is"
 # rpc-server's default, given to the head too: the split must compute as the reference does
 THREADS = max(1, (os.cpu_count() or 2) // 2)
 SAME_THREADS = ("--", "-t", str(THREADS))
+# llama.cpp's own, behind those: what is computed at once rounds otherwise than it does apart
+SAME_BATCHES = ("-ub", "512", "-ctxcp", "32")
 LOG_LINES = 60
 CLI_SECONDS = 60.0
 

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
+from meshd.bench.llama import arguments_of
 
 from tests.e2e import spaces
 from tests.e2e.alone import alone
 from tests.e2e.apart import apart
 from tests.e2e.api_client import Streamed
 from tests.e2e.mesh_losses import AGAIN_SECONDS, hit_in_mid_answer
-from tests.e2e.models import own_cache, smollm2
+from tests.e2e.models import greedy, own_cache, smollm2
 from tests.e2e.native_protocol import needs_mesh
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, THREADS, Fleet, api_of, child_pid, model_of, play
+from tests.e2e.random_models import random_model
 from tests.soak import SEED
 
 pytestmark = [
@@ -74,6 +76,8 @@ def test_two_workers_push_to_each_other(tmp_path: Path) -> None:
             assert model_of(status).weights_network_bytes == 0
             pushes = {part.node: (part.push, part.why_no_push) for part in model_of(status).split}
             assert pushes["worker-1"] == (True, "")
+            assert "micro batches of 128 tokens: fastest for 2 CPUs" in model_of(status).reason
+            assert "-ub 128" in " ".join(arguments_of(child_pid(status, "llama-server")))
             before = crossed(await workers[0].status())["worker-1"]
             head_before = crossed(await head.status())
             assert await api_of(status).complete(PROMPT, TOKENS) == reference
@@ -83,6 +87,27 @@ def test_two_workers_push_to_each_other(tmp_path: Path) -> None:
             os.kill(child_pid(await workers[1].status(), "mesh-server"), signal.SIGKILL)
             text, _ = await api_of(status).complete_through_503(PROMPT, TOKENS, seconds=AGAIN_SECONDS)
             assert text == reference
+
+    play(check())
+
+
+def test_a_windowed_model_needs_no_checkpoints_and_answers_like_one_machine(tmp_path: Path) -> None:
+    """A prompt many times as long as its windows, which keep the whole context; one machine's are short.
+
+    What is computed at once rounds otherwise than it does apart: one machine has the same micro batches.
+    """
+    model, prompt = random_model("gemma3"), "one, two, three, " * 100
+    same = ("-c", "8192", "-t", str(THREADS), "-ub", "128", "-ctxcp", "0")
+    reference = greedy(model, TOKENS, prompt, same)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(model, model, options=MESH)
+            options = ("--device", "none", "--min-workers", "2", *SAME_THREADS)
+            head = await fleet.head(model, *MESH, *options, token=token)
+            status = await fleet.ready(head)
+            assert "--swa-full" in arguments_of(child_pid(status, "llama-server"))
+            assert await api_of(status).complete(prompt, TOKENS) == reference
 
     play(check())
 

@@ -37,7 +37,7 @@ from tests.e2e.mesh_losses import (
 )
 from tests.e2e.models import smollm2
 from tests.e2e.native_protocol import NativeProtocol, both
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
 from tests.soak import SOAK, counts, drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(6000)]
@@ -75,7 +75,7 @@ async def _with_a_process(
         worker = await fleet.worker("worker", model=smollm2())
         token = await worker.token()
         began = time.monotonic()
-        head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
+        head = await fleet.head(smollm2(), *SAME_THREADS, *SAME_BATCHES, token=token)
         api = api_of(await fleet.ready(head))
         assert await api.complete(PROMPT, TOKENS) == texts.short
         within = again_within(began)
@@ -93,7 +93,12 @@ async def _with_a_line(
 ) -> AsyncIterator[Scene]:
     """Something happens to the only connection between the two daemons."""
     async with apart(
-        folder, smollm2(), worker_has=smollm2(), options=SAME_THREADS, seed=0, protocol=protocol
+        folder,
+        smollm2(),
+        worker_has=smollm2(),
+        options=(*SAME_THREADS, *SAME_BATCHES),
+        seed=0,
+        protocol=protocol,
     ) as place:
         began = time.monotonic()
         await place.fleet.ready(place.head)

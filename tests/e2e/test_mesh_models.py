@@ -7,7 +7,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.native_protocol import NativeProtocol, both
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, model_of, play
 from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.random_parts import LAYERS
 from tests.soak import SOAK, drawn
@@ -49,7 +49,7 @@ def test_text_of_a_split_is_that_of_one_node(tmp_path: Path, workers: int, proto
             token = await _start_workers(fleet, names, workers)
             wrong = {}
             for name in names:
-                options = ("--min-workers", str(workers), *SAME_THREADS)
+                options = ("--min-workers", str(workers), *SAME_THREADS, *SAME_BATCHES)
                 head = await fleet.head(random_model(name), *options, token=token)
                 if texts := await _different_texts(fleet, head, name, devices=workers + 1):
                     wrong[name] = texts
@@ -69,7 +69,7 @@ def test_attention_stays_on_the_head_when_a_recurrent_layer_follows_on_a_worker(
     async def check() -> None:
         async with Fleet(tmp_path, protocol=protocol) as fleet:
             token = await _start_workers(fleet, [HYBRID], 1)
-            options = ("--tensor-split", f"{LAYERS - 1},1", *SAME_THREADS)
+            options = ("--tensor-split", f"{LAYERS - 1},1", *SAME_THREADS, *SAME_BATCHES)
             head = await fleet.head(random_model(HYBRID), *options, token=token)
             assert await _different_texts(fleet, head, HYBRID, devices=2) == []
 

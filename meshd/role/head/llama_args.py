@@ -72,6 +72,7 @@ _FLAGS = {
 }
 _FLASH = ("-fa", "--flash-attn")
 _SAMPLING = ("-bs", "--backend-sampling")
+_CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class LlamaArgs:
     full_windows: bool = False
     flash_attention: bool = True
     backend_sampling: bool = False  # tokens are chosen where their logits are
+    checkpoints: bool = False  # how many of them is the user's choice
 
     def shape(self, layers: ModelLayers, *, tokens: int | None) -> ContextShape:
         """The context that llama-server will make; what stood after `--` wins over `tokens`."""
@@ -114,7 +116,7 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
     counts: dict[str, int] = {}
     types: dict[str, str] = {}
     flags: dict[str, bool] = {}
-    flash, sampling = True, False
+    flash, sampling, checkpoints = True, False, False
     rest: list[str] = []
     unread = list(llama_args)
     while unread:
@@ -135,6 +137,7 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
             rest += kept
         else:
             sampling = sampling or name in _SAMPLING
+            checkpoints = checkpoints or name in _CHECKPOINTS
             rest.append(option)
     return LlamaArgs(
         rest=tuple(rest),
@@ -148,6 +151,7 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
         full_windows=flags.get("windows", False),
         flash_attention=flash,
         backend_sampling=sampling,
+        checkpoints=checkpoints,
     )
 
 

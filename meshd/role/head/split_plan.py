@@ -13,6 +13,7 @@ from meshd.model.split_values import DeviceShare, LeftOut, NotEnoughMemory, Plan
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
 from meshd.role.head.llama_args import read_llama_args
+from meshd.role.head.pipelined_plan import plan_pipelined
 from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 
@@ -33,7 +34,11 @@ class PlainRpc:
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """What the user decided for a serving node."""
+    """What the user decided for a serving node.
+
+    `pipelined`: its workers compute parts of a prompt at the same time, and the plan sees to that
+    (pipelined_plan.py).
+    """
 
     min_workers: int = 1
     tensor_split: tuple[float, ...] = ()
@@ -42,6 +47,7 @@ class HeadOptions:
     rpc: tuple[str, ...] = ()
     load_mode: str = "none"
     push: bool = True
+    pipelined: bool = False
     activations: str = "f32"
     output: str = "auto"
     llama_args: tuple[str, ...] = ()
@@ -106,7 +112,12 @@ def make_plan(
     ]
     left_out = "".join(f"; {item.device.label} left out: {item.why}" for item in excluded)
     try:
-        plan = plan_split(layers, devices, _split_options(layers, options))
+        split = _split_options(layers, options)
+        plan = (
+            plan_pipelined(layers, devices, split, read_llama_args(options.llama_args), pushed=options.push)
+            if options.pipelined
+            else plan_split(layers, devices, split)
+        )
     except NotEnoughMemory as error:
         raise NotEnoughMemory(
             f"{error.what}{left_out}", hint=error.hint, largest_context=error.largest_context

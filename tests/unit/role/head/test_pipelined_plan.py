@@ -1,0 +1,117 @@
+"""Plans for prompts that are pipelined: the micro batch and windows, their memory, and what is told."""
+
+from dataclasses import replace
+
+import pytest
+from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.split_values import Plan
+from meshd.role.head.split_plan import HeadOptions, make_plan, reservations
+
+from tests.gguf_bytes import gguf, language_model, parse
+from tests.unit.role.head.test_split_plan import cpu, gpu, model, node_offer
+
+TWO = (node_offer("a", cpu()), node_offer("b", cpu()))
+OPTIONS = HeadOptions(devices=("none",), pipelined=True)
+
+
+def plan(options: HeadOptions = OPTIONS, *, workers: int = 2, of: ModelLayers | None = None) -> Plan:
+    return make_plan(of or model(), offers=TWO[:workers], plain_rpc=[], own=[cpu()], options=options)
+
+
+def windowed() -> ModelLayers:
+    """Of eight layers six look back 64 tokens."""
+    extra = {"gemma3.attention.sliding_window": 64, "gemma3.attention.sliding_window_pattern": 4}
+    return read_layers([parse(gguf(*language_model(architecture="gemma3", layers=8, extra=extra)))], name="w")
+
+
+def recurrent() -> ModelLayers:
+    extra = {f"mamba.ssm.{key}": 4 for key in ("conv_kernel", "inner_size", "state_size")}
+    return read_layers([parse(gguf(*language_model(architecture="mamba", layers=8, extra=extra)))], name="r")
+
+
+def given(made: Plan) -> str:
+    return " ".join(made.arguments)
+
+
+def test_llama_server_gets_it_and_the_plan_says_why() -> None:
+    made = plan()
+    assert "-ub 128" in given(made)
+    assert made.why.endswith("micro batches of 128 tokens: fastest for 2 CPUs in turn, estimated")
+
+
+def test_one_worker_has_llama_cpps_own() -> None:
+    made = plan(workers=1)
+    assert "-ub" not in given(made)
+    assert made.why.endswith("micro batches of 512 tokens: one device computes")
+
+
+def test_the_memory_is_that_of_the_micro_batch() -> None:
+    """Buffers for the largest step are smaller, and so is what is asked of workers."""
+    small, large = plan(), plan(replace(OPTIONS, pipelined=False))
+    assert [share.layers for share in small.shares] == [share.layers for share in large.shares]
+    for less, more in zip(small.shares[1:], large.shares[1:], strict=True):
+        assert less.compute < more.compute
+    assert sum(map(sum, reservations(small, TWO))) < sum(map(sum, reservations(large, TWO)))
+
+
+@pytest.mark.parametrize("words", [("-ub", "256"), ("-b", "64"), ("--ubatch-size", "1024")])
+def test_what_the_user_gives_stays(words: tuple[str, ...]) -> None:
+    made = plan(replace(OPTIONS, llama_args=words))
+    assert made.arguments == plan(replace(OPTIONS, llama_args=words, pipelined=False)).arguments
+    assert "micro batch" not in made.why
+
+
+def test_other_protocols_keep_llama_cpps_own() -> None:
+    made = plan(replace(OPTIONS, pipelined=False))
+    assert "-ub" not in given(made)
+    assert "micro batch" not in made.why
+
+
+@pytest.mark.parametrize(("slots", "tokens"), [(8, 128), (200, 200), (600, 600)])
+def test_all_slots_fit_into_one(slots: int, tokens: int) -> None:
+    made = plan(replace(OPTIONS, llama_args=("-np", str(slots))))
+    assert f"-ub {tokens}" in given(made)
+
+
+def test_gpus_and_pushes_are_seen() -> None:
+    offers = [node_offer("a", gpu()), node_offer("b", gpu())]
+    made = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
+    assert "512 tokens: fastest for 2 GPUs" in made.why
+    assert "-ub" not in given(plan(replace(OPTIONS, push=False)))
+
+
+def test_devices_without_layers_are_no_stages() -> None:
+    made = plan(replace(OPTIONS, tensor_split=(1, 0)))
+    assert "-ub" not in given(made)
+
+
+def test_windows_keep_the_whole_context_where_it_fits() -> None:
+    """llama-server needs no checkpoints then, for which it would wait twice in each prompt."""
+    assert any(layer.window for layer in windowed().cache.layers)
+    made, usual = plan(of=windowed()), plan(replace(OPTIONS, pipelined=False), of=windowed())
+    assert "--swa-full" in given(made)
+    assert "windows keep the whole context" in made.why
+    assert "--swa-full" not in given(usual)
+    assert sum(share.cache for share in made.shares) > sum(share.cache for share in usual.shares)
+
+
+def test_windows_stay_short_where_the_whole_context_does_not_fit() -> None:
+    """Each worker needs 0.1 GiB for 1.6 million tokens in one layer, 0.4 in all four, and 0.8 to compute."""
+    long = replace(OPTIONS, ctx_size=1_600_000, llama_args=("-ub", "128"))
+    offers = [node_offer("a", cpu(0.95)), node_offer("b", cpu(0.95))]
+    made = make_plan(windowed(), offers=offers, plain_rpc=[], own=[cpu(1)], options=long)
+    assert "--swa-full" not in given(made)
+    wide = [node_offer("a", cpu(8)), node_offer("b", cpu(8))]
+    assert "--swa-full" in given(make_plan(windowed(), offers=wide, plain_rpc=[], own=[cpu(1)], options=long))
+
+
+@pytest.mark.parametrize("words", [("-ctxcp", "4"), ("--swa-checkpoints", "0")])
+def test_who_says_how_many_checkpoints_wants_short_windows(words: tuple[str, ...]) -> None:
+    assert "--swa-full" not in given(plan(replace(OPTIONS, llama_args=words), of=windowed()))
+
+
+def test_recurrent_models_have_no_windows_to_widen() -> None:
+    assert any(layer.state for layer in recurrent().cache.layers)
+    made = plan(of=recurrent())
+    assert "--swa-full" not in given(made)
+    assert "micro batches of" in made.why
