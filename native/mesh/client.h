@@ -9,6 +9,7 @@
 #include "ggml-backend-impl.h"
 
 #include <array>
+#include <atomic>
 #include <deque>
 #include <unordered_set>
 
@@ -21,8 +22,6 @@ struct client_worker {
     const uint32_t place; // in the head's list of workers
     connection link;
     weights_loading loading;
-    std::unordered_set<uint32_t> operations; // that its release of ggml has
-    std::unordered_set<uint32_t> types;
     std::unordered_set<uint32_t> neighbours; // places of workers with which it has a connection
     // uids of the graphs that it keeps for each device, oldest first; guarded by the connection's order
     std::array<std::deque<uint64_t>, DEVICES> graphs;
@@ -37,6 +36,8 @@ struct client_device {
     uint64_t most_bytes;
     uint64_t free_bytes;
     uint64_t total_bytes;
+    uint64_t lent_bytes; // that this head may allocate: what the parent process says, or else the worker
+    std::atomic<uint64_t> held_bytes{ 0 };
     size_rule rule;
     ggml_backend_device device;
     ggml_backend_buffer_type buffer_type;

@@ -1,9 +1,11 @@
 #include "client.h"
+#include "report.h"
 
 #include "ggml.h"
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 
 namespace mesh {
 
@@ -23,6 +25,7 @@ static void free_buffer(ggml_backend_buffer_t buffer) {
     client_buffer * own = context_of(buffer);
     client_worker & worker = *own->device->worker;
     worker.loading.settle();
+    own->device->held_bytes -= own->size;
     {
         std::lock_guard<std::mutex> lock(worker.link.order);
         for (auto & kept : worker.graphs) {
@@ -187,7 +190,29 @@ static size_t most_bytes(ggml_backend_buffer_type_t type) {
 }
 
 static size_t alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tensor) {
-    return allocation_size(static_cast<client_device *>(type->context)->rule, tensor);
+    auto * device = static_cast<client_device *>(type->context);
+    const uint64_t size = allocation_size(device->rule, tensor);
+    if (size > device->most_bytes) {
+        device->worker->link.lose("a buffer of it has " + std::to_string(device->most_bytes) +
+                                  " bytes at most, and a tensor needs " + std::to_string(size));
+    }
+    return size;
+}
+
+// llama.cpp may do with less, or ends. Who breaks its word is named; a worker that was promised to be asked for less
+// is not, and the parent process is told what was too much
+static void no_memory(client_device & device, uint64_t size) {
+    client_worker & worker = *device.worker;
+    const uint64_t all = device.held_bytes + size;
+    if (all <= device.lent_bytes) {
+        worker.link.lose("it has no memory for a buffer of " + std::to_string(size) + " bytes, and lends " +
+                         std::to_string(device.lent_bytes - device.held_bytes));
+        return;
+    }
+    std::fprintf(stderr, "mesh: %s needs %llu bytes, of which %llu are lent\n", device.name.c_str(),
+        static_cast<unsigned long long>(all), static_cast<unsigned long long>(device.lent_bytes));
+    report("exceeded " + std::to_string(worker.place) + " " + std::to_string(device.number) + " " +
+           std::to_string(all) + " " + std::to_string(device.lent_bytes));
 }
 
 static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
@@ -201,9 +226,14 @@ static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t si
     body.size = size;
     allocated_body reply;
     const uint64_t id = link.ask(body, message::allocated, &reply.done, sizeof reply.done);
-    if (id == 0 || !link.wait(id) || reply.done != 1) {
+    if (id == 0 || !link.wait(id)) {
         return nullptr;
     }
+    if (reply.done != 1) {
+        no_memory(*device, size);
+        return nullptr;
+    }
+    device->held_bytes += size;
     const uint64_t room = (size + GAP) / GAP * GAP + GAP;
     ggml_backend_buffer_i functions = {};
     functions.free_buffer = free_buffer;

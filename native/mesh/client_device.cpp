@@ -53,18 +53,18 @@ static ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t device) {
     return &self(device).buffer_type;
 }
 
+// What the protocol has, its worker has as well (need_all)
 static bool supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
     if (belongs_elsewhere(op, &self(device).buffer_type)) {
         return false;
     }
-    const client_worker & worker = *self(device).worker;
     int32_t kind = op->op_params[0];
-    if (worker.operations.count(number_of_operation(op->op)) == 0 || !kind_to_wire(op->op, kind) ||
-        worker.types.count(number_of_type(op->type)) == 0) {
+    if (number_of_operation(op->op) == NO_NUMBER || !kind_to_wire(op->op, kind) ||
+        number_of_type(op->type) == NO_NUMBER) {
         return false;
     }
     for (const ggml_tensor * source : op->src) {
-        if (source != nullptr && worker.types.count(number_of_type(source->type)) == 0) {
+        if (source != nullptr && number_of_type(source->type) == NO_NUMBER) {
             return false;
         }
     }
@@ -115,6 +115,7 @@ static client_device * make_device(client_worker * worker, uint32_t number, cons
     device->most_bytes = row.most_bytes;
     device->free_bytes = row.free_bytes;
     device->total_bytes = row.total_bytes;
+    device->lent_bytes = row.free_bytes;
     device->rule.row_padding = row.row_padding;
     device->rule.attention_copies = row.attention_copies != 0;
     if (row.alignment == 0 || (row.alignment & (row.alignment - 1)) != 0 || row.alignment > 1 << 16) {
@@ -139,6 +140,32 @@ static std::unordered_set<uint32_t> take_numbers(reader & in, uint32_t count, ui
     return numbers;
 }
 
+// It has our release of ggml, or had refused HELLO. llama.cpp aborts if a device that holds a cache lacks an operation
+// on it: who says that it lacks one is found out before
+template <class Has, class Name>
+static void need_all(const std::unordered_set<uint32_t> & numbers, uint32_t end, Has has, Name name) {
+    for (uint32_t number = 0; number < end; number++) {
+        if (has(number) && numbers.count(number) == 0) {
+            throw bad_message(std::string("it lacks ") + name(number) + ", which its release of ggml has");
+        }
+    }
+}
+
+static void take_abilities(reader & in, const welcome_body & body) {
+    const auto operations = take_numbers(in, body.operation_count, OPERATION_COUNT);
+    const auto types = take_numbers(in, body.type_count, TYPE_COUNT);
+    const auto has_operation = [](uint32_t number) {
+        ggml_op op;
+        return operation_of_number(number, op);
+    };
+    const auto has_type = [](uint32_t number) {
+        ggml_type type;
+        return type_of_number(number, type);
+    };
+    need_all(operations, OPERATION_COUNT, has_operation, [](uint32_t number) { return OPERATIONS[number].name; });
+    need_all(types, TYPE_COUNT, has_type, [](uint32_t number) { return TYPE_NAMES[number]; });
+}
+
 static std::vector<client_device *> take_welcome(
     client_worker * worker, reader in, size_t first, ggml_backend_reg_t registry, uint32_t count) {
     const auto body = welcome_body::take(in);
@@ -153,8 +180,7 @@ static std::vector<client_device *> take_welcome(
         devices.push_back(make_device(worker, i, wire_device::take(in), first + i));
         fill_device(*devices.back(), registry);
     }
-    worker->operations = take_numbers(in, body.operation_count, OPERATION_COUNT);
-    worker->types = take_numbers(in, body.type_count, TYPE_COUNT);
+    take_abilities(in, body);
     worker->neighbours = take_numbers(in, body.neighbour_count, NEIGHBOURS);
     in.end();
     return devices;

@@ -1,6 +1,7 @@
 // libggml-mesh.so: what ggml loads by GGML_BACKEND_PATH. Its workers are the sockets of GGML_MESH_FDS, numbers of
-// inherited descriptors with commas between them, and GGML_MESH_DEVICES how many devices each has; GGML_MESH_WEIGHTS_FD
-// is that of the weights index, and GGML_MESH_REPORT_FD that of lines for the parent process.
+// inherited descriptors with commas between them; GGML_MESH_DEVICES says how many devices each has, and
+// GGML_MESH_MEMORY how many bytes of each device are lent. GGML_MESH_WEIGHTS_FD is that of the weights index, and
+// GGML_MESH_REPORT_FD that of lines for the parent process.
 #include "client.h"
 #include "describe.h"
 #include "descriptor.h"
@@ -53,6 +54,24 @@ static uint32_t next_count(std::istringstream & counts) {
     return static_cast<uint32_t>(count);
 }
 
+// Of all devices, in their order; none is said: as the workers say
+static void take_memory() {
+    static const char name[] = "GGML_MESH_MEMORY";
+    const std::string text = variable(name);
+    std::istringstream parts(text);
+    size_t count = 0;
+    for (std::string part; std::getline(parts, part, ','); count++) {
+        if (part.empty() || part.size() > 18 || part.find_first_not_of("0123456789") != std::string::npos ||
+            count == all_devices.size()) {
+            throw std::runtime_error(std::string(name) + ": `" + text + "` are not the bytes of each device");
+        }
+        all_devices[count]->lent_bytes = std::stoull(part);
+    }
+    if (count != 0 && count != all_devices.size()) {
+        throw std::runtime_error(std::string(name) + ": `" + text + "` lacks devices");
+    }
+}
+
 static const weights_index & index_of_head() {
     static const char name[] = "GGML_MESH_WEIGHTS_FD";
     static const std::string text = variable(name);
@@ -80,6 +99,7 @@ static ggml_backend_reg_t open_all() {
             const auto found = open_worker(socket, place++, first, &registry, index_of_head(), next_count(counts));
             all_devices.insert(all_devices.end(), found.begin(), found.end());
         }
+        take_memory();
     } catch (const std::exception & error) {
         std::fprintf(stderr, "mesh: %s\n", error.what());
         return nullptr;

@@ -238,6 +238,9 @@ static int run(const std::vector<std::string> & words) {
     } catch (const wrong_option & error) {
         std::fprintf(stderr, "mesh-server: %s\n%s", error.what(), USAGE);
         return 2;
+    } catch (const lost & error) { // as if it had been done: whoever waits for the reason has to ask it
+        std::fprintf(stderr, "mesh-server: the head is gone: %s\n", error.what());
+        return 0;
     } catch (const std::exception & error) {
         std::fprintf(stderr, "mesh-server: %s\n", error.what());
         report(std::string("failed ") + error.what());

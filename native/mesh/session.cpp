@@ -30,8 +30,8 @@ void session::read_requests() {
                 return;
             }
         }
-    } catch (const std::exception & error) {
-        broken = error.what();
+    } catch (...) {
+        broken = std::current_exception();
     }
     work_off.doing.cancelled = true;
     requests.end();
@@ -62,11 +62,11 @@ void session::run() {
     std::thread reading([this] { read_requests(); });
     std::thread writing([this] { write_replies(); });
     std::thread watching([this] { say_progress(); });
-    std::string failed;
+    std::exception_ptr failed;
     try {
         work();
-    } catch (const std::exception & error) {
-        failed = error.what();
+    } catch (...) {
+        failed = std::current_exception();
     }
     work_off.wait(); // a device that does not come back is given up by who says how far it is
     {
@@ -80,11 +80,8 @@ void session::run() {
     writing.join(); // what has been answered goes out, FAILED last
     head.shut();
     reading.join();
-    if (failed.empty()) {
-        failed = broken;
-    }
-    if (!failed.empty()) {
-        throw bad_message(failed);
+    if (failed || broken) {
+        std::rethrow_exception(failed ? failed : broken);
     }
 }
 
@@ -120,6 +117,9 @@ void session::work() {
     } catch (const lost &) {
         throw;
     } catch (const std::exception & error) {
+        if (work_off.doing.cancelled) {
+            return; // the head went first, and its neighbours with it
+        }
         work_off.wait(); // what was asked before is answered before
         const std::string why = std::string(error.what()).substr(0, TEXT_BYTES);
         answer(message::failed, one.header.id, blob(why.begin(), why.end()));

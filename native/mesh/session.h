@@ -7,6 +7,7 @@
 #include "queue.h"
 
 #include <chrono>
+#include <exception>
 
 namespace mesh {
 
@@ -16,7 +17,8 @@ public:
     session(channel & head, const std::vector<lent_device> & devices, const local_weights & files, neighbours & others,
         std::function<void()> abandon, std::chrono::milliseconds second = std::chrono::seconds(1));
 
-    // Until the head is done. Throws bad_message for what it may not send, which it has been told then, and lost
+    // Until the head is done. Throws lost where it has gone in the middle of something, bad_message for what it may not
+    // send, and others for what failed here; of those it has been told then
     void run();
 
 private:
@@ -41,7 +43,7 @@ private:
     executor work_off;
     queue<request> requests;
     queue<reply> replies;
-    std::string broken; // why reading ended, if not by the head
+    std::exception_ptr broken; // why reading ended, if the head was not done
     const std::function<void()> abandon;
     const std::chrono::milliseconds second;
     const bool by_cpu;

@@ -87,7 +87,7 @@ class LeaseClient:
         self._introduced: set[int] = set()
         self.client = client
         self.mesh_end = mesh_end
-        self.devices = 0  # of which a part is reserved
+        self.lent: tuple[int, ...] = ()  # bytes of each device of which a part is reserved
         self.place = 0  # in the list of workers that llama-server gets
 
     @property
@@ -116,7 +116,7 @@ class LeaseClient:
         """
         assert self._messages is not None and self.offer is not None
         self.place = place
-        self.devices = sum(count > 0 for count in bytes_per_device)
+        self.lent = tuple(count for count in bytes_per_device if count)
         await self._messages.send(Reserve(bytes_per_device).encode())
         if self.offer.lease_id:
             self._open_tunnel(self.offer.lease_id, self.offer.compressed)

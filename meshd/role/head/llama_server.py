@@ -152,7 +152,7 @@ class LlamaServer:
         environment = command_lines.mesh_head_environment(
             module=str(mesh.module),
             sockets=ends,
-            devices=[lease.devices for lease in leases],
+            lent=[lease.lent for lease in leases],
             weights=self._outgoing.add(self._processes.hand_over(encode_index(self._model.index))),
             report=pipe.child_end,
         )

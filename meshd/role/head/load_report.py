@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from meshd.base.byte_format import in_memory
 from meshd.model.status import NetworkTensor, WorkerWeights
 
 MAX_UNSUPPORTED = 8
@@ -32,6 +33,8 @@ class WeightsReport:
     from_network: tuple[NetworkTensor, ...] = ()
     unsupported: tuple[tuple[str, int, str], ...] = ()
     """Endpoint, number of the device there, and an operation that it was to compute and cannot."""
+    exceeded: str = ""
+    """What llama-server asked of a worker beyond its reservation, as far as it said: no worker's fault."""
     unrounded: tuple[str, ...] = ()
     """Nodes that get hidden states in f32 although f16 was asked for: they do not know how."""
     done: bool = False
@@ -54,6 +57,14 @@ class WeightsReport:
                 number := count_of(device)
             ) is not None and len(self.unsupported) < MAX_UNSUPPORTED:
                 self.unsupported = (*self.unsupported, (endpoint, number, operation[:64]))
+            case ["exceeded", endpoint, _device, needed, lent] if (
+                count_of(needed) is not None and count_of(lent) is not None
+            ):
+                node = self.names.get(endpoint, endpoint)
+                self.exceeded = (
+                    f"llama-server needs {in_memory(int(needed))} on a device of {node}, "
+                    f"{in_memory(int(lent))} are reserved there; use a smaller `--ctx-size` or batch"
+                )
             case ["activations", endpoint, "f32"] if len(self.unrounded) < MAX_UNROUNDED:
                 self.unrounded = (*self.unrounded, self.names.get(endpoint, endpoint))
             case ["done"]:

@@ -13,7 +13,9 @@ from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.split_plan import NodeOffer
 from meshd.rpc.hang_detector import LOOK_SECONDS
-from meshd.wire.lease import Lost
+from meshd.wire.lease import HEAD_ENDED, Lost
+
+AFTER_HEAD_SECONDS = 5.0  # LEASE_WORD_SECONDS, and some more for a process to be reaped
 
 
 class Reserving:
@@ -105,4 +107,7 @@ class Reserving:
         )
 
     async def _watch(self, lease: LeaseClient) -> None:
-        self._ended(lease, await lease.until_lost())
+        lost = await lease.until_lost()
+        if lost.code == HEAD_ENDED:  # a consequence, if it is true: llama-server's own end is noticed first
+            await asyncio.sleep(AFTER_HEAD_SECONDS)
+        self._ended(lease, lost)

@@ -154,18 +154,20 @@ def head_environment(
 
 
 def mesh_head_environment(
-    *, module: str, sockets: Sequence[int], devices: Sequence[int], weights: int, report: int
+    *, module: str, sockets: Sequence[int], lent: Sequence[Sequence[int]], weights: int, report: int
 ) -> Mapping[str, str]:
     """For a llama-server that loads our module: descriptors, `sockets` in the order of the workers.
 
-    `devices`: how many each of those is to have; one that claims others is lost.
+    `lent`: the bytes that each of those has reserved of each of its devices. One that has another number of
+    devices is lost, and so is one that refuses a buffer that they have room for.
     """
     return {
         **CALM_THREADS,
         **LARGE_PAGES,
         "GGML_BACKEND_PATH": module,
         "GGML_MESH_FDS": ",".join(map(str, sockets)),
-        "GGML_MESH_DEVICES": ",".join(map(str, devices)),
+        "GGML_MESH_DEVICES": ",".join(str(len(counts)) for counts in lent),
+        "GGML_MESH_MEMORY": ",".join(str(count) for counts in lent for count in counts),
         "GGML_MESH_WEIGHTS_FD": str(weights),
         "GGML_MESH_REPORT_FD": str(report),
     }

@@ -34,14 +34,13 @@ from meshd.role.native.devices import pick
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import KnownFiles
 from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
-from meshd.role.worker.lent_server import AgreedLease, LentServer, has_crashed
+from meshd.role.worker.lent_server import AgreedLease, LentServer
 from meshd.role.worker.rpc_streams import NO_USE, Lending, LentStreams
 from meshd.role.worker.server_choice import make_server
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
     LEASE_SERVICE,
-    RPC_SERVER_CRASHED,
     Acquire,
     Admit,
     Grant,
@@ -299,8 +298,7 @@ class Worker:
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
         await messages.send(Grant(lease.lease_id, compressed=self._runtime.tunnels.compressed).encode())
         why = await server.until_ended()
-        code = RPC_SERVER_CRASHED if has_crashed(why) else "rpc_server_ended"
-        await messages.send(Lost(code, why).encode())
+        await messages.send(Lost(server.code_of_end(why), why).encode())
 
     def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
         def loaded(count: int) -> None:

@@ -20,6 +20,7 @@ from meshd.role.worker.push_neighbours import PushNeighbours
 from meshd.rpc.hang_detector import LOOK_SECONDS
 from meshd.store.interface import LeaseCache
 from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.lease import RPC_SERVER_CRASHED, RPC_SERVER_ENDED
 
 PROGRESS_SECONDS = 2.0
 SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
@@ -100,6 +101,10 @@ class LentServer(ABC):
     def why_still(self, _pid: int) -> str:
         """Why it is of no use any more although it runs; empty where nothing is known of that."""
         return ""
+
+    def code_of_end(self, why: str) -> str:
+        """Of Lost, for an end for this reason (`until_ended`)."""
+        return RPC_SERVER_CRASHED if has_crashed(why) else RPC_SERVER_ENDED
 
     def model_loaded(self) -> None:
         """The head has sent all of its weights, and has a first token."""

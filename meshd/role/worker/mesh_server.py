@@ -18,6 +18,7 @@ from meshd.role.worker.lent_server import AgreedLease, LentServer, OnBroken
 from meshd.role.worker.mesh_neighbours import MeshNeighbours
 from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_keeping import MeshKeeping
+from meshd.wire.lease import HEAD_ENDED
 
 
 class MeshServer(LentServer):
@@ -91,6 +92,11 @@ class MeshServer(LentServer):
     async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
         """See LentServer."""
         await self._neighbours.serve(stream, on_broken)
+
+    def code_of_end(self, why: str) -> str:
+        """See LentServer. It exits with 0 when its head does no more, and with 1 for a reason of its own."""
+        done = why.startswith("`mesh-server` ended with exit code 0 ")  # process/lifecycle.py
+        return HEAD_ENDED if done else super().code_of_end(why)
 
     def close(self) -> None:
         """See LentServer."""

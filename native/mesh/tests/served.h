@@ -46,6 +46,8 @@ public:
                 neighbours others(sockets);
                 try {
                     session(head, devices, files, others, [this] { abandoned = true; }, second).run();
+                } catch (const lost &) {
+                    // the head did
                 } catch (const std::exception & error) {
                     why = error.what();
                 }

@@ -215,6 +215,19 @@ TEST(a_head_that_goes_away_does_not_leave_a_worker_waiting_for_its_neighbour) {
     close(between.ends[1]);
 }
 
+TEST(a_head_that_ends_within_a_message_is_no_failure_of_the_worker) {
+    hand head;
+    wire_header header;
+    header.kind = static_cast<uint16_t>(message::write);
+    header.id = 3;
+    header.size = 100;
+    writer out;
+    header.put(out);
+    CHECK(send(head.server.own_end, out.data.data(), out.data.size(), 0) == wire_header::bytes);
+    head.worker.shut();
+    CHECK(head.server.end() == "");
+}
+
 TEST(a_length_costs_no_memory_before_its_bytes_come) {
     hand head;
     wire_header header;

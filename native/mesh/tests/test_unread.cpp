@@ -44,6 +44,67 @@ TEST(a_welcome_that_cannot_be_is_refused_and_reported) {
     CHECK(refused(odd) == "a device has an alignment that there is not");
 }
 
+static void drop(std::vector<uint32_t> & numbers, uint32_t one) {
+    numbers.erase(std::remove(numbers.begin(), numbers.end(), one), numbers.end());
+}
+
+TEST(a_worker_that_lacks_what_its_release_has_is_refused_and_reported) {
+    welcome_words operation;
+    drop(operation.operations, number_of_operation(GGML_OP_SET_ROWS)); // llama.cpp aborts where a cache lies then
+    CHECK(refused(operation) == "it lacks SET_ROWS, which its release of ggml has");
+    welcome_words type;
+    drop(type.types, number_of_type(GGML_TYPE_F16));
+    CHECK(refused(type) == "it lacks f16, which its release of ggml has");
+}
+
+// What the parent is told of a worker that says `allocates` to the second of two buffers of 600 bytes, where it lends
+// so many
+static std::string told_of_memory(uint64_t lends, uint32_t allocates) {
+    told parent;
+    welcome_words says;
+    says.device.free_bytes = 1 << 20;
+    welcoming_worker worker(says, allocates);
+    client_device & device = *worker.open(7)[0];
+    device.lent_bytes = lends;
+    device.held_bytes = 600;
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(&device.buffer_type, 600);
+    CHECK((buffer == nullptr) == (allocates != 1));
+    CHECK(device.held_bytes == (allocates == 1 ? 1200u : 600u));
+    if (buffer != nullptr) {
+        ggml_backend_buffer_free(buffer);
+        CHECK(device.held_bytes == 600);
+    }
+    report("end"); // a parent that was told nothing would wait
+    const std::string text = parent.all();
+    return text.substr(0, text.size() - 4);
+}
+
+TEST(a_worker_that_refuses_memory_that_it_lends_is_lost) {
+    const std::string why = "lost 7 it has no memory for a buffer of 600 bytes, and lends ";
+    CHECK(told_of_memory(1200, 0) == why + "600\n");
+    CHECK(told_of_memory(1300, 2) == why + "700\n");
+    CHECK(told_of_memory(1200, 1).empty());
+}
+
+TEST(a_worker_that_is_asked_for_more_than_it_lends_is_not_blamed) {
+    CHECK(told_of_memory(1199, 0) == "exceeded 7 0 1200 1199\n");
+}
+
+TEST(a_worker_whose_buffers_are_too_small_for_a_tensor_is_lost) {
+    told parent;
+    welcome_words says;
+    says.device.most_bytes = 1000;
+    welcoming_worker worker(says);
+    client_device & device = *worker.open(8)[0];
+    ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 2, nullptr, true }));
+    ggml_tensor * fits = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 250);
+    CHECK(ggml_backend_buft_get_alloc_size(&device.buffer_type, fits) == 1000);
+    CHECK(device.worker->link.wait_for_room());
+    ggml_tensor * large = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 251);
+    ggml_backend_buft_get_alloc_size(&device.buffer_type, large);
+    CHECK(parent.all() == "lost 8 a buffer of it has 1000 bytes at most, and a tensor needs 1004\n");
+}
+
 TEST(names_of_a_worker_are_shown_as_text) {
     welcome_words says;
     set_name(says.device.name, "CPU\x1b[2J");

@@ -2,24 +2,37 @@
 #pragma once
 
 #include "client.h"
+#include "names.h"
 #include "served.h"
 
 #include <future>
 
 namespace mesh {
 
-// What a worker by hand says to HELLO: one device that has all operations
+// What a worker by hand says to HELLO: one device, and all that this release of ggml has
 struct welcome_words {
     wire_device device;
-    std::vector<uint32_t> operations = { 0 };
-    std::vector<uint32_t> types = { 0 };
+    std::vector<uint32_t> operations;
+    std::vector<uint32_t> types;
     std::vector<uint32_t> neighbours;
     uint32_t devices = 1;
 
     welcome_words() {
         set_name(device.name, "CPU");
         device.alignment = 64;
-        device.most_bytes = 1ull << 40;
+        device.most_bytes = device.free_bytes = 1ull << 40;
+        for (uint32_t number = 0; number < OPERATION_COUNT; number++) {
+            ggml_op op;
+            if (operation_of_number(number, op)) {
+                operations.push_back(number);
+            }
+        }
+        for (uint32_t number = 0; number < TYPE_COUNT; number++) {
+            ggml_type type;
+            if (type_of_number(number, type)) {
+                types.push_back(number);
+            }
+        }
     }
     blob bytes() const {
         welcome_body body;
@@ -42,12 +55,13 @@ struct welcome_words {
     }
 };
 
-// A worker by hand, which reads all that it is asked until it is deaf, and has memory without end
+// A worker by hand, which reads all that it is asked until it is deaf, and says to each ALLOCATE what `allocates` is
 class welcoming_worker {
 public:
-    explicit welcoming_worker(const welcome_words & says) : welcoming_worker(says.bytes()) {}
-    explicit welcoming_worker(const blob & says) : end(pair.ends[1], sender::head) {
-        reading = std::thread([this, says] {
+    explicit welcoming_worker(const welcome_words & says, uint32_t allocates = 1) :
+        welcoming_worker(says.bytes(), allocates) {}
+    explicit welcoming_worker(const blob & says, uint32_t allocates = 1) : end(pair.ends[1], sender::head) {
+        reading = std::thread([this, says, allocates] {
             try {
                 wire_header header;
                 while (end.read_header(header)) {
@@ -57,7 +71,7 @@ public:
                         end.write(message::welcome, header.id, says);
                     } else if (number == message::allocate) {
                         allocated_body body;
-                        body.done = 1;
+                        body.done = allocates;
                         end.write_body(header.id, body);
                     }
                     if (number == message::fill) {

@@ -8,10 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from meshd.base.errors import MeshdError
 from meshd.model.status import ModelState, SplitPart
-from meshd.role.head.load_report import WeightsReport
-from meshd.role.head.mesh_end import MeshEnd
 from meshd.role.head.push_plan import UNCONNECTED, WHY_APART
 from meshd.role.worker import cycle as worker_cycle
 from meshd.rpc import mesh_protocol as wire
@@ -28,8 +25,8 @@ NAMES = ("anna", "bert")
 
 
 @asynccontextmanager
-async def mesh_scene(folder: Path, *, push: bool = True) -> AsyncIterator[Scene]:
-    async with scene(folder, min_workers=2, devices=("none",), push=push) as it:
+async def mesh_scene(folder: Path, *, push: bool = True, least: int = 2) -> AsyncIterator[Scene]:
+    async with scene(folder, min_workers=least, devices=("none",), push=push) as it:
         it.head(mesh_programs=True)
         for name in NAMES:
             it.worker(name, mesh_programs=True)
@@ -41,6 +38,11 @@ def inherited(it: Scene) -> list[socket.socket]:
     assert it.llama.spec is not None
     numbers = it.llama.spec.env["GGML_MESH_FDS"].split(",")
     return [socket.socket(fileno=os.dup(int(number))) for number in numbers]
+
+
+def split_of(it: Scene) -> tuple[SplitPart, ...]:
+    """As the status has it."""
+    return it.serve.status.model.split if it.serve.status.model is not None else ()
 
 
 def view(bench: Bench, place: int) -> MeshHeadView:
@@ -63,6 +65,9 @@ def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tm
             assert it.argument("-dev") == "MESH0,MESH1"
             assert env["GGML_BACKEND_PATH"] == "libggml-mesh.so"
             assert env["GGML_MESH_DEVICES"] == "1,1"
+            reserved = [[*it.workers[name].children[-1].spec.argv] for name in NAMES]  # type: ignore[union-attr]
+            memory = [argv[argv.index("--memory") + 1] for argv in reserved]
+            assert env["GGML_MESH_MEMORY"] == ",".join(memory)
             assert not [name for name in env if name.startswith("GGML_RPC")]
             weights = os.read(int(env["GGML_MESH_WEIGHTS_FD"]), 1 << 16)
             assert weights.startswith(b"meshd-weights 1\n")
@@ -233,8 +238,7 @@ def test_a_worker_of_another_protocol_is_left_out(tmp_path: Path) -> None:
             await it.until(ModelState.WAITING, "speaks the native protocol `rpc`, this node `mesh 2`")
             it.worker("mesh", mesh_programs=True)
             await it.until(ModelState.READY)
-            split: tuple[SplitPart, ...] = it.serve.status.model.split if it.serve.status.model else ()
-            assert {part.node for part in split if part.layers} <= {"mesh", "head"}
+            assert {part.node for part in split_of(it) if part.layers} <= {"mesh", "head"}
 
     run(main())
 
@@ -254,13 +258,3 @@ def test_a_worker_of_an_earlier_version_is_left_out_by_its_offer(
             assert it.bench.tunnels == []
 
     run(main())
-
-
-def test_a_connection_that_cannot_be_made_fails_the_load(tmp_path: Path) -> None:
-    def no_pair() -> tuple[socket.socket, int]:
-        raise OSError(24, "Too many open files")
-
-    end = MeshEnd(no_pair, weights={}, report=WeightsReport({}))
-    with pytest.raises(MeshdError, match="no connection can be made: too many open files"):
-        end.open("0")
-    end.close()

@@ -28,6 +28,17 @@ def test_who_gets_hidden_states_in_f32_is_named() -> None:
     assert report.unrounded == ("anna", "10.0.0.9:5")
 
 
+def test_what_was_asked_beyond_a_reservation_is_told() -> None:
+    report = WeightsReport({"1": "bert"})
+    report.line("exceeded 1 0 -1 5")
+    report.line("exceeded 1 0 5")
+    assert report.exceeded == ""
+    report.line(f"exceeded 1 0 {1 << 30} {1 << 29}")
+    assert report.exceeded.startswith(
+        "llama-server needs 1.0 GiB on a device of bert, 512 MiB are reserved there; "
+    )
+
+
 def test_more_than_are_kept_by_name_are_counted_all_the_same() -> None:
     report = WeightsReport({})
     for number in range(MAX_KEPT + 3):

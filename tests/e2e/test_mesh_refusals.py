@@ -1,0 +1,86 @@
+"""Daemons that speak the mesh protocol, and a worker that fails each load: the others serve, it is named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.build import mesh
+from meshd.build.interface import MESH_PROGRAM
+from meshd.fleet.node import LocalNode
+
+from tests.e2e import half_mesh
+from tests.e2e.alone import alone
+from tests.e2e.api_client import generation
+from tests.e2e.models import cache_folder, smollm2, stock
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
+from tests.e2e.test_mesh_unable import ready_without, servers_started
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(
+        not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
+        reason="native/mesh is not built: `meshd native build --mesh`",
+    ),
+]
+
+MESH = ("--native-protocol", "mesh")
+WHY = {
+    half_mesh.NO_MEMORY: "llama-server lost worker half: it has no memory for a buffer of ",
+    half_mesh.LACKS: "llama-server lost worker half: its WELCOME is wrong: it lacks SET_ROWS, which its",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_stock_llama_server() -> None:
+    stock()  # the first test may have to build it
+
+
+async def half_worker(fleet: Fleet, cache: Path, token: str = "") -> LocalNode:
+    spec = fleet.spec("half", "worker", *MESH, "--model", str(smollm2()), token=token)
+    return await fleet.start(replace(spec, cache=cache))
+
+
+@pytest.mark.parametrize("what", list(WHY))
+def test_the_others_serve_without_it(tmp_path: Path, what: str) -> None:
+    reference = alone(smollm2(), 16)
+    cache = half_mesh.install(tmp_path / "cache", half_mesh.half(what))
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            good = await fleet.worker("good", *MESH, model=smollm2())
+            token = await good.token()
+            half = await half_worker(fleet, cache, token)
+            await good.until(lambda s: any(p.name == "half" and p.state == "connected" for p in s.peers))
+            head = await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            status = await ready_without(head)
+            why = f"worker half is left out for 30 s after 2 tries: {WHY[what]}"
+            assert why in model_of(status).reason
+            assert {part.node for part in model_of(status).split if part.layers} == {"good"}
+            assert await api_of(status).complete(PROMPT, 16) == reference
+            shown = await cli(head.spec.home, "status")
+            assert why in " ".join(shown.stdout.split())
+            assert servers_started(half) == 2
+
+    play(check())
+
+
+def test_alone_it_is_named_to_who_asks(tmp_path: Path) -> None:
+    what = half_mesh.NO_MEMORY
+    cache = half_mesh.install(tmp_path / "cache", half_mesh.half(what))
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            half = await half_worker(fleet, cache)
+            token = await half.token()
+            head = await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            status = await head.until(
+                lambda s: (
+                    s.model is not None and "left out for" in s.model.reason and WHY[what] in s.model.reason
+                )
+            )
+            answer = await api_of(status).ask("POST", "/completion", generation(PROMPT, 1))
+            assert answer.status == 503
+            assert WHY[what] in str(answer.body)
+
+    play(check())
