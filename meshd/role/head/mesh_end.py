@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from socket import socket
 
-from meshd.base.errors import MeshdError
 from meshd.role.head.load_report import WeightsReport
 from meshd.rpc.mesh_head_view import MeshHeadView
 
@@ -34,11 +33,12 @@ class MeshEnd:
         return self._view.neighbours
 
     def open(self, endpoint: str) -> socket:
-        """Our end of a new connection, which llama-server calls `endpoint`. Raises MeshdError."""
-        try:
-            ours, self._child_end = self._socket_pair()
-        except OSError as error:
-            raise MeshdError(f"no connection can be made: {(error.strerror or '').lower()}") from None
+        """Our end of a new connection, which llama-server calls `endpoint`.
+
+        Raises OSError where this node has no descriptors left: no MeshdError, for those of a lease are taken
+        for its worker's.
+        """
+        ours, self._child_end = self._socket_pair()
         self._endpoint = endpoint
         return ours
 

@@ -16,6 +16,21 @@ from tests.unit.role.head.test_push_plan import held, yes
 from tests.unit.role.stubs import StubChild
 
 
+def test_descriptors_that_this_node_lacks_are_no_fault_of_a_worker(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with mesh_scene(tmp_path) as it:
+            it.bench.pairs_left = 1
+            it.start()
+            await asyncio.sleep(12)  # several tries
+            await it.until(ModelState.LOADING, "the model cannot be run: too many open files")
+            it.bench.pairs_left = 2
+            await it.until(ModelState.READY, seconds=15)
+            assert "left out" not in it.serve.readiness.reason
+            assert {part.node for part in split_of(it) if part.layers} == set(NAMES)
+
+    run(main())
+
+
 async def until_started_anew(it: Scene, child: StubChild) -> None:
     """There is another llama-server."""
     while it.llama is child or it.llama.spec is None:  # noqa: ASYNC110 - nothing tells of it
