@@ -34,7 +34,7 @@ from meshd.bench.one_way_delay import measure_one_way
 from meshd.bench.random_model import SHAPES, random_model
 from meshd.build import mesh
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import RPC_SERVER, BuildProgress, NativeInfo
+from meshd.build.interface import MESH_PROGRAM, RPC_SERVER, BuildProgress, NativeInfo
 from meshd.build.native import build
 from meshd.build.pin import read_pin
 from meshd.config import PROTOCOLS, load
@@ -165,8 +165,8 @@ async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[OfferedDevice
     """Those asked for, else all. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         listed = await list_devices(
-            native.binaries[RPC_SERVER],
-            patched=native.patched,
+            native.binaries.get(MESH_PROGRAM, native.binaries[RPC_SERVER]),
+            ours=native.patched or MESH_PROGRAM in native.binaries,
             machine="",
             run_to_end=run_to_end,
             log=Path(folder) / "devices.log",

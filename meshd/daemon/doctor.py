@@ -119,7 +119,7 @@ async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
     try:
         log = logs / "devices.log"
         devices = await list_devices(
-            native.rpc_server, patched=native.patched, machine="", run_to_end=run_to_end, log=log
+            native.device_program, ours=native.tries_devices, machine="", run_to_end=run_to_end, log=log
         )
         device_trials = DeviceTrials(native, run_to_end, RolePaths(logs=logs, sockets=logs), machine="")
         for device, why in zip(devices, await device_trials.unfit(devices, USUAL, _silent), strict=True):

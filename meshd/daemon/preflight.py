@@ -54,7 +54,7 @@ async def _check_devices(asked: Sequence[str], config: Config, native: NativeBui
         log = config.paths.logs / "devices.log"
         pick(
             await list_devices(
-                native.rpc_server, patched=native.patched, machine="", run_to_end=run_to_end, log=log
+                native.device_program, ours=native.tries_devices, machine="", run_to_end=run_to_end, log=log
             ),
             names,
         )

@@ -33,7 +33,7 @@ class MeshPrograms:
 class NativeBuild:
     """The llama.cpp binaries in use. `patched` is False for a stock build, given by --native-bin or not.
 
-    With `mesh` they speak the mesh protocol, and rpc-server only lists devices.
+    With `mesh` they speak the mesh protocol, and rpc-server is of no use.
     """
 
     rpc_server: Path
@@ -41,6 +41,16 @@ class NativeBuild:
     patched: bool
     version: NativeVersion
     mesh: MeshPrograms | None = None
+
+    @property
+    def device_program(self) -> Path:
+        """What lists the devices of this machine."""
+        return self.rpc_server if self.mesh is None else self.mesh.server
+
+    @property
+    def tries_devices(self) -> bool:
+        """Whether that program tells which card a device is, and tries it: a stock one does neither."""
+        return self.patched or self.mesh is not None
 
     @property
     def can_push(self) -> bool:

@@ -1,6 +1,8 @@
 // mesh-server: lends devices of this machine to the one head at the other end of an inherited socket, and ends with it.
 #include "describe.h"
 #include "descriptor.h"
+#include "device_list.h"
+#include "device_trial.h"
 #include "neighbour_arrivals.h"
 #include "report.h"
 #include "session.h"
@@ -18,6 +20,8 @@ namespace mesh {
 
 static const char USAGE[] = R"(usage: mesh-server --fd N [options]
        mesh-server --describe [MODULE]
+       mesh-server --list-devices
+       mesh-server --try-device NAME --try OPERATION[,OPERATION] [--try-tolerance F]
 
   --fd N             serve the head at the other end of this inherited socket
   --device NAME      lend this device; may be given several times (default: the CPU)
@@ -28,6 +32,10 @@ static const char USAGE[] = R"(usage: mesh-server --fd N [options]
   --weights-fd N     read the weights index there; its `file` lines name further descriptors
   --report-fd N      write there, for the parent process, why this ends: a line `failed WHY`
   --describe         print what this program, or a libggml-mesh.so, is: one line of JSON
+  --list-devices     print a line for each device: name, kind, id of the hardware or -, total and free bytes, description
+  --try-device NAME  compute such operations as mul_mat:q4_0:576 on this device and the CPU, print what came of each, and
+                     exit with 2 if one was wrong or failed, with 1 if there is no such device
+  --try-tolerance F  multiply the largest error that is taken (default: 1)
 )";
 
 struct wrong_option : std::runtime_error {
@@ -45,6 +53,10 @@ struct options {
     std::vector<neighbour_socket> neighbours;
     bool describe = false;
     std::string module;
+    bool list = false;
+    std::string tried; // a device
+    std::vector<std::string> operations;
+    double tolerance = 1;
 
     // What this option is the number of, or nullptr
     int * descriptor(const std::string & name) {
@@ -81,6 +93,38 @@ static neighbour_socket parse_neighbour(const std::string & text, const std::vec
     return found;
 }
 
+static std::vector<std::string> split(const std::string & text) {
+    std::vector<std::string> words;
+    std::istringstream parts(text);
+    for (std::string word; std::getline(parts, word, ',');) {
+        words.push_back(word);
+    }
+    return words;
+}
+
+static double factor(const std::string & name, const std::string & text) {
+    char * end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0' || !(value >= 0)) {
+        throw wrong_option(name + " takes a factor, not `" + text + "`");
+    }
+    return value;
+}
+
+// Of a trial. false: it is another option
+static bool take_trial(options & found, const std::string & name, const std::string & value) {
+    if (name == "--try-device") {
+        found.tried = value;
+    } else if (name == "--try") {
+        found.operations = split(value);
+    } else if (name == "--try-tolerance") {
+        found.tolerance = factor(name, value);
+    } else {
+        return false;
+    }
+    return true;
+}
+
 static options parse(const std::vector<std::string> & words) {
     options found;
     for (size_t i = 0; i < words.size(); i++) {
@@ -88,6 +132,10 @@ static options parse(const std::vector<std::string> & words) {
         if (name == "--describe") {
             found.describe = true;
             found.module = i + 1 < words.size() ? words[++i] : "";
+            continue;
+        }
+        if (name == "--list-devices") {
+            found.list = true;
             continue;
         }
         if (i + 1 == words.size()) {
@@ -105,15 +153,14 @@ static options parse(const std::vector<std::string> & words) {
         } else if (name == "--threads") {
             found.threads = static_cast<int>(number(name, value, 1, 1024));
         } else if (name == "--memory") {
-            std::istringstream parts(value);
-            for (std::string part; std::getline(parts, part, ',');) {
+            for (const auto & part : split(value)) {
                 found.memory.push_back(number(name, part, 1, 1ull << 47));
             }
-        } else {
+        } else if (!take_trial(found, name, value)) {
             throw wrong_option("there is no option `" + name + "`");
         }
     }
-    if (!found.describe && found.socket < 0) {
+    if (!found.describe && !found.list && found.tried.empty() && found.socket < 0) {
         throw wrong_option("--fd is missing");
     }
     return found;
@@ -204,6 +251,27 @@ static void refuse_arrivals(const std::string & why) {
     _exit(2);
 }
 
+static void load_backends() {
+    unsetenv("GGML_BACKEND_PATH"); // meant for heads
+    ggml_backend_load_all();
+}
+
+// A driver may end the process at any time: what has been found out is there by then
+static void print(const std::string & line) {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+}
+
+static int try_out(const options & chosen) {
+    load_backends();
+    ggml_backend_dev_t device = ggml_backend_dev_by_name(chosen.tried.c_str());
+    if (device == nullptr) {
+        std::fprintf(stderr, "mesh-server: there is no device `%s`\n", chosen.tried.c_str());
+        return 1;
+    }
+    return try_device(device, chosen.operations, chosen.tolerance, print);
+}
+
 static int serve(const options & chosen) {
     if (chosen.report >= 0) {
         open_report(chosen.report);
@@ -211,8 +279,7 @@ static int serve(const options & chosen) {
     const local_weights files = chosen.weights < 0
                                     ? local_weights()
                                     : local_weights(weights_index(read_text(chosen.weights, weights_index::MAX_TEXT)));
-    unsetenv("GGML_BACKEND_PATH"); // meant for heads
-    ggml_backend_load_all();
+    load_backends();
     const std::vector<lent_device> devices = open_devices(chosen);
     {
         channel head(chosen.socket, sender::head);
@@ -233,6 +300,16 @@ static int run(const std::vector<std::string> & words) {
         if (chosen.describe && chosen.module.empty()) {
             std::puts(describe("mesh-server").c_str());
             return 0;
+        }
+        if (chosen.list) {
+            load_backends();
+            for (const auto & line : list_devices()) {
+                print(line);
+            }
+            return 0;
+        }
+        if (!chosen.tried.empty()) {
+            return try_out(chosen);
         }
         return chosen.describe ? describe_module(chosen.module) : serve(chosen);
     } catch (const wrong_option & error) {

@@ -8,7 +8,8 @@ set(CLIENT belonging.cpp client_backend.cpp client_buffer.cpp client_device.cpp 
     head_weights.cpp outbox.cpp watch.cpp)
 set(SERVER neighbour_arrivals.cpp buffers.cpp executor.cpp flights.cpp graphs.cpp guard.cpp layout.cpp local_weights.cpp
     neighbours.cpp operations.cpp progress.cpp recent_writes.cpp session.cpp
-    shapes_attention.cpp shapes_elements.cpp shapes_matrices.cpp shapes_recurrent.cpp)
+    shapes_attention.cpp shapes_elements.cpp shapes_matrices.cpp shapes_recurrent.cpp
+    device_list.cpp device_trial.cpp trial_graph.cpp trial_operations.cpp trial_words.cpp)
 file(GLOB TESTS CONFIGURE_DEPENDS RELATIVE "${MESH}" "${MESH}/tests/*.cpp")
 list(REMOVE_ITEM TESTS tests/asleep.cpp)
 foreach (list BOTH CLIENT SERVER TESTS)
@@ -17,6 +18,7 @@ endforeach()
 
 # what releases differ in
 file(STRINGS "${GGML}/include/ggml-backend.h" MMAP_SUPPORT REGEX "bool mmap_support")
+file(STRINGS "${GGML}/include/ggml.h" PREC_SET_ACC REGEX "ggml_prec_set_acc\\(")
 
 function(mesh_target name)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON
@@ -28,6 +30,9 @@ function(mesh_target name)
     target_include_directories(${name} PRIVATE "${MESH}")
     if (MMAP_SUPPORT)
         target_compile_definitions(${name} PRIVATE MESH_HAS_MMAP_SUPPORT)
+    endif()
+    if (PREC_SET_ACC)
+        target_compile_definitions(${name} PRIVATE MESH_HAS_PREC_SET_ACC)
     endif()
 endfunction()
 

@@ -79,7 +79,7 @@ def _threads(count: int | None) -> tuple[str, ...]:
 
 
 def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
-    """A patched rpc-server that computes these once on one device, and ends."""
+    """A patched rpc-server, or a mesh-server, that computes these once on one device, and ends."""
     return [program, "--try-device", device, "--try", ",".join(operations)]
 
 

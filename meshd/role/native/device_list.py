@@ -29,8 +29,8 @@ class Listing:
             if self._covers < mine:
                 covers = self._asked
                 self._devices = await list_devices(
-                    self._native.rpc_server,
-                    patched=self._native.patched,
+                    self._native.device_program,
+                    ours=self._native.tries_devices,
                     machine=self._machine,
                     run_to_end=self._run_to_end,
                     log=self._log,

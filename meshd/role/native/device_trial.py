@@ -14,6 +14,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.role.interface import NativeBuild, RolePaths
 from meshd.role.native import command_lines
+from meshd.role.native.devices import twin
 from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.role.native.trial_report import TrialReport
 from meshd.wire.lease import OfferedDevice
@@ -52,17 +53,22 @@ class DeviceTrials:
     ) -> tuple[str, ...]:
         """For each device why it may not be used for these operations; empty where it may.
 
-        A stock program cannot try anything. `on_progress` hears from time to time that a trial runs.
+        A stock program cannot try anything. Of devices that are one card the first fit one may be used.
+        `on_progress` hears from time to time that a trial runs.
         """
-        if not self._native.patched or not operations:
-            return ("",) * len(devices)
-        reasons = []
+        reasons: list[str] = []
+        used: list[OfferedDevice] = []
         for device in devices:
-            reasons.append(await self._of(device, operations, on_progress))
+            if same := twin(device, used):
+                why = self._unfit[device.name] = f"it is the same card as {same}"
+            else:
+                why = await self._of(device, operations, on_progress)
+            reasons.append(why)
+            used += [] if why else [device]
         return tuple(reasons)
 
     async def _of(self, device: OfferedDevice, operations: Sequence[str], on_progress: OnProgress) -> str:
-        if device.name == REFERENCE:
+        if not self._native.tries_devices or not operations or device.name == REFERENCE:
             return ""
         key = self._key(device, operations)
         why = self._known(key)
@@ -103,7 +109,7 @@ class DeviceTrials:
 
     async def _run(self, device: OfferedDevice, operations: Sequence[str]) -> tuple[str, bool]:
         """Why it is unfit, and whether it was tried at all. Raises UserError when it cannot be started."""
-        report = TrialReport(operations)
+        report = TrialReport(operations, lacking=self._native.mesh is not None)
         ended = None
         loop = asyncio.get_running_loop()
         try:
@@ -113,7 +119,7 @@ class DeviceTrials:
                     if report.see(line) and not still.expired():
                         still.reschedule(loop.time() + STILL_SECONDS)
 
-                argv = command_lines.trial(str(self._native.rpc_server), device.name, operations)
+                argv = command_lines.trial(str(self._native.device_program), device.name, operations)
                 ended = await self._run_to_end(
                     ChildSpec(name="device trial", argv=argv, log=self._log, on_line=see)
                 )
@@ -125,7 +131,7 @@ class DeviceTrials:
         """Driver and kernel change with a restart, which makes another `machine`, or another release."""
         version = self._native.version
         try:
-            stat = self._native.rpc_server.stat()
+            stat = self._native.device_program.stat()
             program = f"{stat.st_size} {stat.st_mtime_ns}"
         except OSError:
             program = ""

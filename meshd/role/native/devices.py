@@ -1,8 +1,8 @@
-"""Devices of this machine, as rpc-server names them.
+"""Devices of this machine, as ggml names them.
 
-A patched `ggml-rpc-server --list-devices` lists them with what they are; of a stock one `--device ?` tells
-names and memory (an unknown device makes it print what there is). It costs a start of the program, so it is
-asked for each lease and never polled.
+`--list-devices` of a patched `ggml-rpc-server` or of `mesh-server` lists them with what they are; of a stock
+rpc-server `--device ?` tells names and memory (an unknown device makes it print what there is). It costs a
+start of the program, so it is asked for each lease and never polled.
 """
 
 import hashlib
@@ -72,6 +72,13 @@ def card_of(machine: str, hardware: str) -> str:
     return hashlib.sha256(f"meshd card\0{machine}\0{hardware}".encode()).hexdigest()[:32]
 
 
+def twin(device: OfferedDevice, others: Sequence[OfferedDevice]) -> str:
+    """The name of one of these that is the same card, through another backend say; empty: none is."""
+    if device.card in ("", SHARED_MEMORY):
+        return ""
+    return next((other.name for other in others if other.card == device.card), "")
+
+
 def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
     """Those asked for, in that order; without a wish all GPUs, else the CPU. Raises UserError."""
     by_name = {device.name: device for device in devices}
@@ -89,23 +96,23 @@ def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[Offere
 
 
 async def list_devices(
-    rpc_server: Path, *, patched: bool, machine: str, run_to_end: RunToEnd, log: Path
+    program: Path, *, ours: bool, machine: str, run_to_end: RunToEnd, log: Path
 ) -> tuple[OfferedDevice, ...]:
-    """Ask the program; a `patched` one tells more. Raises MeshdError when it lists nothing."""
+    """Ask the program; one of `ours` tells more. Raises MeshdError when it lists nothing."""
     lines: list[str] = []
     ended = await run_to_end(
         ChildSpec(
             name="device list",
-            argv=(str(rpc_server), *(("--list-devices",) if patched else ("--device", "?"))),
+            argv=(str(program), *(("--list-devices",) if ours else ("--device", "?"))),
             log=log,
             on_line=lines.append,
         )
     )
-    devices = parse_listed(lines, machine) if patched else parse_devices(lines)
+    devices = parse_listed(lines, machine) if ours else parse_devices(lines)
     if not devices:
         shown = " | ".join(ended.tail[-3:])
         raise MeshdError(
-            f"`{rpc_server.name}` lists no devices: {shown}",
+            f"`{program.name}` lists no devices: {shown}",
             hint="run `meshd native build`",
         )
     return devices

@@ -1,4 +1,4 @@
-"""What `ggml-rpc-server --try-device` prints, and what that says of the device. Pure."""
+"""What `--try-device` of our programs prints, and what that says of the device. Pure."""
 
 import signal
 from collections.abc import Sequence
@@ -13,8 +13,10 @@ MOST_TEXT = 200
 class TrialReport:
     """`see` gets each line of output, whatever else the program or a driver prints between them."""
 
-    def __init__(self, operations: Sequence[str]) -> None:
+    def __init__(self, operations: Sequence[str], *, lacking: bool = False) -> None:
+        """`lacking`: a device that says it lacks an operation is unfit, for nobody asks it again."""
         self._operations = frozenset(operations)
+        self._lacking = lacking
         self._trying = ""
         self._faults: list[str] = []
         self.lacks: tuple[str, ...] = ()
@@ -27,17 +29,19 @@ class TrialReport:
         if kind == "tried" and rest.isdigit():
             self._trying, self.ended = "", True
             return True
+        text = "".join(letter for letter in text if letter.isprintable())[:MOST_TEXT]
         if kind == "failed" and word == "device":
-            self._faults.append("it cannot be opened")
+            self._faults.append(text or "it cannot be opened")
             return True
         if word not in self._operations:
             return False
-        text = "".join(letter for letter in text if letter.isprintable())[:MOST_TEXT]
         match kind:
             case "trying":
                 self._trying = word
             case "right" | "unknown":
                 pass
+            case "lacks" if self._lacking:
+                self._faults.append(f"it cannot compute {word} ({text})")
             case "lacks":  # llama-server asks for that itself, for the graphs that it makes
                 self.lacks = (*self.lacks, word)
             case "wrong":

@@ -86,7 +86,7 @@ def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tm
 
 def test_llama_server_is_told_how_many_devices_each_worker_is_to_have(tmp_path: Path) -> None:
     def card(number: int, free_mib: int) -> str:
-        return f"  GPU{number}: some card (4096 MiB, {free_mib} MiB free)"
+        return f"device GPU{number} gpu 0000:0{number}:00.0 {4096 << 20} {free_mib << 20} some card"
 
     async def main() -> None:
         async with mesh_scene(tmp_path) as it:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from meshd.process.interface import Ended
-from meshd.role.interface import NativeBuild
+from meshd.role.interface import MeshPrograms, NativeBuild
 from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, DeviceTrials
+from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import Lost, OfferedDevice, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run
@@ -47,6 +48,43 @@ def test_a_card_is_tried_once_and_a_processor_never(tmp_path: Path) -> None:
             assert await tried.unfit([GPU], (), silent) == ("",)
             assert await device_trials(it.bench, tmp_path).unfit([GPU], WORDS, silent) == ("",)
             assert len(it.bench.trials) == 1  # kept over a restart
+
+    run(main())
+
+
+def test_of_devices_that_are_one_card_the_first_fit_one_is_used(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            tried = device_trials(it.bench, tmp_path)
+            first, second, other = (
+                replace(GPU, card="a"),
+                replace(GPU, name="VK0", card="a"),
+                replace(GPU, name="B", card="b"),
+            )
+            shared = [replace(GPU, name=name, card=SHARED_MEMORY) for name in ("IGPU0", "IGPU1")]
+            why = "it is the same card as GPU0"
+            assert await tried.unfit([CPU, first, second, other], WORDS, silent) == ("", "", why, "")
+            assert tried.notes == (f"device VK0 is not used: {why}",)
+            assert await tried.unfit([first, second], (), silent) == ("", why)
+            assert await tried.unfit([*shared, GPU, replace(GPU, name="VK0")], (), silent) == ("",) * 4
+            it.bench.trial_lines, it.bench.trial_ended = WRONG, FAILED
+            words = (*WORDS, "rope:64:9:64")
+            assert (await tried.unfit([first, second], words, silent))[0] == TOLD_WRONG
+            assert it.bench.trials[-1] == ("VK0", words), "it may be one driver's fault"
+
+    run(main())
+
+
+def test_a_mesh_server_tries_devices_and_what_they_lack_is_a_failure(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"))
+            native = replace(it.bench.runtime.native, patched=False, mesh=ours)
+            it.bench.trial_lines = ["trying rms_norm:64", "lacks rms_norm:64 RMS_NORM", "tried 2"]
+            tried = device_trials(it.bench, tmp_path, native=native)
+            assert await tried.unfit([GPU], WORDS, silent) == ("it cannot compute rms_norm:64 (RMS_NORM)",)
+            assert it.bench.trials == [("GPU0", WORDS)]
+            assert await device_trials(it.bench, tmp_path).unfit([GPU], WORDS, silent) == ("",)
 
     run(main())
 

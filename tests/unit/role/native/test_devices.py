@@ -1,6 +1,7 @@
 """Devices as rpc-server lists them, and which of them are lent."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, Ended
-from meshd.role.interface import NativeBuild
+from meshd.role.interface import MeshPrograms, NativeBuild
 from meshd.role.native.devices import (
     SHARED_MEMORY,
     card_of,
@@ -110,18 +111,26 @@ def test_whatever_a_patched_program_prints_can_be_offered(lines: list[str]) -> N
     assert decode(offer.encode()) == offer
 
 
-@pytest.mark.parametrize(("patched", "asked"), [(True, ("--list-devices",)), (False, ("--device", "?"))])
-def test_a_program_that_lists_nothing_is_an_error(patched: bool, asked: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("patched", "mesh", "asked"),
+    [
+        (True, False, ("--list-devices",)),
+        (False, False, ("--device", "?")),
+        (False, True, ("--list-devices",)),
+    ],
+)
+def test_a_program_that_lists_nothing_is_an_error(patched: bool, mesh: bool, asked: tuple[str, ...]) -> None:
     async def run_to_end(spec: ChildSpec) -> Ended:
-        assert spec.argv == ("rpc", *asked)
+        assert spec.argv == ("server" if mesh else "rpc", *asked)
         return Ended(127, None, ("one", "error while loading shared libraries"))
 
     native = NativeBuild(Path("rpc"), Path("llama"), patched, NativeVersion("7.0.0", "pin", "patches", "cpu"))
+    native = replace(native, mesh=MeshPrograms(Path("server"), Path("module")) if mesh else None)
     with pytest.raises(MeshdError, match=r"lists no devices: one \| error while"):
         asyncio.run(
             list_devices(
-                native.rpc_server,
-                patched=native.patched,
+                native.device_program,
+                ours=native.tries_devices,
                 machine="",
                 run_to_end=run_to_end,
                 log=Path("x.log"),

@@ -43,6 +43,8 @@ def test_wrong_and_failed_ones_are_named() -> None:
     why = "it computes mul_mat:q4_0:576 wrong (error 1.0e+00, 2.0e-03 is allowed), and 1 more"
     assert made.why_unfit(BAD) == why
     assert report("failed device it cannot be opened").why_unfit(BAD) == "it cannot be opened"
+    assert report("failed device its memory is odd").why_unfit(BAD) == "its memory is odd"
+    assert report("failed device").why_unfit(BAD) == "it cannot be opened"
 
 
 @pytest.mark.parametrize(

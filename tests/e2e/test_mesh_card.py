@@ -1,0 +1,156 @@
+"""Daemons that speak the mesh protocol, with cards that fail their trial or are there twice."""
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.build import mesh
+from meshd.build.interface import MESH_PROGRAM
+from meshd.fleet.node import LocalNode
+from meshd.model.cache import ContextShape
+from meshd.model.operations import USUAL, operations
+from meshd.process.group import environment
+from meshd.role.native import command_lines
+
+from tests.e2e import half_mesh, random_models
+from tests.e2e.alone import alone
+from tests.e2e.models import cache_folder, header_of, smollm2, stock
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
+from tests.e2e.test_mesh_unable import ready_without, servers_started
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(
+        not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
+        reason="native/mesh is not built: `meshd native build --mesh`",
+    ),
+]
+
+MESH = ("--native-protocol", "mesh")
+SHAPE = ContextShape(1024)
+ROUNDS = "mul_mat:q4_k:512"  # which the plain kernel rounds otherwise than the fast one
+TRIAL_SECONDS = 300.0
+CRASH = ("kill -SEGV $$", "its trial was ended by SIGSEGV while it computed rope:64:9:64")
+WRONG = (
+    "echo wrong rope:64:9:64 1.0e+00 1.0e-04; echo tried 1; exit 2",
+    "it computes rope:64:9:64 wrong (error 1.0e+00, 1.0e-04 is allowed)",
+)
+LACKS = (
+    "echo lacks rope:64:9:64 ROPE; echo tried 1; exit 0",
+    "it cannot compute rope:64:9:64 (ROPE)",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_stock_llama_server() -> None:
+    stock()  # the first test may have to build it
+
+
+def cards_that(then: str, count: int = 1) -> str:
+    """A program for `half_mesh.install`, which lists so many devices of one card as well.
+
+    In the trial of one it does `then`.
+    """
+    lines = [f"device CARD{n} gpu 0000:01:00.0 {8 << 30} {8 << 30} no card" for n in range(count)]
+    listed = "; ".join(f'echo "{line}"' for line in lines)
+    return (
+        "#!/bin/sh\n"
+        f'if [ "$1" = --list-devices ]; then {listed}; fi\n'
+        f'if [ "$1" = --try-device ]; then echo trying rope:64:9:64; {then}; fi\n'
+        f"exec '{half_mesh.real_program()}' \"$@\"\n"
+    )
+
+
+async def half_worker(fleet: Fleet, cache: Path, token: str = "") -> LocalNode:
+    spec = fleet.spec("half", "worker", *MESH, "--model", str(smollm2()), token=token)
+    return await fleet.start(replace(spec, cache=cache))
+
+
+@pytest.mark.parametrize(("then", "why"), [CRASH, WRONG, LACKS], ids=["crash", "wrong", "lacks"])
+def test_the_others_serve_without_it(tmp_path: Path, then: str, why: str) -> None:
+    reference = alone(smollm2(), 16)
+    cache = half_mesh.install(tmp_path / "cache", cards_that(then))
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            good = await fleet.worker("good", *MESH, model=smollm2())
+            token = await good.token()
+            half = await half_worker(fleet, cache, token)
+            await good.until(lambda s: any(p.name == "half" and p.state == "connected" for p in s.peers))
+            head = await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            status = await ready_without(head)
+            assert f"half CARD0 left out: {why}" in model_of(status).reason
+            assert await api_of(status).complete(PROMPT, 16) == reference
+            told = await half.until(lambda s: any(w.code == "device_unfit" for w in s.warnings))
+            assert any(why in warning.what for warning in told.warnings)
+            shown = await cli(head.spec.home, "status")
+            assert why in " ".join(shown.stdout.split())
+            assert servers_started(half) == 0
+
+    play(check())
+
+
+def test_a_card_with_two_names_is_lent_once(tmp_path: Path) -> None:
+    """As far as a card that is not there can be: the first name's trial is passed, by the CPU."""
+    program = cards_that(f"exec '{half_mesh.real_program()}' --try-device CPU --try \"$4\"", 2)
+    cache = half_mesh.install(tmp_path / "cache", program)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            half = await half_worker(fleet, cache)
+            token = await half.token()
+            await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            told = await half.until(lambda s: any(w.code == "device_unfit" for w in s.warnings))
+            (warning,) = [one for one in told.warnings if one.code == "device_unfit"]
+            assert warning.what == "device CARD1 is not used: it is the same card as CARD0"
+            trial = (half.spec.home / "logs" / "device-trial.log").read_text()
+            assert "right rope:64:9:64" in trial
+            assert trial.count("trying rope:64:9:64") == 2, (
+                "once by the card, and once by the CPU in its place"
+            )
+
+    play(check())
+
+
+# The real program.
+
+
+def trial(device: str, words: Sequence[str], *extra: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Exit code; and for each operation the verdict, and what stands behind it."""
+    done = subprocess.run(
+        [*command_lines.trial(str(half_mesh.real_program()), device, words), *extra],
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        timeout=TRIAL_SECONDS,
+        check=False,
+    )
+    found = {}
+    for line in done.stdout.splitlines():
+        if match := re.fullmatch(r"(right|wrong|failed|lacks|unknown) (\S+) ?(.*)", line):
+            found[match[2]] = (match[1], match[3])
+    return done.returncode, found
+
+
+def test_what_models_need_is_known_to_the_program() -> None:
+    """On the processor, whose fast kernels are compared with its plain ones."""
+    headers = [header_of(random_models.random_model(name)) for name in sorted(random_models.MODELS)]
+    words = [word for header in [*headers, header_of(smollm2())] for word in operations([header], SHAPE)]
+    wanted = list(dict.fromkeys([*words, *USUAL]))
+    assert len(wanted) > 40
+    code, found = trial("CPU", wanted)
+    assert (code, list(found)) == (0, wanted)
+    assert {word for word, (verdict, _) in found.items() if verdict != "right"} == set()
+
+
+def test_results_are_compared_and_devices_looked_up() -> None:
+    code, found = trial("CPU", [ROUNDS, "rms_norm:512"], "--try-tolerance", "0")
+    verdict, (error, allowed) = found[ROUNDS][0], found[ROUNDS][1].split()
+    assert (code, verdict, float(allowed)) == (2, "wrong", 0.0)
+    assert 0.0 < float(error) < 1e-6
+    assert found["rms_norm:512"][0] == "right"
+    assert trial("GPU7", ["sums:64"]) == (1, {})
