@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.build import mesh
-from meshd.build.interface import MESH_PROGRAM
 from meshd.fleet.node import LocalNode
 from meshd.model.cache import ContextShape
 from meshd.model.operations import USUAL, operations
@@ -17,20 +15,17 @@ from meshd.role.native import command_lines
 
 from tests.e2e import half_mesh, random_models
 from tests.e2e.alone import alone
-from tests.e2e.models import cache_folder, header_of, smollm2, stock
+from tests.e2e.models import header_of, smollm2, stock
+from tests.e2e.native_protocol import MESH, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
 from tests.e2e.test_mesh_unable import ready_without, servers_started
 
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(
-        not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
-        reason="native/mesh is not built: `meshd native build --mesh`",
-    ),
+    needs_mesh,
 ]
 
-MESH = ("--native-protocol", "mesh")
 SHAPE = ContextShape(1024)
 ROUNDS = "mul_mat:q4_k:512"  # which the plain kernel rounds otherwise than the fast one
 TRIAL_SECONDS = 300.0
@@ -66,7 +61,7 @@ def cards_that(then: str, count: int = 1) -> str:
 
 
 async def half_worker(fleet: Fleet, cache: Path, token: str = "") -> LocalNode:
-    spec = fleet.spec("half", "worker", *MESH, "--model", str(smollm2()), token=token)
+    spec = fleet.spec("half", "worker", *MESH.options, "--model", str(smollm2()), token=token)
     return await fleet.start(replace(spec, cache=cache))
 
 
@@ -77,11 +72,11 @@ def test_the_others_serve_without_it(tmp_path: Path, then: str, why: str) -> Non
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            good = await fleet.worker("good", *MESH, model=smollm2())
+            good = await fleet.worker("good", *MESH.options, model=smollm2())
             token = await good.token()
             half = await half_worker(fleet, cache, token)
             await good.until(lambda s: any(p.name == "half" and p.state == "connected" for p in s.peers))
-            head = await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
             status = await ready_without(head)
             assert f"half CARD0 left out: {why}" in model_of(status).reason
             assert await api_of(status).complete(PROMPT, 16) == reference
@@ -103,7 +98,7 @@ def test_a_card_with_two_names_is_lent_once(tmp_path: Path) -> None:
         async with Fleet(tmp_path) as fleet:
             half = await half_worker(fleet, cache)
             token = await half.token()
-            await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
             told = await half.until(lambda s: any(w.code == "device_unfit" for w in s.warnings))
             (warning,) = [one for one in told.warnings if one.code == "device_unfit"]
             assert warning.what == "device CARD1 is not used: it is the same card as CARD0"

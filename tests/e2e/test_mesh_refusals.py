@@ -4,27 +4,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.build import mesh
-from meshd.build.interface import MESH_PROGRAM
 from meshd.fleet.node import LocalNode
 
 from tests.e2e import half_mesh
 from tests.e2e.alone import alone
 from tests.e2e.api_client import generation
-from tests.e2e.models import cache_folder, smollm2, stock
+from tests.e2e.models import smollm2, stock
+from tests.e2e.native_protocol import MESH, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
 from tests.e2e.test_mesh_unable import ready_without, servers_started
 
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(
-        not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
-        reason="native/mesh is not built: `meshd native build --mesh`",
-    ),
+    needs_mesh,
 ]
 
-MESH = ("--native-protocol", "mesh")
 WHY = {
     half_mesh.NO_MEMORY: "llama-server lost worker half: it has no memory for a buffer of ",
     half_mesh.LACKS: "llama-server lost worker half: its WELCOME is wrong: it lacks SET_ROWS, which its",
@@ -37,7 +32,7 @@ def _a_stock_llama_server() -> None:
 
 
 async def half_worker(fleet: Fleet, cache: Path, token: str = "") -> LocalNode:
-    spec = fleet.spec("half", "worker", *MESH, "--model", str(smollm2()), token=token)
+    spec = fleet.spec("half", "worker", *MESH.options, "--model", str(smollm2()), token=token)
     return await fleet.start(replace(spec, cache=cache))
 
 
@@ -48,11 +43,11 @@ def test_the_others_serve_without_it(tmp_path: Path, what: str) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            good = await fleet.worker("good", *MESH, model=smollm2())
+            good = await fleet.worker("good", *MESH.options, model=smollm2())
             token = await good.token()
             half = await half_worker(fleet, cache, token)
             await good.until(lambda s: any(p.name == "half" and p.state == "connected" for p in s.peers))
-            head = await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
             status = await ready_without(head)
             why = f"worker half is left out for 30 s after 2 tries: {WHY[what]}"
             assert why in model_of(status).reason
@@ -73,7 +68,7 @@ def test_alone_it_is_named_to_who_asks(tmp_path: Path) -> None:
         async with Fleet(tmp_path) as fleet:
             half = await half_worker(fleet, cache)
             token = await half.token()
-            head = await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
             status = await head.until(
                 lambda s: (
                     s.model is not None and "left out for" in s.model.reason and WHY[what] in s.model.reason

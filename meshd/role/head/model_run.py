@@ -298,7 +298,7 @@ class HeadRun:
             if unsupported := self._learn_unsupported():
                 over = Over(unsupported, over.tail)
             elif self._server.report.exceeded and not over.endpoint:
-                over = Over(self._server.report.exceeded, over.tail)
+                over = Over(f"{self._server.report.exceeded}; {over.why}", over.tail)
         known = self.end.known or (not self.loaded and self._devices_in_use.failed)
         lease = self._lease_at(over.endpoint)
         if not known and lease is not None:
