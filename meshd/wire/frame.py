@@ -62,22 +62,18 @@ class FrameParser:
 
         None, and nothing done, where anything else stands there.
         """
-        acks: list[LinkAck | Ack] = []
+        bodies: list[tuple[int, bytes]] = []
         at, size = 0, len(data)
         while size - at >= _DATA.size and not (self._left or self._skip or self._held):
             kind: int
             kind, length = FRAME_HEAD.unpack_from(data, at)
             if kind == DATA:
-                return acks, at
+                acks = _acks(bodies)
+                return None if acks is None else (acks, at)
             start, at = at + FRAME_HEAD.size, at + FRAME_HEAD.size + length
-            if kind not in (LINK_ACK, ACK) or len(acks) == _MOST_ACKS or at > size:
+            if kind not in (LINK_ACK, ACK) or len(bodies) == _MOST_ACKS or at > size:
                 return None
-            try:
-                frame = decode(kind, data[start:at])
-            except RemoteProtocolError:
-                return None
-            if isinstance(frame, LinkAck | Ack):
-                acks.append(frame)
+            bodies.append((kind, data[start:at]))
         return None
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -172,6 +168,19 @@ class FrameParser:
             if not self._fin:
                 raise RemoteProtocolError("a data frame has no data", code="frame")
             frames.append(Data(self._stream_id, self._offset, b"", True))
+
+
+def _acks(bodies: list[tuple[int, bytes]]) -> list[LinkAck | Ack] | None:
+    """None if one of them is not as it must be."""
+    acks: list[LinkAck | Ack] = []
+    for kind, body in bodies:
+        try:
+            frame = decode(kind, body)
+        except RemoteProtocolError:
+            return None
+        if isinstance(frame, LinkAck | Ack):
+            acks.append(frame)
+    return acks
 
 
 class HelloReader:
