@@ -26,7 +26,7 @@ from meshd.tunnel.forward import Forward
 from meshd.tunnel.pump import Counter
 from meshd.wire.native import NativeVersion
 
-_SERVICE = "bench"
+BENCH_SERVICE = "bench"
 _READ_BYTES = 256 << 10
 
 
@@ -80,7 +80,8 @@ async def tls_far(port: int) -> None:
     await _serve_pump(lambda: asyncio.open_connection("127.0.0.1", port, limit=_READ_BYTES), context)
 
 
-async def _member(folder: Path, role: str, token: str) -> MemberNode:
+async def member_at(folder: Path, role: str, token: str) -> MemberNode:
+    """A node with its home in `folder`: a member of a mesh of its own, or of the token's."""
     home = Home(folder)
     config = Config(
         node=NodeConfig(name=role, join=token),
@@ -103,12 +104,12 @@ async def _member(folder: Path, role: str, token: str) -> MemberNode:
 
 async def mesh_far(folder: Path, port: int) -> None:
     """A member that exposes the local `port`; prints its token."""
-    member = await _member(folder, "far", "")
+    member = await member_at(folder, "far", "")
 
     async def handler(stream: Stream) -> None:
         await connect_through(stream, ("127.0.0.1", port), counter=Counter())
 
-    member.mesh.handle(_SERVICE, handler, allow=lambda _member, _metadata: None)
+    member.mesh.handle(BENCH_SERVICE, handler, allow=lambda _member, _metadata: None)
     async with Owner() as owner:
         owner.start(member.serve(), name="peers")
         print_line(member.printed_token() or "")
@@ -118,13 +119,15 @@ async def mesh_far(folder: Path, port: int) -> None:
 
 async def mesh_near(folder: Path, token: str) -> None:
     """A member with a tunnel to it; prints the tunnel's port."""
-    member = await _member(folder, "near", token)
+    member = await member_at(folder, "near", token)
     async with Owner() as owner:
         owner.start(member.serve(), name="peers")
         seen = -1
         while not any(peer.state is PeerState.CONNECTED for peer in member.mesh.peers()):
             seen = await member.mesh.changed(seen)
-        forward = Forward(mesh=member.mesh, peer=member.mesh.peers()[0].peer, service=_SERVICE, metadata={})
+        forward = Forward(
+            mesh=member.mesh, peer=member.mesh.peers()[0].peer, service=BENCH_SERVICE, metadata={}
+        )
         owner.start(forward.serve(), name="forward")
         print_line(str(forward.port))
         await until_stdin_ends()

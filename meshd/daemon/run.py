@@ -11,6 +11,7 @@ from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
 from meshd.base.open_files import raise_limit
 from meshd.base.tasks import Owner, first_error
+from meshd.base.wakeful_loop import WakefulLoop
 from meshd.build.pin import read_pin
 from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
@@ -43,7 +44,8 @@ def run(config: Config, role: str, out: Callable[[str], None]) -> int:
     home = Home(config.paths.home)
     with home.lock(daemon=True), log.in_background() as note:
         try:
-            return asyncio.run(Daemon(config, role, home, out=out, note=note).main())
+            with asyncio.Runner(loop_factory=WakefulLoop) as runner:
+                return runner.run(Daemon(config, role, home, out=out, note=note).main())
         except ExceptionGroup as group:
             raise first_error(group) from None
 

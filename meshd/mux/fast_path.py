@@ -7,14 +7,18 @@ leave the same behind; only acknowledgements that wait for company may go up to 
 one.
 """
 
+from collections.abc import Sequence
+
 from meshd.mux.ack_queue import ACK_CRUMB_DELAY
 from meshd.mux.link import ACK_LEAST
-from meshd.mux.pacing import FRAME_LEAST
 from meshd.mux.state import State
-from meshd.mux.stream import Piece
+from meshd.mux.stream import Piece, StreamState
 from meshd.wire.frame import DATA_OVERHEAD, data_header
+from meshd.wire.frame_types import DATA, Ack, LinkAck
 
-MOST_FAST_BYTES = 16 << 10  # bytes of a message: of a longer one, the steps are not what costs
+MOST_FAST_BYTES = 64 << 10  # bytes of a message: of a longer one, the steps are not what costs
+_MOST_READ_BYTES = MOST_FAST_BYTES + 128  # with the header, and acknowledgements before it
+_COPY_BELOW = 2 << 10  # bytes of a payload: copying fewer costs less than to make a view
 
 
 class FastPath:
@@ -49,13 +53,8 @@ class FastPath:
             return None
         send, pacing = stream.send, link.pacing
         room = pacing.allowance() - pacing.sent + pacing.acked - size - DATA_OVERHEAD
-        if (
-            send.eof
-            or send.cursor != send.written
-            or room < 0
-            or (size > FRAME_LEAST and size > pacing.frame_size())
-        ):
-            return None
+        if send.eof or send.cursor != send.written or room < 0:
+            return None  # smaller frames would all leave at once, too, and nothing could come in between
         offset = send.written
         if not self._sending.pass_on(stream, data, size):
             return None
@@ -74,43 +73,81 @@ class FastPath:
         pacing.on_sent(sum(map(len, out)), now, starved=room > 0)
         return out
 
-    def receive(self, link_id: int, data: bytes, now: float) -> tuple[int, bytes, bool] | None:
-        """`receive` of one frame of data that comes in its turn: its stream, what it holds, and whether an
-        acknowledgement of it may be due now (`Session.due` knows).
+    def receive(self, link_id: int, data: bytes, now: float) -> tuple[int, Piece, bool] | None:
+        """`receive` of one frame of data that comes in its turn, with acknowledgements before it or none: its
+        stream, what it holds, and whether there may be something to send now (`Session.due` knows).
 
         None, and nothing done, for whatever else; what breaks a rule goes the long way, too.
         """
         state = self._state
         link = self._links.by_id.get(link_id)
-        if link is None or len(data) > MOST_FAST_BYTES or self._sending.blocked or state.events:
+        if link is None or len(data) > _MOST_READ_BYTES or self._sending.blocked or state.events:
             return None
-        head = link.parser.whole(data)
+        at = 0
+        acks: Sequence[LinkAck | Ack] = ()
+        if data[0] != DATA:
+            found = link.parser.acks_before_data(data)
+            if found is None or not self._are_plain(found[0]):
+                return None
+            acks, at = found
+        head = link.parser.whole(data, at)
         if head is None:
             return None
         stream_id, offset = head
+        at += DATA_OVERHEAD
         stream = self._streams.by_id.get(stream_id)
-        if stream is None or stream.resetting or not stream.answered:
-            return None
-        receive, credit = stream.receive, self._streams.credit
-        payload = data[DATA_OVERHEAD:]
-        end = offset + len(payload)
-        total = credit.received + len(payload)
-        if (
-            offset != receive.received
-            or offset != receive.highest
-            or receive.final is not None
-            or end > receive.window.granted
-            or total > credit.granted
-        ):
+        if stream is None or not self._is_next(stream, offset, len(data) - at):
             return None
         state.now = now
         ripe_at = link.heard(len(data), now)
         if ripe_at is not None:
             state.timer.want(ripe_at)
-        receive.received = receive.highest = end
-        credit.received = total
+        for ack in acks:
+            if isinstance(ack, LinkAck):
+                link.on_link_ack(ack.received, now)
+            else:
+                own = self._streams.by_id[ack.stream_id]
+                self._sending.acknowledge(own, ack.received, ack.credit, ended=False)
+        payload: Piece = data[at:] if len(data) < _COPY_BELOW else memoryview(data)[at:]
+        urgent = self._take(stream, len(payload), now)
+        return stream_id, payload, urgent or bool(acks) or link.received - link.acked >= ACK_LEAST
+
+    def _are_plain(self, acks: Sequence[LinkAck | Ack]) -> bool:
+        """They only acknowledge, and give credit."""
+        for ack in acks:
+            if isinstance(ack, LinkAck):
+                continue
+            stream = self._streams.by_id.get(ack.stream_id)
+            if (
+                stream is None
+                or stream.resetting
+                or not stream.answered
+                or ack.ended
+                or ack.received > stream.send.sent
+                or (ack.accepted and stream.ours and not stream.accepted)
+            ):
+                return False
+        return True
+
+    def _is_next(self, stream: StreamState, offset: int, size: int) -> bool:
+        """These bytes come in their turn, to a stream that takes them."""
+        receive, credit = stream.receive, self._streams.credit
+        return (
+            not stream.resetting
+            and stream.answered
+            and offset == receive.received
+            and offset == receive.highest
+            and receive.final is None
+            and offset + size <= receive.window.granted
+            and credit.received + size <= credit.granted
+        )
+
+    def _take(self, stream: StreamState, size: int, now: float) -> bool:
+        """Count them. Is their acknowledgement urgent?"""
+        receive, acks = stream.receive, self._acks
+        receive.received = receive.highest = end = receive.received + size
+        self._streams.credit.receive(size)
         urgent = end - receive.acked > receive.window.size // 4
-        acks = self._acks
-        if urgent or acks.at is None or stream_id not in acks.due:
+        if urgent or acks.at is None or stream.stream_id not in acks.due:
             acks.want(stream, now, urgent=urgent)
-        return stream_id, payload, urgent or link.received - link.acked >= ACK_LEAST
+        return urgent

@@ -303,7 +303,7 @@ class PeerConnection:
 
     # Events.
 
-    def _deliver(self, session: Session, stream_id: int, data: bytes) -> None:
+    def _deliver(self, session: Session, stream_id: int, data: bytes | memoryview) -> None:
         streams = self._held.streams
         if streams is not None and session is streams.session:
             streams.deliver(stream_id, data)

@@ -43,7 +43,7 @@ class LinkDriver:
         session: Session,
         now: Callable[[], float],
         dispatch: Callable[[Session, list[Event]], None],
-        deliver: Callable[[Session, int, bytes], None],
+        deliver: Callable[[Session, int, bytes | memoryview], None],
         rearm: Callable[[float], None],
         contained: Contained,
     ) -> None:

@@ -72,7 +72,7 @@ class PeerLinks:
         session: Session,
         *,
         dispatch: Callable[[Session, list[Event]], None],
-        deliver: Callable[[Session, int, bytes], None],
+        deliver: Callable[[Session, int, bytes | memoryview], None],
         rearm: Callable[[float], None],
         contained: Contained,
     ) -> LinkDriver:

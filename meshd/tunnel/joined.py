@@ -3,11 +3,13 @@
 Nothing listens, so nobody but that child can use it, and no secret has to prove who does.
 """
 
+import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 from meshd.base.errors import Broken, MeshdError
+from meshd.base.wakeful_loop import WakefulLoop
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, Stream
@@ -132,7 +134,15 @@ async def _carry(
         stream.reset(Code.BROKEN, "the child's connection is gone")
         raise
     try:
-        await pump(local, stream, counter=counter, inspector=inspector, on_broken=on_broken)
+        loop = asyncio.get_running_loop()
+        await pump(
+            local,
+            stream,
+            counter=counter,
+            inspector=inspector,
+            on_broken=on_broken,
+            on_message=loop.message_passed if isinstance(loop, WakefulLoop) else lambda: None,
+        )
         await local.wait_closed()
     except Broken as error:
         stream.reset(Code.BROKEN, error.what)

@@ -12,7 +12,7 @@ import struct
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.frame_body import FRAME_HEAD, ack_frame, check_head, decode, encode, encode_hello
-from meshd.wire.frame_types import DATA, HELLO, MAX_OFFSET, Data, Frame
+from meshd.wire.frame_types import ACK, DATA, HELLO, LINK_ACK, MAX_OFFSET, Ack, Data, Frame, LinkAck
 from meshd.wire.limits import MAX_CONTROL_BYTES, MAX_FRAME_BYTES
 
 __all__ = ["FrameParser", "HelloReader", "ack_frame", "data_header", "encode", "encode_hello"]
@@ -20,6 +20,7 @@ __all__ = ["FrameParser", "HelloReader", "ack_frame", "data_header", "encode", "
 _DATA = struct.Struct(">BIIQB")  # the head and the fixed part of Data: type, length, stream, offset, flags
 _DATA_FIXED = _DATA.size - FRAME_HEAD.size
 _FIN = 1
+_MOST_ACKS = 3  # before data that is looked at in one go: of the link, of its stream, of another one
 DATA_OVERHEAD = _DATA.size  # bytes of a Data frame that are not payload
 
 
@@ -41,20 +42,39 @@ class FrameParser:
         self._stream_id = self._offset = self._left = self._skip = 0  # of the frame whose body is passing
         self._fin = False
 
-    def whole(self, data: bytes) -> tuple[int, int] | None:
-        """Stream and offset, if `data` is one frame of data from its first byte to its last, and no end.
+    def whole(self, data: bytes, at: int = 0) -> tuple[int, int] | None:
+        """Stream and offset, if `data` from `at` to its end is one whole frame of data, and no end of one.
 
         None for whatever else; it is `feed`'s then. The payload is what follows DATA_OVERHEAD bytes.
         """
-        size = len(data)
+        size = len(data) - at
         if size <= _DATA.size or self._left or self._skip or self._held:
             return None
         kind: int
-        kind, length, stream_id, offset, flags = _DATA.unpack_from(data)
+        kind, length, stream_id, offset, flags = _DATA.unpack_from(data, at)
         payload = size - _DATA.size
         if kind != DATA or flags or length != _DATA_FIXED + payload or payload > self._max_payload:
             return None
         return None if offset + payload > MAX_OFFSET else (stream_id, offset)
+
+    def acks_before_data(self, data: bytes) -> tuple[list[LinkAck | Ack], int] | None:
+        """The acknowledgements that `data` begins with, and where the data behind them begins.
+
+        None, and nothing done, where anything else stands there.
+        """
+        bodies: list[tuple[int, bytes]] = []
+        at, size = 0, len(data)
+        while size - at >= _DATA.size and not (self._left or self._skip or self._held):
+            kind: int
+            kind, length = FRAME_HEAD.unpack_from(data, at)
+            if kind == DATA:
+                acks = _acks(bodies)
+                return None if acks is None else (acks, at)
+            start, at = at + FRAME_HEAD.size, at + FRAME_HEAD.size + length
+            if kind not in (LINK_ACK, ACK) or len(bodies) == _MOST_ACKS or at > size:
+                return None
+            bodies.append((kind, data[start:at]))
+        return None
 
     def feed(self, data: bytes) -> list[Frame]:
         """Frames, and pieces of Data frames, that `data` completes. Raises RemoteProtocolError."""
@@ -148,6 +168,19 @@ class FrameParser:
             if not self._fin:
                 raise RemoteProtocolError("a data frame has no data", code="frame")
             frames.append(Data(self._stream_id, self._offset, b"", True))
+
+
+def _acks(bodies: list[tuple[int, bytes]]) -> list[LinkAck | Ack] | None:
+    """None if one of them is not as it must be."""
+    acks: list[LinkAck | Ack] = []
+    for kind, body in bodies:
+        try:
+            frame = decode(kind, body)
+        except RemoteProtocolError:
+            return None
+        if isinstance(frame, LinkAck | Ack):
+            acks.append(frame)
+    return acks
 
 
 class HelloReader:

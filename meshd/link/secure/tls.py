@@ -18,7 +18,6 @@ from meshd.identity.tls_certificate import LinkCertificate
 
 RECORD_BYTES = 16 << 10  # plain bytes of one TLS record at most (RFC 8446 5.1)
 MAX_HANDSHAKE_BYTES = 8 << 10  # ours is under 2 KiB, a post-quantum hello adds as much again
-_JOIN_BELOW = 4 << 10  # pieces smaller than this share a record: sealing one costs more than copying it
 
 
 def listener_context(certificate: LinkCertificate) -> ssl.SSLContext:
@@ -68,7 +67,8 @@ class TlsEngine:
     ) -> None:
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
-        self.drained = False  # nothing received is left to unseal, the other side's goodbye included
+        # Nothing received is left to unseal, the other side's goodbye included; part of a record may wait.
+        self.drained = False
         self._tls = context.wrap_bio(
             self._in, self._out, server_side=server_side, server_hostname=server_hostname
         )
@@ -102,27 +102,29 @@ class TlsEngine:
         return hashlib.sha256(certificate).digest()
 
     def seal(self, pieces: Sequence[bytes | memoryview]) -> bytes:
-        """The pieces, in order, as bytes for the network (with whatever else was waiting to go out)."""
+        """The pieces, in order, as bytes for the network (with whatever else was waiting to go out).
+
+        Every record but the last is full: one more costs more, at both ends, than copying what fills it.
+        """
         if len(pieces) == 1 or sum(map(len, pieces)) <= RECORD_BYTES:
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # a record more costs more
-            count = self._tls.write(data) if data else 0
-            if count < len(data):
-                self._write(memoryview(data)[count:])
+            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             return self._out.read()
-        small: list[bytes | memoryview] = []
+        rest: list[bytes | memoryview] = []  # of the pieces before: less than a record
         held = 0
         for piece in pieces:
-            if len(piece) < _JOIN_BELOW and held + len(piece) <= RECORD_BYTES:
-                small.append(piece)
-                held += len(piece)
+            size = len(piece)
+            if held + size < RECORD_BYTES:
+                rest.append(piece)
+                held += size
                 continue
-            self._write(b"".join(small))
-            if len(piece) < _JOIN_BELOW:
-                small, held = [piece], len(piece)
-            else:
-                small, held = [], 0
-                self._write(piece)
-        self._write(b"".join(small))
+            view = memoryview(piece)
+            start = RECORD_BYTES - held if held else 0
+            if held:
+                self._write(b"".join((*rest, view[:start])))
+            held = (size - start) % RECORD_BYTES
+            self._write(view[start : size - held])
+            rest = [view[size - held :]]
+        self._write(b"".join(rest))
         return self._out.read()
 
     def _write(self, data: bytes | memoryview) -> None:
@@ -138,21 +140,22 @@ class TlsEngine:
         Raises EndOfStream when the other side ended the connection cleanly and nothing was read before,
         RemoteProtocolError (code `tls`) when the bytes are not what the other side sent.
         """
-        filled = 0
+        filled, size = 0, len(space)
         self.drained = False
         try:
-            while filled < len(space):
+            while filled < size:
                 # the stubs say bytes for both of its forms; into a buffer it returns a count
-                count: int = self._tls.read(len(space) - filled, space[filled:])  # type: ignore[assignment]
+                count: int = self._tls.read(size - filled, space[filled:])  # type: ignore[assignment]
                 if not count:
                     raise ssl.SSLZeroReturnError
                 filled += count
-                # what is left of a record would have filled the space
-                if not self._in.pending and (filled < len(space) or not self._tls.pending()):
+                # The last record is seldom a full one; and what is left of one would have filled the space.
+                is_last = count < RECORD_BYTES and not self._in.pending
+                if is_last and (filled < size or not self._tls.pending()):
                     self.drained = True
                     break  # asking once more would cost an exception to say so
         except ssl.SSLWantReadError:
-            pass
+            self.drained = True
         except ssl.SSLZeroReturnError:
             if not filled:
                 raise EndOfStream("the other side ended the link") from None

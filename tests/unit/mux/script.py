@@ -87,7 +87,7 @@ class End:
         self.flows.out(self.side, stream_id).written += data
         return b"".join(pieces)
 
-    def got(self, stream_id: int, data: bytes) -> None:
+    def got(self, stream_id: int, data: bytes | memoryview) -> None:
         """Bytes came by the short cut."""
         self._act(DataReceived(stream_id, data))
 

@@ -9,7 +9,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority
 from meshd.mux.fast_path import MOST_FAST_BYTES
 from meshd.mux.upload import Upload
-from meshd.wire.frame import data_header, encode
+from meshd.wire.frame import ack_frame, data_header, encode
 from meshd.wire.frame_types import Ping
 
 from .script import Two, Wire, quiet
@@ -31,8 +31,11 @@ def talking(config: MuxConfig | None = None) -> tuple[Two, Wire, int]:
     return two, wire, stream
 
 
+sizes = st.one_of(st.integers(1, 700), st.integers(1, 20 * KIB))
+
+
 @settings(max_examples=150, deadline=None)
-@given(talk=st.lists(st.tuples(st.booleans(), st.integers(1, 700), st.sampled_from((0.0, 0.2))), max_size=10))
+@given(talk=st.lists(st.tuples(st.booleans(), sizes, st.sampled_from((0.0, 0.2))), max_size=10))
 def test_both_ways_leave_the_same_behind(
     talk: list[tuple[bool, int, float]],
 ) -> None:
@@ -149,6 +152,61 @@ def test_a_node_with_a_limit_on_what_it_gives_goes_the_long_way() -> None:
     stream = two.leader.open()
     two.transfer()
     assert two.leader.session.fast_path.send(wire.link_id, stream, b"x", two.now) is None
+
+
+def test_a_message_of_the_most_bytes_goes_at_once_as_one_frame() -> None:
+    two, wire, stream = talking(quiet(stream_window=256 * KIB, session_window=1024 * KIB))
+    data = bytes(range(256)) * (60 * KIB // 256)  # with the header less than pacing.FIRST_ALLOWANCE
+    assert two.pass_on(two.leader, stream, data)
+    frame = bytes(wire.to["follower"])
+    assert frame.endswith(data_header(stream, 1, len(data), False) + data)
+    arrived = two.follower.session.fast_path.receive(wire.link_id, frame, two.now)
+    assert arrived is not None
+    assert bytes(arrived[1]) == data
+
+
+def _acked(two: Two, stream: int) -> tuple[bytes, bytes]:
+    """What the follower answers to 10 KiB: its acknowledgements, and a frame of data behind them."""
+    two.leader.write(stream, bytes(10 * KIB))
+    wire = two.wires[two.leader.session.data_link or 0]
+    two.send(two.leader, wire)
+    two.deliver(two.follower, wire)
+    two.now += 0.06  # acknowledgements of little wait for company that long
+    sent = two.follower.pass_on(stream, b"answer", two.now)
+    head = data_header(stream, 1, 6, False)
+    assert sent.endswith(head + b"answer")
+    return sent.removesuffix(head + b"answer"), head + b"answer"
+
+
+def test_acknowledgements_before_the_data_take_the_short_cut_too() -> None:
+    (short, short_wire, stream), (long, long_wire, same) = talking(), talking()
+    assert stream == same
+    acks, data = _acked(short, stream)
+    assert acks
+    assert (acks, data) == _acked(long, stream)
+    arrived = short.leader.session.fast_path.receive(short_wire.link_id, acks + data, short.now)
+    assert arrived == (stream, b"answer", True)
+    long.leader.session.receive(long_wire.link_id, acks + data, long.now)
+    mine, theirs = short.leader.session.status(), long.leader.session.status()
+    assert mine == theirs
+    assert mine.send_buffered == 0
+
+
+@pytest.mark.parametrize("what", ["of what was not sent", "of an end", "of another stream", "cut", "many"])
+def test_other_acknowledgements_go_the_long_way(what: str) -> None:
+    two, wire, stream = talking()
+    acks, data = _acked(two, stream)
+    sent = 1 + 10 * KIB
+    before = {
+        "of what was not sent": ack_frame(stream, sent + 1, 1 << 20, False, False),
+        "of an end": ack_frame(stream, sent, 1 << 20, False, True),
+        "of another stream": ack_frame(stream + 4, 0, 0, False, False),
+        "cut": acks[:-1],
+        "many": acks * 3,
+    }[what]
+    status = two.leader.session.status()
+    assert two.leader.session.fast_path.receive(wire.link_id, before + data, two.now) is None
+    assert two.leader.session.status() == status
 
 
 def _frame(stream: int, offset: int, payload: bytes, *, fin: bool = False) -> bytes:

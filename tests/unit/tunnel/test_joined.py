@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner
+from meshd.base.wakeful_loop import LEAST_PROCESSORS, WakefulLoop
 from meshd.tunnel.compressed import COMPRESSED
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.tunnel.pump import Unwatched
@@ -77,6 +78,22 @@ async def joined(*, error: MeshdError | None = None, compressed: bool = False) -
             finally:
                 owner.cancel()
                 tunnel.close()
+
+
+def test_the_loop_stays_awake_for_messages_that_follow_each_other_closely() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, WakefulLoop)
+        async with joined() as it:
+            reader, writer = await it.open()
+            assert not loop.waits_until
+            while not loop.waits_until:
+                writer.write(b"abc")
+                assert await reader.readexactly(3) == b"ABC"
+            writer.close()
+
+    with asyncio.Runner(loop_factory=lambda: WakefulLoop(LEAST_PROCESSORS)) as runner:
+        runner.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import EndOfStream, RemoteProtocolError
 from meshd.identity.tls_certificate import LinkCertificate, make_link_certificate
-from meshd.link.secure.tls import TlsEngine, dialer_context, listener_context
+from meshd.link.secure.tls import RECORD_BYTES, TlsEngine, dialer_context, listener_context
 
 
 @functools.cache
@@ -83,6 +83,30 @@ def test_pieces_come_out_in_order(pieces: list[bytes], space: int) -> None:
 def test_small_pieces_share_a_record() -> None:
     near, _ = shaken()
     assert len(near.seal([b"x"] * 100)) < 200
+
+
+@pytest.mark.parametrize("sizes", [(21, 16384), (21, 262144), (16000, 21, 40000), (16384, 21, 16384, 21)])
+def test_every_record_but_the_last_is_full(sizes: tuple[int, ...]) -> None:
+    near, far = shaken()
+    near.seal([b""])
+    pieces = [bytes([at]) * size for at, size in enumerate(sizes)]
+    sealed = near.seal(pieces)
+    records = -(-sum(sizes) // RECORD_BYTES)
+    assert len(sealed) == sum(sizes) + 22 * records
+    far.feed(sealed)
+    assert read_all(far) == b"".join(pieces)
+
+
+def test_part_of_a_record_need_not_be_asked_for_twice() -> None:
+    near, far = shaken()
+    space = memoryview(bytearray(5000))
+    sealed = near.seal([b"y" * 1000]) + near.seal([b"z" * 1000])
+    far.feed(sealed[:-1])
+    assert far.unseal(space) == 1000
+    assert far.drained
+    far.feed(sealed[-1:])
+    assert far.unseal(space) == 1000
+    assert far.drained
 
 
 def test_a_goodbye_comes_behind_the_data() -> None:

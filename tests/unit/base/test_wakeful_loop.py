@@ -1,0 +1,159 @@
+"""When the loop polls instead of sleeping, and when it stops."""
+
+import asyncio
+import itertools
+import socket
+from pathlib import Path
+
+import pytest
+from meshd.base import wakeful_loop
+from meshd.base.wakeful_loop import (
+    FOLLOW_SECONDS,
+    LEAST_PROCESSORS,
+    MOST_REST_SECONDS,
+    REST_SECONDS,
+    WakefulLoop,
+    Wakefulness,
+    WakefulSelector,
+    usable_processors,
+)
+
+
+def close_messages(now: float) -> Wakefulness:
+    """Two have passed, the second one at `now`."""
+    wakefulness = Wakefulness()
+    wakefulness.passed(now - FOLLOW_SECONDS / 2)
+    wakefulness.passed(now)
+    return wakefulness
+
+
+def test_only_messages_that_follow_each_other_closely_make_it_wait_for_the_next() -> None:
+    wakefulness = Wakefulness()
+    for now in (100.0, 100.0 + 1.5 * FOLLOW_SECONDS, 101.0):
+        wakefulness.passed(now)
+        assert not wakefulness.until()
+    wakefulness.passed(101.0 + FOLLOW_SECONDS / 2)
+    assert wakefulness.until() == pytest.approx(101.0 + 1.5 * FOLLOW_SECONDS)
+
+
+def test_what_was_in_vain_is_not_tried_again_for_longer_and_longer() -> None:
+    wakefulness, now, rests = Wakefulness(), 0.0, []
+    for _ in range(12):
+        wakefulness.was_in_vain(now)
+        ended = now
+        while not wakefulness.until():
+            now += FOLLOW_SECONDS / 4
+            wakefulness.passed(now)
+        rests.append(now - ended)
+    assert rests[:3] == pytest.approx([REST_SECONDS, 2 * REST_SECONDS, 4 * REST_SECONDS], abs=FOLLOW_SECONDS)
+    assert rests[-2:] == pytest.approx([MOST_REST_SECONDS] * 2, abs=FOLLOW_SECONDS)
+    wakefulness.paid()
+    wakefulness.was_in_vain(now)
+    wakefulness.passed(now + REST_SECONDS + FOLLOW_SECONDS / 4)
+    wakefulness.passed(now + REST_SECONDS + FOLLOW_SECONDS / 2)
+    assert wakefulness.until()
+
+
+class Clock:
+    """Each look takes a thousandth of a second; `at` has what happens then."""
+
+    def __init__(self) -> None:
+        self.now = 10.0
+        self.at: dict[int, socket.socket] = {}
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        self.now += 0.001
+        if self.looks in self.at:
+            self.at[self.looks].send(b"x")
+        return self.now
+
+
+def test_it_polls_until_something_comes_and_then_again() -> None:
+    ours, theirs = socket.socketpair()
+    clock = Clock()
+    wakefulness = close_messages(clock.now)
+    clock.at = {5: theirs}
+    with ours, theirs, WakefulSelector(wakefulness, clock=clock, displaced=lambda: 0) as selector:
+        selector.register(ours, 1)
+        [(key, _)] = selector.select(None)
+        assert key.fileobj is ours
+        assert clock.looks >= 5, "it has not slept"
+        assert wakefulness.until()
+
+
+def test_it_sleeps_when_nothing_came_in_time() -> None:
+    clock = Clock()
+    wakefulness = close_messages(clock.now)
+    with WakefulSelector(wakefulness, clock=clock, displaced=lambda: 0) as selector:
+        assert selector.select(FOLLOW_SECONDS * 1.5) == []
+        assert clock.looks >= 20
+        assert not wakefulness.until()
+        looks = clock.looks
+        assert selector.select(0.001) == []
+        assert clock.looks == looks, "it has not polled"
+
+
+def test_it_stops_where_another_process_needs_the_processor() -> None:
+    ours, theirs = socket.socketpair()
+    clock = Clock()
+    wakefulness = close_messages(clock.now)
+    clock.at = {5: theirs}
+    with (
+        ours,
+        theirs,
+        WakefulSelector(wakefulness, clock=clock, displaced=itertools.count().__next__) as selector,
+    ):
+        selector.register(ours, 1)
+        assert selector.select(None)
+        assert not wakefulness.until()
+
+
+def test_a_timer_is_not_kept_waiting() -> None:
+    clock = Clock()
+    wakefulness = close_messages(clock.now)
+    with WakefulSelector(wakefulness, clock=clock, displaced=lambda: 0) as selector:
+        assert selector.select(0.003) == []
+        assert clock.looks < 8
+        assert wakefulness.until(), "that something else came first says nothing"
+
+
+@pytest.mark.parametrize("processors", [LEAST_PROCESSORS - 1, LEAST_PROCESSORS])
+def test_few_processors_are_left_to_others(processors: int) -> None:
+    loop = WakefulLoop(processors)
+    try:
+        loop.message_passed()
+        loop.message_passed()
+        assert (loop.waits_until > 0) == (processors == LEAST_PROCESSORS)
+    finally:
+        loop.close()
+
+
+def test_a_loop_works_as_any() -> None:
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, WakefulLoop)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            for _ in range(3):
+                loop.message_passed()
+                loop.call_later(0.001, theirs.send, b"x")
+                got = await loop.sock_recv(ours, 1)
+            return got
+
+    with asyncio.Runner(loop_factory=lambda: WakefulLoop(LEAST_PROCESSORS)) as runner:
+        assert runner.run(main()) == b"x"
+
+
+@pytest.mark.parametrize(("text", "most"), [("150000 100000", 1), ("max 100000", None), ("", None)])
+def test_a_share_of_the_processors_counts(
+    text: str, most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeful_loop, "_QUOTA", tmp_path / "none")
+    everything = usable_processors()
+    quota = tmp_path / "cpu.max"
+    quota.write_text(text)
+    monkeypatch.setattr(wakeful_loop, "_QUOTA", quota)
+    assert usable_processors() == (everything if most is None else most)
