@@ -40,9 +40,7 @@ static void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props)
     get_memory(device, &props->memory_free, &props->memory_total);
     props->caps.async = true;
     props->caps.events = true;
-#ifdef MESH_HAS_MMAP_SUPPORT
-    props->caps.mmap_support = true;
-#endif
+    allow_mapping(props->caps, 0);
 }
 
 static ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {

@@ -1,6 +1,7 @@
 #include "operations.h"
 
 #include "names.h"
+#include "release.h"
 #include "shapes.h"
 
 #include <unordered_map>
@@ -114,7 +115,9 @@ void check_operation(const ggml_tensor * t) {
         // one of two that are joined may be empty
         REQUIRE(source == nullptr || !ggml_is_empty(source) || t->op == GGML_OP_CONCAT);
     }
+    static const int minor = minor_of(ggml_release());
     shapes(t);
+    check_older_kernels(t, minor);
 }
 
 static bool in_place(const ggml_tensor * t, int source) {

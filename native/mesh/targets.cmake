@@ -7,7 +7,7 @@ set(BOTH blob.cpp channel.cpp describe.cpp descriptor.cpp names.cpp report.cpp s
 set(CLIENT belonging.cpp client_backend.cpp client_buffer.cpp client_device.cpp client_graph.cpp connection.cpp owed_answers.cpp
     head_weights.cpp outbox.cpp watch.cpp)
 set(SERVER neighbour_arrivals.cpp buffers.cpp executor.cpp flights.cpp graphs.cpp guard.cpp layout.cpp local_weights.cpp
-    neighbours.cpp operations.cpp progress.cpp recent_writes.cpp session.cpp
+    neighbours.cpp operations.cpp progress.cpp recent_writes.cpp release.cpp session.cpp
     shapes_attention.cpp shapes_elements.cpp shapes_matrices.cpp shapes_recurrent.cpp
     device_list.cpp device_trial.cpp trial_graph.cpp trial_operations.cpp trial_words.cpp)
 file(GLOB TESTS CONFIGURE_DEPENDS RELATIVE "${MESH}" "${MESH}/tests/*.cpp")
@@ -15,10 +15,6 @@ list(REMOVE_ITEM TESTS tests/asleep.cpp)
 foreach (list BOTH CLIENT SERVER TESTS)
     list(TRANSFORM ${list} PREPEND "${MESH}/")
 endforeach()
-
-# what releases differ in
-file(STRINGS "${GGML}/include/ggml-backend.h" MMAP_SUPPORT REGEX "bool mmap_support")
-file(STRINGS "${GGML}/include/ggml.h" PREC_SET_ACC REGEX "ggml_prec_set_acc\\(")
 
 function(mesh_target name)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON
@@ -28,12 +24,6 @@ function(mesh_target name)
     # upstream's headers are not held to our warnings
     target_include_directories(${name} SYSTEM PRIVATE "${GGML}/src" "${GGML}/include")
     target_include_directories(${name} PRIVATE "${MESH}")
-    if (MMAP_SUPPORT)
-        target_compile_definitions(${name} PRIVATE MESH_HAS_MMAP_SUPPORT)
-    endif()
-    if (PREC_SET_ACC)
-        target_compile_definitions(${name} PRIVATE MESH_HAS_PREC_SET_ACC)
-    endif()
 endfunction()
 
 find_package(Threads REQUIRED)

@@ -1,5 +1,7 @@
 #include "trial_operations.h"
 
+#include "release.h"
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -15,15 +17,6 @@ typedef trial_numbers asked;
 
 static bool whole_rows(ggml_type type, int64_t n) {
     return n % ggml_blck_size(type) == 0;
-}
-
-static void compute_in_f32(ggml_tensor * tensor) {
-#ifdef MESH_HAS_PREC_SET_ACC
-    ggml_prec_set_acc(tensor, GGML_PREC_F32);
-#else
-    tensor->op == GGML_OP_MUL_MAT ? ggml_mul_mat_set_prec(tensor, GGML_PREC_F32)
-                                  : ggml_flash_attn_ext_set_prec(tensor, GGML_PREC_F32);
-#endif
 }
 
 static bool mul_mat(trial_graph & g, const asked & a) {
@@ -122,7 +115,7 @@ static bool flash_attention(trial_graph & g, const asked & a) {
     ggml_tensor * values = cached(g, a.types[1], a.n[1], a.n[3]);
     const float scale = 1.0f / std::sqrt(static_cast<float>(a.n[0]));
     ggml_tensor * out = ggml_flash_attn_ext(g.context.get(), query, keys, values, mask_of(g), scale, 0.0f, 0.0f);
-    compute_in_f32(out);
+    sum_in_f32(out, 0);
     g.result(out);
     return true;
 }
@@ -136,7 +129,7 @@ static bool attention(trial_graph & g, const asked & a) {
     ggml_context * ctx = g.context.get();
     ggml_tensor * query = query_of(g, a);
     ggml_tensor * scores = ggml_mul_mat(ctx, cached(g, a.types[0], a.n[0], a.n[3]), query);
-    compute_in_f32(scores);
+    sum_in_f32(scores, 0);
     const float scale = 1.0f / std::sqrt(static_cast<float>(a.n[0]));
     scores = ggml_soft_max_ext(ctx, scores, mask_of(g), scale, 0.0f);
     ggml_tensor * out = ggml_mul_mat(ctx, g.any(a.types[1], { CELLS, a.n[1], a.n[3] }), scores);

@@ -36,6 +36,22 @@ def test_headers_say_what_they_are_for() -> None:
     assert [path.name for path in headers if not path.read_text(encoding="utf-8").startswith("//")] == []
 
 
+def test_releases_are_told_apart_without_the_preprocessor() -> None:
+    """What is left for it are differences of systems."""
+    conditions = [
+        line
+        for path in OURS
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\s*#\s*(if|elif)", line)
+    ]
+    systems = r"MSG_NOSIGNAL|SO_NOSIGPIPE|__BYTE_ORDER__|__ORDER_LITTLE_ENDIAN__|__APPLE__|__linux__"
+    left = [
+        re.sub(rf"#|\b(ifn?def|if|elif|defined)\b|{systems}|//.*|[\s()&|!=]", "", line) for line in conditions
+    ]
+    assert conditions
+    assert [line for line, rest in zip(conditions, left, strict=True) if rest] == []
+
+
 def test_the_page_names_every_file() -> None:
     page = (ROOT / "docs" / "native-backend.md").read_text(encoding="utf-8")
     table = page.split("## Where things are")[1].split("##")[0]
