@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := build-essential ca-certificates git iproute2 nftables python3-venv
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) makes .venv; MESHD_CACHE=DIR holds native builds and models, beside other checkouts';"
 	@echo "  JOBS=$(JOBS) is the number of processes of make test."
 
@@ -39,6 +39,9 @@ mesh: $(INSTALLED) ## build the backend in native/mesh, with its own tests
 
 follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp: make follow SOURCE=DIR
 	@$(BIN)/python -m tests.native.follow $(SOURCE)
+
+follow-all: $(INSTALLED) ## the same on the releases of native/FOLLOW.toml and on the pin; run it weekly
+	@$(BIN)/python -m tests.native.follow --releases
 
 test: build mesh ## run every test this machine can run, and report what was skipped
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -91,4 +94,4 @@ clean: ## remove generated files in this directory (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup build demo demo-nat mesh follow test watch check reference bench soak fuzz nat-grid dist clean
+.PHONY: help setup build demo demo-nat mesh follow follow-all test watch check reference bench soak fuzz nat-grid dist clean

@@ -21,10 +21,12 @@ from meshd.build.demo_model import demo_model
 from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, BuildProgress, NativeInfo
 from meshd.config.tree import find_cache
 from meshd.model.gguf import Header, TensorInfo, read_header
+from meshd.wire.native import STOCK_PATCHES
 
 from tests.e2e import native_rig
 from tests.e2e.kept_texts import kept_text
 from tests.e2e.native_rig import PROMPT, Head
+from tests.native import build as native_build
 
 _VERSION = "1"  # of what the makers make
 
@@ -53,7 +55,9 @@ def patched() -> NativeInfo:
 
 @cache
 def stock() -> NativeInfo:
-    """Upstream's binaries, of the same commit."""
+    """Upstream's binaries, of the same commit; of another one while follow.py runs tests on it."""
+    if (other := native_build.other()) is not None:
+        return NativeInfo("unknown", STOCK_PATCHES, "unknown", other, {LLAMA_SERVER: other / LLAMA_SERVER})
     return asyncio.run(native.build(cache_folder(), backend="cpu", patched=False, progress=_silent))
 
 
@@ -82,11 +86,12 @@ def stock_text(model: Path, tokens: int = 24, prompt: str = PROMPT, extra: tuple
 
 def _complete(build: NativeInfo, model: Path, tokens: int, prompt: str, extra: tuple[str, ...]) -> str:
     """Kept for models that every run finds as they are; those that a test makes for itself have no end."""
+    mode = "none" if native_build.other() is None else ""  # older releases have no such option
 
     def answer() -> str:
         with (
             tempfile.TemporaryDirectory() as folder,
-            Head(binary, Path(folder), model, [], extra=extra) as head,
+            Head(binary, Path(folder), model, [], load_mode=mode, extra=extra) as head,
         ):
             return head.complete(prompt, tokens)
 

@@ -14,6 +14,8 @@ from meshd.build import mesh
 from meshd.build.interface import MESH_MODULE, MESH_PROGRAM, BuildProgress
 from meshd.config.tree import find_cache
 
+OTHER = "MESHD_OTHER_BUILD"  # names a folder with these programs and llama-server, which tests take instead
+
 _TESTS = "mesh-tests"
 _FILES = {**mesh.PROGRAMS, _TESTS: _TESTS}
 
@@ -37,8 +39,17 @@ class MeshBuild:
         return self.folder / _TESTS
 
 
+def other() -> Path | None:
+    """The folder that follow.py has built of another release, while it runs tests on it."""
+    named = os.environ.get(OTHER)
+    return Path(named) if named else None
+
+
 def find() -> MeshBuild | None:
     """What has been built from the sources as they are."""
+    named = other()
+    if named is not None:
+        return MeshBuild(named)
     folder = mesh.folder_of(find_cache(os.environ))
     return MeshBuild(folder) if (folder / _TESTS).is_file() else None
 
@@ -49,9 +60,14 @@ def told(progress: BuildProgress) -> None:
         sys.stdout.write(f"{progress.done}/{progress.total} {progress.text}\n")
 
 
+async def build_all(cache: Path) -> Path:
+    """What is missing, and where all of it is. Raises UserError."""
+    return await mesh.build_programs(cache, _FILES, progress=told)
+
+
 def main() -> int:
     """Run; returns the exit code."""
-    folder = asyncio.run(mesh.build_programs(find_cache(os.environ), _FILES, progress=told))
+    folder = asyncio.run(build_all(find_cache(os.environ)))
     sys.stdout.write(f"{folder}\n")
     return 0
 
