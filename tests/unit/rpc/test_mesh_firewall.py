@@ -8,6 +8,7 @@ from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import MAX_UNANSWERED
 from meshd.rpc.mesh_push_firewall import MeshPushFilter
 
+from tests.fuzz.mesh import SAMPLES
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.rpc.mesh_talk import ADD, LEAVES, NUMBERS, Q4_0, ROOM, MeshTalk, Tensor
 
@@ -49,6 +50,13 @@ def test_what_a_head_says_and_hears_goes_on_as_it_is() -> None:
     for unasked in (talk.progress(), talk.failed()):
         assert it.hear(unasked) == unasked
     assert it.firewall.held_bytes == 0
+
+
+@pytest.mark.parametrize("samples", [GOOD, SAMPLES], ids=["here", "fuzz"])
+def test_every_request_is_tried(samples: tuple[bytes, ...]) -> None:
+    """A new one has no judge before somebody says it."""
+    said = {wire.HEADER.unpack_from(message)[1] for message in (*samples, talk.hello())}
+    assert said == {number for number, message in wire.MESSAGES.items() if message.sender == "head"}
 
 
 @given(st.lists(st.integers(1, 300), max_size=40))
