@@ -36,13 +36,16 @@ WATCHED = {  # in the order in which native/FOLLOW.md has them
     "ggml/src/ggml-backend-reg.cpp": "GGML_BACKEND_PATH",
     "src/llama-model-loader.cpp": "how weights come to set_tensor: head_weights.cpp",
     "src/llama-context.cpp": "which graphs are computed, and with which uid",
+    "src/llama-arch.cpp": "architectures: meshd/model/architectures.py and layers.py",
     "common/arg.cpp": "options of llama-server",
 }
-_GGML, _OPTIONS = "ggml/src/ggml.c", "common/arg.cpp"
+_GGML, _ARCHITECTURES, _OPTIONS = "ggml/src/ggml.c", "src/llama-arch.cpp", "common/arg.cpp"
 
 
 def names_of(text: str, array: str) -> list[str]:
-    """Of one of ggml.c's arrays of names; "TYPE" for those of types."""
+    """Of one of ggml.c's arrays of names; "TYPE" for those of types, "ARCH" for llama-arch.cpp's."""
+    if array == "ARCH":
+        return re.findall(r'\{\s*LLM_ARCH_\w+,\s*"([^"]+)"', text)
     if array == "TYPE":
         return re.findall(r'\.type_name\s*=\s*"([^"]+)"', text)
     body = re.search(rf"GGML_{array}_NAME\[GGML_{array}_COUNT\] = \{{(.*?)\n\}};", text, re.DOTALL)
@@ -94,10 +97,12 @@ def review(pin: Pin, old: Upstream, new: Upstream) -> Iterator[str]:
         yield from _moved(
             f"names of {array}", names_of(old.text(_GGML), array), names_of(new.text(_GGML), array)
         )
+    architectures = (names_of(one.text(_ARCHITECTURES), "ARCH") for one in (old, new))
+    yield from _moved("architectures", *architectures)
     gone = sorted({*options_of(old.text(_OPTIONS))} - {*options_of(new.text(_OPTIONS))})
     yield f"options of llama-server that are gone: {', '.join(gone) or 'none'}"
     failed = list(_patches_that_fail(pin, new))
-    yield f"patches that do not apply: {', '.join(failed) or 'none'}"
+    yield f"patches that do not apply line by line: {', '.join(failed) or 'none'}"
 
 
 def _moved(what: str, old: list[str], new: list[str]) -> Iterator[str]:

@@ -99,7 +99,7 @@ def test_a_review_is_told_what_moved(folder: Path, archives: tuple[Path, Path]) 
     assert "names of OP, gone: GONE" in lines
     assert "names of GLU_OP: not found, they are written in another way" in lines
     assert "options of llama-server that are gone: -a" in lines
-    assert lines[-1] == "patches that do not apply: 0001"
+    assert lines[-1] == "patches that do not apply line by line: 0001"
 
 
 @pytest.mark.parametrize("commit", [OLD, NEW[:9], NEW.upper(), "c" * 40])
@@ -144,6 +144,10 @@ def test_names_and_options_are_found_in_upstreams_way() -> None:
     assert names_of(ggml, "OP") == ["NONE", "DUP"]
     assert names_of(ggml, "GLU_OP") == []
     assert names_of(ggml, "TYPE") == ["f32"]
+    assert names_of('    { LLM_ARCH_LLAMA,       "llama"  },\n    { LLM_ARCH_X, "x-1" },', "ARCH") == [
+        "llama",
+        "x-1",
+    ]
     assert options_of('{"-lm", "--load-mode"}, "MODE", "- none: no", "-1"') == ["-lm", "--load-mode"]
     assert changed_lines("a\nb\nc\n", "a\nB\nc\nd\n") == 3
 
