@@ -9,11 +9,11 @@ from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM
 from meshd.build.pin import read_pin
 
 from tests.e2e.models import stock
-from tests.native import build
+from tests.native import build, suite
 from tests.native.build import MeshBuild
 from tests.native.follow import Outcome, table
 from tests.native.releases import package_version, read_releases
-from tests.native.suite import FILES, Count, count, run_mesh_tests
+from tests.native.suite import FILES, Count, count, run_mesh_tests, run_processes, split
 
 GOOD = Count(passed=3)
 
@@ -46,6 +46,22 @@ def test_a_test_is_counted_by_what_came_of_it() -> None:
     assert not found.good
     assert not Count().good  # nothing has run
     assert GOOD.good
+
+
+def test_tests_of_texts_are_counted_by_themselves() -> None:
+    report = ElementTree.fromstring(
+        '<r><testcase name="test_a_head_answers_as_one_node_does[1]"/><testcase name="test_loss"/>'
+        '<testcase name="test_it_is_answered_as_by_one_node"><failure/></testcase></r>'
+    )
+    assert split(list(report)) == (Count(1, 1), Count(1))
+
+
+def test_a_run_that_came_to_no_end_is_not_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "FILES", (Path("tests/e2e/test_that_is_not_there.py"),))
+    monkeypatch.setattr(suite, "JOBS", 0)
+    texts, others = run_processes(None)
+    assert not texts.good
+    assert others.failed == 1
 
 
 @pytest.mark.parametrize(
