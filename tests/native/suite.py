@@ -22,7 +22,7 @@ FILES = tuple(
     for path in sorted((ROOT / "tests" / "e2e").glob("test_*.py"))
     if f"from {_RIG} import" in path.read_text(encoding="utf-8")
 )
-JOBS = 4  # processes: most tests wait for something
+JOBS = 2  # processes: most tests wait for something, and some for a worker that is short of processor time
 _SAME_TEXT = ("as_one_node", "as_by_one_node")  # in names of tests that compare texts
 
 
