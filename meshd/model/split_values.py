@@ -97,6 +97,12 @@ class Plan:
         return sum(share.weights for share in self.shares if share.device.node == node)
 
     @property
+    def output_on_worker(self) -> bool:
+        """Logits are made where another machine has the last layers."""
+        taking = [share.device for share in self.shares if share.layers]
+        return bool(taking) and not taking[-1].is_head and not self.override_tensor
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """The options for llama-server; model, endpoints and load mode are the caller's."""
         shape = self.shape
