@@ -1,4 +1,4 @@
-"""Which requests take candidates for the next token from the device that made the logits, and not all logits.
+"""Which requests take candidates for a token from the device that made the logits, not all logits. Pure.
 
 llama-server computes a chain of samplers on that device as far as each has a form for it, and the rest
 itself on what comes back. Its forms for top-p, min-p, temperature and the draw round otherwise than its own,
@@ -11,7 +11,7 @@ left to the device, which are penalties as far as they are, and top-k:
     all that comes behind top-k    as the request or llama-server's options have it
 
 Where llama-server does not offer this after all, as with tools and a grammar, the same chain is computed from
-all logits, and gives the same text as well. Pure.
+all logits, and gives the same text as well.
 """
 
 import math
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 MOST_CANDIDATES = 256  # 2 kB of a token; of more, all logits may be less
 MOST_PENALIZED = 256  # tokens that penalties look back at: their numbers are sent for each token
 EXCLUDES_NOTHING = 1e30  # deviations below the largest logit
+_WITH_TOP_K = frozenset({"CPU", "CUDA", "ROCm"})
 _CUT = "top_n_sigma"
 _BEFORE = frozenset({"penalties", "dry", _CUT})  # that may stand before top-k
 # Their answers depend on more than the candidates, or llama-server uses no device for them.
@@ -35,6 +36,14 @@ _ALL_LOGITS = (
     "top_logprobs",
 )
 _COPIES = ("n", "n_cmpl")  # several answers to one prompt
+
+
+def has_top_k(device: str) -> bool:
+    """Whether this device, by ggml's name of it, computes top-k of a whole vocabulary.
+
+    No other can be asked: one that does not would be lost with the first request.
+    """
+    return device.rstrip("0123456789") in _WITH_TOP_K
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from meshd.base.byte_format import in_memory
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
+from meshd.model.device_sampling import has_top_k
 from meshd.model.layers import ModelLayers
 from meshd.model.llama_placement import MAX_SPLIT_DEVICES, check_placed, one_to_spare
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
@@ -252,7 +253,7 @@ class _Planner:
             last.path,
             slots=options.shape.parallel,
             worker_is_gpu=last.is_gpu,
-            sampled=options.sampled_with_output,
+            sampled=options.sampled_with_output and has_top_k(last.name),
             wanted=options.local_output,
         )
 

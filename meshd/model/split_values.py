@@ -97,10 +97,10 @@ class Plan:
         return sum(share.weights for share in self.shares if share.device.node == node)
 
     @property
-    def output_on_worker(self) -> bool:
-        """Logits are made where another machine has the last layers."""
+    def output_worker(self) -> Device | None:
+        """The device of another machine that makes the logits, with the last layers; None: the head does."""
         taking = [share.device for share in self.shares if share.layers]
-        return bool(taking) and not taking[-1].is_head and not self.override_tensor
+        return taking[-1] if taking and not taking[-1].is_head and not self.override_tensor else None
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -6,7 +6,13 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.model.device_sampling import EXCLUDES_NOTHING, MOST_CANDIDATES, MOST_PENALIZED, DeviceSampling
+from meshd.model.device_sampling import (
+    EXCLUDES_NOTHING,
+    MOST_CANDIDATES,
+    MOST_PENALIZED,
+    DeviceSampling,
+    has_top_k,
+)
 
 USUAL = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 CUT = ["penalties", "dry", "top_k", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
@@ -102,6 +108,11 @@ def test_what_a_request_does_not_say_is_as_the_server_was_started() -> None:
     assert added({}, {"speculative.types": "ngram-simple"}) == {}
     samplers = added({}, {"samplers": ["top_k", "temperature"]})["samplers"]
     assert samplers == ["top_k", "top_n_sigma", "top_k", "temperature"]
+
+
+def test_only_devices_that_are_known_to_sort_a_vocabulary_are_asked() -> None:
+    assert all(map(has_top_k, ("CPU", "CUDA0", "CUDA12", "ROCm1")))
+    assert not any(map(has_top_k, ("Vulkan0", "Metal", "SYCL0", "BLAS", "CUDA0x", "")))
 
 
 def test_never_more_candidates_than_there_are_tokens() -> None:

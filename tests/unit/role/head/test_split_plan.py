@@ -96,23 +96,24 @@ def test_with_candidates_from_the_worker_a_distant_gpu_makes_the_logits() -> Non
     tiny = model()
     wordy = replace(tiny, output=50_000_000, widths=replace(tiny.widths, vocabulary=100_000))
 
-    def on_head(sampled: bool) -> bool:
+    def output_worker(sampled: bool, name: str = "CUDA0") -> str:
         options = HeadOptions(devices=("none",), sample_on_worker=sampled)
-        offers = [replace(node_offer("a", gpu()), path=DevicePath(0.05))]
+        offers = [replace(node_offer("a", gpu(name=name)), path=DevicePath(0.05))]
         plan = make_plan(wordy, offers=offers, plain_rpc=[], own=[cpu()], options=options)
-        assert plan.output_on_worker is (plan.override_tensor == "")
-        return not plan.output_on_worker
+        assert (plan.output_worker is None) is (plan.override_tensor != "")
+        return plan.output_worker.name if plan.output_worker is not None else ""
 
-    assert on_head(False)
-    assert not on_head(True)
+    assert output_worker(False) == ""
+    assert output_worker(True) == "CUDA0"
+    assert output_worker(True, "Vulkan0") == "", "nobody knows whether it sorts so many"
 
 
 def test_the_head_that_has_the_last_layers_makes_the_logits() -> None:
     offers = [node_offer("a", cpu())]
     plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu(), gpu()], options=OPTIONS)
-    assert not plan.output_on_worker
+    assert plan.output_worker is None
     alone = make_plan(model(), offers=[], plain_rpc=[], own=[cpu()], options=replace(OPTIONS, min_workers=0))
-    assert not alone.output_on_worker
+    assert alone.output_worker is None
 
 
 def slots_of(plan: Plan) -> tuple[int, bool]:
