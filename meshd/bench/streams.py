@@ -30,9 +30,9 @@ from meshd.fleet.node import LocalNode, model_ready
 from meshd.fleet.proxy import run_loop
 from meshd.wire.native import RPC_PROTOCOL
 
-PROMPT_TOKENS = 8
-SHORT_SHARE = 4  # of the tokens of a short answer in those of a long one
-ANSWER_SECONDS = 900.0
+_PROMPT_TOKENS = 8
+_SHORT_SHARE = 4  # of the tokens of a short answer in those of a long one
+_ANSWER_SECONDS = 900.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,7 +78,7 @@ async def _run(args: argparse.Namespace) -> None:
 
 def _fleet(args: argparse.Namespace, model: Path, cache: Path, folder: Path, slots: int) -> Fleet:
     node = ("--native-protocol", args.protocol)
-    context = str(slots * (PROMPT_TOKENS + args.tokens))
+    context = str(slots * (_PROMPT_TOKENS + args.tokens))
     return Fleet(
         FleetSpec(
             folder=folder,
@@ -99,16 +99,16 @@ async def _measure(args: argparse.Namespace, fleet: Fleet, head: LocalNode, coun
     url = fleet.api_url(await head.until(model_ready))
     alone = 0.0
     for streams in counts:
-        await _answers(url, streams, args.tokens // SHORT_SHARE)
+        await _answers(url, streams, args.tokens // _SHORT_SHARE)
         rates, costs = [], []
         for _ in range(args.tries):
             sent = crossed(await head.status())
-            await _answers(url, streams, args.tokens // SHORT_SHARE)
+            await _answers(url, streams, args.tokens // _SHORT_SHARE)
             short = crossed(await head.status())
             seconds = await _answers(url, streams, args.tokens)
             long = crossed(await head.status())
             rates.append(streams * args.tokens / seconds)
-            more = streams * (args.tokens - args.tokens // SHORT_SHARE)
+            more = streams * (args.tokens - args.tokens // _SHORT_SHARE)
             costs.append(((long - short) - (short - sent)) / more)
         alone = alone or (max(rates) if streams == 1 else 0.0)
         sys.stdout.write(line(streams, rates, costs, alone) + "\n")
@@ -128,22 +128,27 @@ async def _answers(url: str, streams: int, tokens: int) -> float:
     began = time.monotonic()
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(streams) as pool:  # the loop's own has fewer threads than there may be streams
-        answers = (loop.run_in_executor(pool, _answer, url, number, tokens) for number in range(streams))
-        await asyncio.gather(*answers)
+
+        async def answered(number: int) -> None:
+            await loop.run_in_executor(pool, _answer, url, number, tokens)
+
+        async with Owner() as owner:
+            for number in range(streams):
+                owner.start(answered(number), name=f"stream {number}")
     return time.monotonic() - began
 
 
 def _answer(url: str, number: int, tokens: int) -> None:
     """Sampled, of exactly so many tokens, on a prompt of its own. Raises MeshdError."""
     body = {
-        "prompt": [1000 + (number * 131 + n * 7919) % 20000 for n in range(PROMPT_TOKENS)],
+        "prompt": [1000 + (number * 131 + n * 7919) % 20000 for n in range(_PROMPT_TOKENS)],
         "n_predict": tokens,
         "seed": number,
         "ignore_eos": True,
         "cache_prompt": False,
     }
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
     try:
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()

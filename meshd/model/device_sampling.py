@@ -1,4 +1,4 @@
-"""Which requests take candidates for a token from the device that made the logits, not all logits. Pure.
+"""Which requests take candidates for a token from the device that made the logits, not all logits.
 
 llama-server computes a chain of samplers on that device as far as each has a form for it, and the rest
 itself on what comes back. Its forms for top-p, min-p, temperature and the draw round otherwise than its own,

@@ -12,7 +12,6 @@ from meshd.base.byte_format import in_memory
 from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
-from meshd.model.device_sampling import has_top_k
 from meshd.model.layers import ModelLayers
 from meshd.model.llama_placement import MAX_SPLIT_DEVICES, check_placed, one_to_spare
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
@@ -253,7 +252,7 @@ class _Planner:
             last.path,
             slots=options.shape.parallel,
             worker_is_gpu=last.is_gpu,
-            sampled=options.sampled_with_output and has_top_k(last.name),
+            sampled=options.sampled_with_output and last.has_top_k,
             wanted=options.local_output,
         )
 

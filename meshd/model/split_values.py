@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
+from meshd.model.device_sampling import has_top_k
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 
@@ -28,6 +29,11 @@ class Device:
     @property
     def label(self) -> str:
         return f"{self.node} {self.name}"
+
+    @property
+    def has_top_k(self) -> bool:
+        """It is known to choose candidates for a token."""
+        return has_top_k(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.model.device_sampling import DeviceSampling, has_top_k
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.operations import operations
 from meshd.model.split_values import Plan
 from meshd.model.status import WorkerWeights
@@ -314,7 +314,7 @@ class HeadRun:
 
     def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
         device = plan.output_worker
-        if device is None or not (self._options.sample_on_worker and has_top_k(device.name)):
+        if device is None or not (self._options.sample_on_worker and device.has_top_k):
             return None
         return DeviceSampling(settings, self._model.layers.widths.vocabulary)
 
