@@ -28,6 +28,7 @@ pytestmark = [
 
 
 MESH = ("--native-protocol", "mesh")
+HEADLESS = ("--device", "none", "--output-on", "head")  # the worker has the layers and nothing else
 TOKENS = 48
 OUTAGE_SECONDS = 3
 WIDTH = 576 * 4  # bytes of an activation of SmolLM2-135M
@@ -47,7 +48,7 @@ def test_one_worker_has_its_weights_and_the_text_is_that_of_one_machine(tmp_path
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             token, [worker] = await fleet.workers(smollm2(), options=MESH)
-            head = await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            head = await fleet.head(smollm2(), *MESH, *HEADLESS, *SAME_THREADS, token=token)
             status = await fleet.ready(head)
             model, api = model_of(status), api_of(status)
             assert (model.weights_network_bytes, model.weights_local_bytes) == (0, WEIGHTS)
@@ -119,7 +120,7 @@ def test_what_was_sent_is_kept_for_the_load_after_a_loss(tmp_path: Path) -> None
     async def check() -> None:
         async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
             token, [worker] = await fleet.workers(None, options=MESH)
-            head = await fleet.head(smollm2(), *MESH, "--device", "none", *SAME_THREADS, token=token)
+            head = await fleet.head(smollm2(), *MESH, *HEADLESS, *SAME_THREADS, token=token)
             status = await fleet.ready(head)
             assert model_of(status).weights_network_bytes == WEIGHTS
             assert crossed(status)["worker-0"] > WEIGHTS

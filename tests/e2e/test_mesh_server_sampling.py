@@ -9,7 +9,7 @@ from meshd.model.device_sampling import DeviceSampling
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.mesh_rig import Mesh
-from tests.e2e.mesh_server_scene import MARKS, found_build
+from tests.e2e.mesh_server_scene import LONG, MARKS, found_build
 from tests.e2e.models import smollm2, stock_text
 from tests.e2e.native_rig import DEADLINE, PROMPT, Head
 
@@ -72,7 +72,7 @@ class Sampled:
 @pytest.fixture(scope="module", params=[1, 2])
 def sampled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sampled]:
     folder = tmp_path_factory.mktemp("sampled")
-    extra = ("-np", str(STREAMS), "-kvu", "-c", "2048")
+    extra = ("-np", str(STREAMS), "-kvu", "-c", "2048", "-ub", "64")
     with Mesh(
         found_build(), folder, smollm2(), request.param, weights=[smollm2()], push=True, extra=extra
     ) as mesh:
@@ -94,6 +94,13 @@ def test_texts_are_those_of_all_logits_and_no_logits_cross(sampled: Sampled, way
 def test_greedy_text_is_that_of_one_node(sampled: Sampled) -> None:
     asked = {"temperature": 0, "ignore_eos": True}
     assert text(sampled.head, {**asked, **sampled.fields(asked)}) == stock_text(smollm2(), TOKENS)
+
+
+def test_a_prompt_of_many_steps_of_which_most_make_no_logits(sampled: Sampled) -> None:
+    asked = {"temperature": 1, "seed": 3, "prompt": LONG, "ignore_eos": True}
+    fields = sampled.fields(asked)
+    assert fields
+    assert text(sampled.head, {**asked, **fields}) == text(sampled.head, asked)
 
 
 def test_a_token_costs_a_state_and_its_candidates_in_one_round(sampled: Sampled) -> None:

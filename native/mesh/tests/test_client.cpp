@@ -112,6 +112,24 @@ TEST(a_worker_computes_what_the_cpu_does) {
     ggml_backend_free(worker);
 }
 
+// As llama.cpp does with the logits of a step that has none, so that samplers have a row to work on
+TEST(nothing_is_padded_with_zeros) {
+    ggml_backend_t worker = open_client();
+    ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true }));
+    ggml_tensor * logits = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, 64, 0);
+    ggml_tensor * rows = ggml_pad(context.get(), logits, 0, 1, 0, 0);
+    ggml_tensor * best = ggml_top_k(context.get(), rows, 4);
+    ggml_cgraph * graph = ggml_new_graph(context.get());
+    ggml_build_forward_expand(graph, best);
+    ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(context.get(), worker));
+    ggml_backend_buffer_clear(memory.get(), 1);
+    CHECK(ggml_backend_graph_compute(worker, graph) == GGML_STATUS_SUCCESS);
+    std::vector<float> values(64, 1.0f);
+    ggml_backend_tensor_get(rows, values.data(), 0, ggml_nbytes(rows));
+    CHECK(values == std::vector<float>(64, 0.0f));
+    ggml_backend_free(worker);
+}
+
 TEST(tensors_are_copied_and_set_in_pieces) {
     ggml_backend_t worker = open_client();
     ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 4, nullptr, true }));
