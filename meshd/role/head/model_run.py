@@ -313,10 +313,9 @@ class HeadRun:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
     def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
-        device = plan.output_worker
-        if device is None or not (self._options.sample_on_worker and device.has_top_k):
-            return None
-        return DeviceSampling(settings, self._model.layers.widths.vocabulary)
+        known = plan.output_worker is not None and plan.output_worker.has_top_k
+        wanted = known and self._options.sample_on_worker
+        return DeviceSampling(settings, self._model.layers.widths.vocabulary) if wanted else None
 
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
