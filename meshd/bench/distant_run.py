@@ -86,7 +86,7 @@ async def _meshd(
         place = head.spec.home / "llama.sock"
         owner.start(give_back(held, place), name="memory")
         ready_at = await until_head_serves(fleet, head)
-        at_load, sent = await count(), _crossed(await head.status())
+        at_load, sent = await count(), crossed(await head.status())
         status = await head.until(ready_or_raise)
         pid = next(child.pid or 0 for child in status.children if child.name == "llama-server")
         yield LoadedCell(place, arguments_of(pid), ready_at - started_at(pid), count, at_load, sent)
@@ -107,7 +107,8 @@ async def until_head_serves(fleet: Fleet, head: LocalNode) -> float:
     return ready_at
 
 
-def _crossed(status: Status) -> int:
+def crossed(status: Status) -> int:
+    """Bytes on the links of a node, both ways."""
     return sum(peer.link.sent_bytes + peer.link.received_bytes for peer in status.peers if peer.link)
 
 

@@ -127,6 +127,16 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="sample",
+        form=choice("auto", "head"),
+        option="--sample-on",
+        metavar="auto|head",
+        help="where the candidates for the next token are chosen: auto, by the worker with the output layer "
+        "where texts stay the same; or head, from all logits",
+        more='Has an effect only with native.protocol = "mesh".',
+    ),
+    Key(
+        section="serve",
         field="api_key_file",
         form=forms.PATH,
         option="--api-key-file",

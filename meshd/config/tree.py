@@ -113,6 +113,7 @@ class ServeConfig:
     load_mode: str | None = None
     no_push: bool = False
     activations: str = "f32"
+    sample: str = "auto"
     output: str = "auto"
     api_key_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MESH_LOAD_MODE = (
     "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
 )
+MESH_SLOTS = 4  # answers at once, unless `-- -np N` says otherwise; they share the context
 DEFAULT_LOAD_MODE = "none"  # the head reads what it computes itself and nothing of the workers' weights
 
 
@@ -70,7 +71,8 @@ def _options(config: Config, member: MemberNode) -> "HeadOptions":
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
-    load_mode = MESH_LOAD_MODE if config.native.protocol == MESH else DEFAULT_LOAD_MODE
+    speaks_mesh = config.native.protocol == MESH
+    load_mode = MESH_LOAD_MODE if speaks_mesh else DEFAULT_LOAD_MODE
     return HeadOptions(
         min_workers=serve.min_workers,
         tensor_split=serve.tensor_split,
@@ -79,9 +81,11 @@ def _options(config: Config, member: MemberNode) -> "HeadOptions":
         rpc=tuple(str(address) for address in serve.rpc),
         load_mode=serve.load_mode or load_mode,
         push=not serve.no_push,
-        pipelined=config.native.protocol == MESH,
+        pipelined=speaks_mesh,
         activations=serve.activations,
         output=serve.output,
+        sample_on_worker=speaks_mesh and serve.sample == "auto",
+        slots=MESH_SLOTS if speaks_mesh else 1,
         llama_args=serve.llama_args,
         machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,

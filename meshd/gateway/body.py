@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -11,6 +11,7 @@ from meshd.gateway.failure import Failure, HttpRefusal
 
 BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds memory for nothing
 LEAST_RATE = 2048  # bytes a second on average, after those first seconds
+LARGEST_COPY = 1 << 20  # of a body that gets more fields: the copy counts for no limit
 
 
 class Bodies:
@@ -78,8 +79,8 @@ async def _continue(request: web.BaseRequest) -> None:
         request.writer.output_size = 0
 
 
-def wants_stream(body: bytes) -> bool:
-    """True when this JSON object asks for a stream. Raises Refusal (400) when it is not a JSON object."""
+def parse_object(body: bytes) -> dict[str, object]:
+    """This JSON object. Raises Refusal (400) when it is none."""
     try:
         # the encoding is given: json would guess UTF-16 and UTF-32, llama-server does not
         parsed: object = json.loads(body.decode("utf-8"))
@@ -87,4 +88,13 @@ def wants_stream(body: bytes) -> bool:
         raise HttpRefusal(Failure(400, "the body is not valid JSON", code="invalid_json")) from error
     if not isinstance(parsed, dict):
         raise HttpRefusal(Failure(400, "the body is not a JSON object", code="invalid_json"))
-    return parsed.get("stream") is True
+    return parsed
+
+
+def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
+    """The JSON object `body` with these fields, of which it has at least one of its own.
+
+    What the client wrote stays as it is, byte for byte. Of a name that is there twice llama-server takes the
+    last one.
+    """
+    return body.rstrip().removesuffix(b"}") + b"," + json.dumps(dict(fields)).encode().removeprefix(b"{")

@@ -5,10 +5,12 @@ headers, and turns a lost upstream into an error event. It knows an Upstream, ne
 It must never keep an answer that the client does not read, nor a generation whose client is gone.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState, WorkerWeights
 
 
@@ -45,6 +47,11 @@ class Upstream(Protocol):
 
         New requests are refused from the call on; the reason may take a second.
         """
+        ...
+
+    @property
+    def device_sampling(self) -> DeviceSampling | None:
+        """What decides which requests take candidates from a worker; None: all take all logits."""
         ...
 
     def generated(self, total: int, *, alone: bool) -> None:
@@ -89,3 +96,4 @@ class ReadyReport:
     ready: bool
     reason: str
     seconds: float = 0.0
+    settings: Mapping[str, object] = field(default_factory=dict)  # of llama-server, for requests

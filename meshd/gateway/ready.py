@@ -54,7 +54,10 @@ async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:
         return ReadyReport(False, f"the first token failed: {_error_text(answer.status, body)}")
     if not _has_token(body):
         return ReadyReport(False, "llama-server answered without a token")
-    return ReadyReport(True, "", seconds=loop.time() - began)
+    settings = _parsed(body).get("generation_settings")
+    return ReadyReport(
+        True, "", seconds=loop.time() - began, settings=settings if isinstance(settings, dict) else {}
+    )
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:

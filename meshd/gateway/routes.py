@@ -12,7 +12,7 @@ from aiohttp import web
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
 from meshd.gateway.auth import KeyRing
-from meshd.gateway.body import Bodies, wants_stream
+from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object, with_fields
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
 from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor
@@ -195,14 +195,21 @@ class Router:
                 call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
             async with self._bodies.read(request) as body:
-                stream = wants_stream(body)
+                asked = parse_object(body)
+                stream = asked.get("stream") is True
                 self._check_ready()  # a slow body may have outlived the model
                 self._tally.requests += 1
+                fields = self._added_to(asked) if route.counts and len(body) <= LARGEST_COPY else {}
+                body = with_fields(body, fields) if fields else body
                 call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
         finally:
             self._tally.active -= 1
             release()
+
+    def _added_to(self, asked: Mapping[str, object]) -> dict[str, object]:
+        sampling = self._upstream.device_sampling
+        return sampling.added_to(asked) if sampling is not None and asked else {}
 
     def _check_ready(self) -> None:
         now = self._upstream.readiness

@@ -3,8 +3,8 @@
 A token costs, beside the round trip that it takes either way,
 
     on the head:    the matrix read once by its CPU,              the hidden state over the wire,
-    on the worker:  the matrix read once by the worker's device,  the logits over the wire (of a token that is
-                    chosen there, `-- -bs`, little more than its number),
+    on the worker:  the matrix read once by the worker's device,  the logits over the wire, or the candidates
+                    among them (device_sampling.py), or of a token chosen there (`-- -bs`) as little,
 
 and what crosses once for each slot. Making logits is bound by memory: the time is that of reading the matrix.
 What crosses takes its bytes by the path's rate, and a round trip for each doubling beyond what goes out at
@@ -20,7 +20,7 @@ CPU_RATE, GPU_RATE = 10e9, 200e9  # bytes a second of weights, of small machines
 AT_ONCE = 64 << 10  # bytes in flight on a path of which nothing was measured (mux/pacing.py)
 NEAR_SECONDS = 0.002  # a shorter round trip is a wired network, and taken for fast
 NEAR_RATE, FAR_RATE = 100e6, 5e6  # bytes a second of a path that was never seen full
-SAMPLED_BYTES = 48  # of a token that was chosen there: four numbers with the headers of their answers
+SAMPLED_BYTES = 400  # of a token: 40 candidates with their logits, the headers of two questions and answers
 _GAIN = 0.8  # of the head's time: less than that makes the worker worth it, as these are estimates
 
 

@@ -252,7 +252,7 @@ class _Planner:
             last.path,
             slots=options.shape.parallel,
             worker_is_gpu=last.is_gpu,
-            sampled=options.sampled_with_output,
+            sampled=options.sampled_with_output and last.has_top_k,
             wanted=options.local_output,
         )
 

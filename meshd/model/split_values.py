@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
+from meshd.model.device_sampling import has_top_k
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 
@@ -28,6 +29,11 @@ class Device:
     @property
     def label(self) -> str:
         return f"{self.node} {self.name}"
+
+    @property
+    def has_top_k(self) -> bool:
+        """It is known to choose candidates for a token."""
+        return has_top_k(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,12 @@ class Plan:
     def weights_of(self, node: str) -> int:
         """Bytes of weights on all devices of a node."""
         return sum(share.weights for share in self.shares if share.device.node == node)
+
+    @property
+    def output_worker(self) -> Device | None:
+        """The device of another machine that makes the logits, with the last layers; None: the head does."""
+        taking = [share.device for share in self.shares if share.layers]
+        return taking[-1] if taking and not taking[-1].is_head and not self.override_tensor else None
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <unordered_set>
 
 namespace mesh {
@@ -27,6 +28,15 @@ struct client_worker {
     std::array<std::deque<uint64_t>, DEVICES> graphs;
 };
 
+struct client_device;
+
+struct client_buffer {
+    client_device * device;
+    uint32_t number;
+    uint64_t base; // where its addresses begin: nothing is there, each reading of it would fault
+    uint64_t size;
+};
+
 struct client_device {
     client_worker * worker;
     uint32_t number; // at the worker
@@ -41,6 +51,9 @@ struct client_device {
     size_rule rule;
     ggml_backend_device device;
     ggml_backend_buffer_type buffer_type;
+    // Memory for computing that was freed last: llama.cpp makes its scheduler anew with each change of samplers and
+    // asks for nearly the same again, once for each worker in turn. Guarded by the connection's order
+    std::unique_ptr<client_buffer> spare;
 };
 
 // Greets the worker at this place of the head's list and lists its devices, named from `first` on. `count`: so many are
@@ -49,13 +62,6 @@ std::vector<client_device *> open_worker(int socket, uint32_t place, size_t firs
     const weights_index & index, uint32_t count = 0);
 
 // client_buffer.cpp
-struct client_buffer {
-    client_device * device;
-    uint32_t number;
-    uint64_t base; // where its addresses begin: nothing is there, each reading of it would fault
-    uint64_t size;
-};
-
 void fill_buffer_type(client_device & device);
 client_device * device_of(ggml_backend_buffer_type_t type); // nullptr: none of ours
 client_buffer * buffer_of(const ggml_tensor * tensor);      // of its memory; nullptr: not on a worker

@@ -21,21 +21,38 @@ static uint64_t offset_in(const client_buffer * buffer, const ggml_tensor * tens
     return reinterpret_cast<uint64_t>(tensor->data) - buffer->base;
 }
 
-static void free_buffer(ggml_backend_buffer_t buffer) {
-    client_buffer * own = context_of(buffer);
+// The connection's order is held
+static void give_back(std::unique_ptr<client_buffer> own) {
     client_worker & worker = *own->device->worker;
-    worker.loading.settle();
     own->device->held_bytes -= own->size;
-    {
-        std::lock_guard<std::mutex> lock(worker.link.order);
-        for (auto & kept : worker.graphs) {
-            kept.clear(); // as the worker does
-        }
-        free_body body;
-        body.buffer = own->number;
-        worker.link.send(body);
+    for (auto & kept : worker.graphs) {
+        kept.clear(); // as the worker does
     }
-    delete own;
+    free_body body;
+    body.buffer = own->number;
+    worker.link.send(body);
+}
+
+static void free_buffer(ggml_backend_buffer_t buffer) {
+    std::unique_ptr<client_buffer> own(context_of(buffer));
+    client_device & device = *own->device;
+    device.worker->loading.settle();
+    std::lock_guard<std::mutex> lock(device.worker->link.order);
+    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+        device.spare.swap(own);
+    }
+    if (own != nullptr) {
+        give_back(std::move(own));
+    }
+}
+
+// What was freed last, if it is large enough and not much larger; else it is freed, so that there is room
+static std::unique_ptr<client_buffer> take_spare(client_device & device, uint64_t size) {
+    std::lock_guard<std::mutex> lock(device.worker->link.order);
+    if (device.spare != nullptr && (device.spare->size < size || device.spare->size / 2 > size)) {
+        give_back(std::move(device.spare));
+    }
+    return std::move(device.spare);
 }
 
 static void * get_base(ggml_backend_buffer_t buffer) {
@@ -215,14 +232,14 @@ static void no_memory(client_device & device, uint64_t size) {
            std::to_string(all) + " " + std::to_string(device.lent_bytes));
 }
 
-static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
+// nullptr: there is no memory for it, or the worker is lost
+static std::unique_ptr<client_buffer> ask_for(client_device & device, uint64_t size) {
     static std::atomic<uint32_t> last_number{ 0 };
     static std::atomic<uint64_t> next_base{ FIRST_BASE };
-    auto * device = static_cast<client_device *>(type->context);
-    connection & link = device->worker->link;
+    connection & link = device.worker->link;
     allocate_body body;
     body.buffer = ++last_number;
-    body.device = device->number;
+    body.device = device.number;
     body.size = size;
     allocated_body reply;
     const uint64_t id = link.ask(body, message::allocated, &reply.done, sizeof reply.done);
@@ -230,11 +247,23 @@ static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t si
         return nullptr;
     }
     if (reply.done != 1) {
-        no_memory(*device, size);
+        no_memory(device, size);
         return nullptr;
     }
-    device->held_bytes += size;
+    device.held_bytes += size;
     const uint64_t room = (size + GAP) / GAP * GAP + GAP;
+    return std::unique_ptr<client_buffer>(new client_buffer{ &device, body.buffer, next_base.fetch_add(room), size });
+}
+
+static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
+    auto * device = static_cast<client_device *>(type->context);
+    std::unique_ptr<client_buffer> own = take_spare(*device, size);
+    if (own == nullptr) {
+        own = ask_for(*device, size);
+    }
+    if (own == nullptr) {
+        return nullptr;
+    }
     ggml_backend_buffer_i functions = {};
     functions.free_buffer = free_buffer;
     functions.get_base = get_base;
@@ -243,8 +272,8 @@ static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t si
     functions.get_tensor = get_tensor;
     functions.cpy_tensor = cpy_tensor;
     functions.clear = clear;
-    return ggml_backend_buffer_init(
-        type, functions, new client_buffer{ device, body.buffer, next_base.fetch_add(room), size }, size);
+    size = own->size;
+    return ggml_backend_buffer_init(type, functions, own.release(), size);
 }
 
 client_device * device_of(ggml_backend_buffer_type_t type) {

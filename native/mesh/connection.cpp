@@ -61,6 +61,7 @@ bool connection::is_idle() {
 
 std::string connection::tick() {
     std::lock_guard<std::mutex> lock(mutex);
+    outgoing.flush(); // a worker answers nothing that it was not asked
     // what a worker says of itself is no sign that anything passes
     const uint64_t now = outgoing.sent() + worker.received() - told;
     const uint64_t bytes = now > passed ? now - passed : 0;
@@ -72,8 +73,9 @@ std::string connection::tick() {
 
 // The mutex is held, and so ids are in the order in which requests leave
 uint64_t connection::put(message number, const blob & body, const void * more, size_t size) {
-    // what changes data is of no use before something reads or computes them
-    const bool may_wait = number == message::write || number == message::fill;
+    // what changes data is of no use before something reads or computes them, and what is asked back before it is
+    // waited for
+    const bool may_wait = number == message::write || number == message::fill || number == message::read;
     outgoing.put(number, ++last_id, body, more, size, may_wait);
     return last_id;
 }
@@ -133,12 +135,14 @@ bool connection::push_to(connection & other, const push_body & push, const take_
 }
 
 bool connection::wait(uint64_t id) {
+    outgoing.flush();
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return gone || answers.count(id) == 0; });
     return !gone;
 }
 
 bool connection::wait_all() {
+    outgoing.flush();
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return gone || answers.empty(); });
     return !gone;

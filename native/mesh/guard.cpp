@@ -39,6 +39,12 @@ static bool sorts(const ggml_tensor * node) {
     return std::string(ggml_op_name(node->op)) == "TOP_K" || node->op == GGML_OP_ARGSORT;
 }
 
+// Backends pass over a node without this flag: llama.cpp leaves it out for samplers of answers that have no token in a
+// step, whose indices it does not write either. What such a node would have written is not there.
+static bool is_computed(const ggml_tensor * node) {
+    return !computes_nothing(node) && (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
+}
+
 static uint64_t start_of(const ggml_tensor * tensor) {
     return reinterpret_cast<uint64_t>(tensor->data);
 }
@@ -52,7 +58,7 @@ static int last_writer(const ggml_cgraph * graph, int node, const ggml_tensor * 
     for (int i = node - 1; i >= 0; i--) {
         const ggml_tensor * one = graph->nodes[i];
         if (one->buffer == tensor->buffer && start_of(one) < end_of(tensor) && start_of(tensor) < end_of(one) &&
-            !computes_nothing(one)) {
+            is_computed(one)) {
             return i;
         }
     }
@@ -62,7 +68,7 @@ static int last_writer(const ggml_cgraph * graph, int node, const ggml_tensor * 
 graph_guard::graph_guard(const ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
-        if (computes_nothing(node)) {
+        if (!is_computed(node)) {
             continue;
         }
         const followed next = followed_by(node);

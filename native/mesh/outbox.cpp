@@ -25,6 +25,18 @@ void outbox::put(message number, uint64_t id, const blob & body, const void * mo
     if (may_wait && more_size == 0 && waiting.data.size() <= WAITING_BYTES) {
         return;
     }
+    send_waiting(more, more_size);
+}
+
+void outbox::flush() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!waiting.data.empty()) {
+        send_waiting(nullptr, 0);
+    }
+}
+
+// The mutex is held
+void outbox::send_waiting(const void * more, size_t more_size) {
     size_t sent = 0;
     if (held == 0) {
         sent = to.send_now(waiting.data.data(), waiting.data.size(), more, more_size);

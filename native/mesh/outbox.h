@@ -24,6 +24,9 @@ public:
     // comes next
     void put(message number, uint64_t id, const blob & body, const void * more, size_t more_size, bool may_wait);
 
+    // What waits goes out
+    void flush();
+
     // Nothing more is sent
     void end();
 
@@ -33,6 +36,7 @@ public:
     bool is_full();
 
 private:
+    void send_waiting(const void * more, size_t more_size);
     void keep(const uint8_t * data, size_t size);
     void send_kept();
 

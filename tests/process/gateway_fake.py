@@ -20,6 +20,7 @@ from aiohttp import web
 from meshd.base.tasks import Owner
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.server import Gateway
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState
 
 DEADLINE = 20.0  # of a whole scenario; only a hang comes near it
@@ -163,6 +164,7 @@ class FakeUpstream:
     broke: list[str] = field(default_factory=list)
     knows: str = ""  # why llama-server is of no use, if anybody knows more than the gateway
     told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
+    device_sampling: DeviceSampling | None = None
 
     async def upstream_broke(self, why: str) -> str:
         self.broke.append(why)

@@ -44,6 +44,13 @@ def test_a_token_at_temperature_0_makes_it_ready() -> None:
     assert (asked["n_predict"], asked["temperature"]) == (1, 0)
 
 
+def test_llama_servers_settings_come_with_the_token() -> None:
+    settings = {"top_k": 40, "samplers": ["top_k"]}
+    assert report_for(says(200, {**TOKEN, "generation_settings": settings}))[0].settings == settings
+    for body in (TOKEN, {**TOKEN, "generation_settings": [1]}):
+        assert report_for(says(200, body))[0].settings == {}
+
+
 def test_loading_is_waited_for() -> None:
     async def answer(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         if len(server.seen) < 4:

@@ -16,6 +16,7 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
 from meshd.gateway.interface import Readiness
 from meshd.identity.record import WORKER_ROLE
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.status import ModelState, ModelStatus
 from meshd.model.weights_index import WeightsIndex
@@ -101,6 +102,11 @@ class Serve:
             self._tell(ModelState.LOADING, why)
         run.end.seen(why)
         return await run.end.why()
+
+    @property
+    def device_sampling(self) -> DeviceSampling | None:
+        """See Upstream."""
+        return self._loaded.sampling
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""

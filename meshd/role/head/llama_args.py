@@ -92,18 +92,23 @@ class LlamaArgs:
     backend_sampling: bool = False  # tokens are chosen where their logits are
     checkpoints: bool = False  # how many of them is the user's choice
 
-    def shape(self, layers: ModelLayers, *, tokens: int | None) -> ContextShape:
-        """The context that llama-server will make; what stood after `--` wins over `tokens`."""
+    def shape(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> ContextShape:
+        """The context that llama-server will make; what stood after `--` wins over `tokens` and `slots`.
+
+        Where several slots are usual they share the context, so that one alone has all of it. A step has
+        room for a token of each slot: with less, each round would be two.
+        """
         context = self.tokens if self.tokens is not None else tokens
         if context == 0:
             context = layers.trained_context or None
-        usual = default_shape(layers, tokens=context)
+        usual = replace(default_shape(layers, tokens=context), parallel=slots, unified=slots > 1)
+        parallel = self.parallel or usual.parallel
         return replace(
             usual,
-            parallel=self.parallel or usual.parallel,
+            parallel=parallel,
             unified=usual.unified if self.unified is None else self.unified,
-            batch=self.batch or usual.batch,
-            micro_batch=self.micro_batch or usual.micro_batch,
+            batch=max(self.batch or usual.batch, parallel),
+            micro_batch=max(self.micro_batch or usual.micro_batch, parallel),
             key_type=self.key_type or usual.key_type,
             value_type=self.value_type or usual.value_type,
             full_windows=self.full_windows,

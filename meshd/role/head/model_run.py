@@ -1,7 +1,7 @@
 """One life of the model on a head: leases, tunnels, llama-server, from the asking to the first thing lost."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from meshd.base import byte_format, log
@@ -9,6 +9,7 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.operations import operations
 from meshd.model.split_values import Plan
 from meshd.model.status import WorkerWeights
@@ -18,7 +19,6 @@ from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import LeaseClient, why_unfit
-from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.llama_server import LlamaServer, Over
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
@@ -29,6 +29,7 @@ from meshd.role.head.split_plan import (
     NodeOffer,
     path_to,
     reservations,
+    shape_of,
     split_of,
     why_idle,
     without_idle,
@@ -68,7 +69,7 @@ class HeadRun:
         mesh = runtime.native.mesh is not None
         self._push_plan = PushPlan(allowed=options.push, are_apart=history.backoff.are_apart, mesh=mesh)
         self._devices_in_use = DevicesInUse(history.exclusions)
-        shape = read_llama_args(options.llama_args).shape(model.layers, tokens=options.ctx_size)
+        shape = shape_of(model.layers, options)
         self._operations = operations(model.file.headers, shape)
         native, processes, paths = runtime.native, runtime.processes, runtime.paths
         self._server = LlamaServer(native, processes, paths, model=model, push_plan=self._push_plan)
@@ -311,6 +312,11 @@ class HeadRun:
     def _lease_at(self, endpoint: str) -> LeaseClient | None:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
+    def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
+        known = plan.output_worker is not None and plan.output_worker.has_top_k
+        wanted = known and self._options.sample_on_worker
+        return DeviceSampling(settings, self._model.layers.widths.vocabulary) if wanted else None
+
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
         ready = await self._runtime.processes.first_token(self._model.socket)
@@ -339,5 +345,6 @@ class HeadRun:
                 why=plan.why,
                 split=self._push_plan.parts(split_of(plan)),
                 report=report,
+                sampling=self._sampling(plan, ready.settings),
             )
         )

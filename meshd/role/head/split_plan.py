@@ -1,10 +1,12 @@
 """From the workers' offers and this machine's devices to a plan, and from the plan to reservations. Pure."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from meshd.base.errors import Refused
+from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.split_planner import plan_split
@@ -50,6 +52,8 @@ class HeadOptions:
     pipelined: bool = False
     activations: str = "f32"
     output: str = "auto"
+    sample_on_worker: bool = False  # as far as texts stay the same, where the output is on a worker
+    slots: int = 1  # answers at once, unless `llama_args` say it; fewer where memory is short
     llama_args: tuple[str, ...] = ()
     machine: str = ""
     node_name: str = "head"
@@ -112,12 +116,7 @@ def make_plan(
     ]
     left_out = "".join(f"; {item.device.label} left out: {item.why}" for item in excluded)
     try:
-        split = _split_options(layers, options)
-        plan = (
-            plan_pipelined(layers, devices, split, read_llama_args(options.llama_args), pushed=options.push)
-            if options.pipelined
-            else plan_split(layers, devices, split)
-        )
+        plan = _as_many_slots_as_fit(layers, devices, options)
     except NotEnoughMemory as error:
         raise NotEnoughMemory(
             f"{error.what}{left_out}", hint=error.hint, largest_context=error.largest_context
@@ -125,14 +124,37 @@ def make_plan(
     return replace(plan, left_out=(*plan.left_out, *excluded), why=f"{plan.why}{left_out}")
 
 
+def shape_of(layers: ModelLayers, options: HeadOptions) -> ContextShape:
+    """The context that is asked for."""
+    llama_args = read_llama_args(options.llama_args)
+    return llama_args.shape(layers, tokens=options.ctx_size, slots=options.slots)
+
+
+def _as_many_slots_as_fit(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptions) -> Plan:
+    """Raises NotEnoughMemory where not even one does, or the user wants more."""
+    llama_args = read_llama_args(options.llama_args)
+
+    def plan(given: SplitOptions) -> Plan:
+        if options.pipelined:
+            return plan_pipelined(layers, devices, given, llama_args, pushed=options.push)
+        return plan_split(layers, devices, given)
+
+    given = _split_options(layers, options)
+    while given.shape.parallel > 1 and llama_args.parallel is None:
+        with suppress(NotEnoughMemory):
+            return plan(given)
+        given = replace(given, shape=replace(given.shape, parallel=given.shape.parallel // 2))
+    return plan(given)
+
+
 def _split_options(layers: ModelLayers, options: HeadOptions) -> SplitOptions:
     llama_args = read_llama_args(options.llama_args)
     return SplitOptions(
-        shape=llama_args.shape(layers, tokens=options.ctx_size),
+        shape=shape_of(layers, options),
         tensor_split=options.tensor_split,
         head_layers=options.devices != ("none",),
         local_output={"head": True, "worker": False}.get(options.output),
-        sampled_with_output=llama_args.backend_sampling,
+        sampled_with_output=options.sample_on_worker or llama_args.backend_sampling,
     )
 
 

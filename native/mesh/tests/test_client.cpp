@@ -112,6 +112,24 @@ TEST(a_worker_computes_what_the_cpu_does) {
     ggml_backend_free(worker);
 }
 
+// As llama.cpp does with the logits of a step that has none, so that samplers have a row to work on
+TEST(nothing_is_padded_with_zeros) {
+    ggml_backend_t worker = open_client();
+    ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true }));
+    ggml_tensor * logits = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, 64, 0);
+    ggml_tensor * rows = ggml_pad(context.get(), logits, 0, 1, 0, 0);
+    ggml_tensor * best = ggml_top_k(context.get(), rows, 4);
+    ggml_cgraph * graph = ggml_new_graph(context.get());
+    ggml_build_forward_expand(graph, best);
+    ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(context.get(), worker));
+    ggml_backend_buffer_clear(memory.get(), 1);
+    CHECK(ggml_backend_graph_compute(worker, graph) == GGML_STATUS_SUCCESS);
+    std::vector<float> values(64, 1.0f);
+    ggml_backend_tensor_get(rows, values.data(), 0, ggml_nbytes(rows));
+    CHECK(values == std::vector<float>(64, 0.0f));
+    ggml_backend_free(worker);
+}
+
 TEST(tensors_are_copied_and_set_in_pieces) {
     ggml_backend_t worker = open_client();
     ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 4, nullptr, true }));
@@ -169,6 +187,37 @@ TEST(what_the_worker_cannot_hold_is_no_buffer) {
     ggml_backend_free(worker);
 }
 
+// As a scheduler does that is made anew: what it asks for is there already
+TEST(memory_for_computing_that_was_freed_is_used_again) {
+    ggml_backend_t worker = open_client();
+    ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(worker);
+    const auto in_use = [&](uint64_t size) {
+        ggml_backend_buffer_ptr made(ggml_backend_buft_alloc_buffer(type, size));
+        CHECK(made != nullptr);
+        ggml_backend_buffer_set_usage(made.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
+        return made;
+    };
+    void * base = ggml_backend_buffer_get_base(in_use(1000).get());
+    for (const uint64_t size : { 900, 501, 1000 }) {
+        const auto again = in_use(size);
+        CHECK(ggml_backend_buffer_get_base(again.get()) == base && ggml_backend_buffer_get_size(again.get()) == 1000);
+        CHECK(ggml_backend_buffer_get_base(in_use(100).get()) != base); // one that is in use is no spare
+    }
+    CHECK(ggml_backend_buffer_get_base(in_use(1001).get()) != base);
+    CHECK(ggml_backend_buffer_get_size(in_use(100).get()) == 100); // 1001 would be too much for it
+    in_use(served::MEMORY / 4 * 3);
+    in_use(served::MEMORY); // for which there is room: the spare one is gone
+    ggml_backend_free(worker);
+}
+
+TEST(weights_that_are_freed_are_gone) {
+    ggml_backend_t worker = open_client();
+    ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(worker);
+    void * base = ggml_backend_buffer_get_base(ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(type, 8)).get());
+    CHECK(ggml_backend_buffer_get_base(ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(type, 8)).get()) != base);
+    ggml_backend_free(worker);
+}
+
 TEST(a_worker_that_is_lost_while_loading_fails_the_load) {
     static const weights_index none;
     served server;
@@ -207,6 +256,28 @@ TEST(the_requests_of_a_step_leave_together) {
         in.bytes(header.size);
     }
     in.end();
+    uint8_t answers[2][4];
+    read_body wanted;
+    wanted.size = sizeof answers[0];
+    for (auto & answer : answers) {
+        CHECK(link.ask(wanted, message::data, answer, sizeof answer) != 0);
+    }
+    const size_t questions = 2 * (wire_header::bytes + read_body::bytes);
+    CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) < 0);
+    link.tick(); // nobody waits for them
+    CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) == static_cast<ssize_t>(questions));
+    CHECK(link.ask(wanted, message::data, answers[0], sizeof answers[0]) != 0);
+    std::thread waits([&] { link.wait_all(); });
+    CHECK(recv(ends[1], packet.data(), packet.size(), 0) == static_cast<ssize_t>(questions / 2));
+    link.lose("nobody answers");
+    waits.join();
+}
+
+TEST(much_does_not_wait) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+    connection link(ends[0], 0, "much");
+    blob packet(1 << 20);
     const blob much(70 * 1000, 0);
     CHECK(link.send(write_body(), much.data(), much.size()));
     CHECK(recv(ends[1], packet.data(), packet.size(), MSG_DONTWAIT) > 70 * 1000);

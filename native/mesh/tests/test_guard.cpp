@@ -51,6 +51,29 @@ private:
     ggml_cgraph * graph;
 };
 
+TEST(indices_of_a_node_that_is_not_computed_are_nobodys_concern) {
+    stage s;
+    ggml_tensor * ids = s.make(GGML_TYPE_I32, 2);
+    ggml_tensor * got = ggml_get_rows(s.ctx(), s.make(GGML_TYPE_F32, 4, 3), ids);
+    s.ready(got);
+    s.set<int32_t>(ids, { 2, 3 });
+    CHECK(s.why() == "index 3 of 3");
+    got->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+    CHECK(s.why() == "");
+}
+
+TEST(places_that_are_not_computed_are_looked_at) {
+    stage s;
+    ggml_tensor * scores = s.make(GGML_TYPE_F32, 3);
+    ggml_tensor * best = ggml_top_k(s.ctx(), scores, 2);
+    s.ready(ggml_get_rows(s.ctx(), s.make(GGML_TYPE_F32, 4, 3), best));
+    CHECK(s.why() == "");
+    best->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+    s.set<float>(scores, { NAN, NAN, NAN }); // which nobody sorts
+    s.set<int32_t>(best, { 1, 7 });
+    CHECK(s.why() == "index 7 of 3");
+}
+
 TEST(indices_from_outside_are_looked_at_once_before_all) {
     stage s;
     ggml_tensor * table = s.make(GGML_TYPE_F32, 4, 3);

@@ -84,6 +84,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.load_mode": ("mmap", "mmap"),
     "serve.no_push": ("true", True),
     "serve.activations": ("f16", "f16"),
+    "serve.sample": ("head", "head"),
     "serve.api_key_file": ("/k", Path("/k")),
     "serve.allowed_hosts": ("box.lan,box", ("box.lan", "box")),
     "serve.allowed_origins": ("https://a.example", ("https://a.example",)),

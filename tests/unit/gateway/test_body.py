@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.body import wants_stream
+from meshd.gateway.body import parse_object, with_fields
 from meshd.gateway.failure import HttpRefusal
 
 JSON_VALUES = st.recursive(
@@ -15,18 +15,19 @@ JSON_VALUES = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(), JSON_VALUES, max_size=5), JSON_VALUES)
-def test_only_true_asks_for_a_stream(fields: dict[str, object], stream: object) -> None:
-    body = json.dumps({**fields, "stream": stream}).encode()
-    assert wants_stream(body) == (stream is True)
-    fields.pop("stream", None)
-    assert not wants_stream(json.dumps(fields).encode())
+@given(st.dictionaries(st.text(), JSON_VALUES, min_size=1, max_size=5), st.sampled_from(["", " ", "\r\n\t"]))
+def test_fields_that_are_added_leave_the_others_as_they_are(fields: dict[str, object], behind: str) -> None:
+    body = (json.dumps(fields) + behind).encode()
+    assert parse_object(body) == fields
+    extended = with_fields(body, {"top_k": 40, "samplers": ["top_k"]})
+    assert extended.startswith(body.rstrip()[:-1])
+    assert parse_object(extended) == {**fields, "top_k": 40, "samplers": ["top_k"]}
 
 
 @given(st.binary())
 def test_anything_else_is_refused_as_a_400(body: bytes) -> None:
     try:
-        wants_stream(body)
+        parse_object(body)
     except HttpRefusal as refusal:
         assert refusal.failure.status == 400
     else:
@@ -38,4 +39,4 @@ def test_anything_else_is_refused_as_a_400(body: bytes) -> None:
 )
 def test_bodies_made_to_hurt_are_refused(body: bytes) -> None:
     with pytest.raises(HttpRefusal):
-        wants_stream(body)
+        parse_object(body)

@@ -46,6 +46,13 @@ def test_the_plain_shape_is_that_of_before() -> None:
     assert read_llama_args(["-c", "0"]).shape(LAYERS, tokens=512).tokens == LAYERS.trained_context
 
 
+def test_a_step_has_room_for_a_token_of_each_slot() -> None:
+    shape = read_llama_args(["-np", "8", "-ub", "4", "-b", "6"]).shape(LAYERS, tokens=512)
+    assert (shape.parallel, shape.micro_batch, shape.batch) == (8, 8, 8)
+    shape = read_llama_args(["-ub", "2"]).shape(LAYERS, tokens=512, slots=4)
+    assert (shape.parallel, shape.micro_batch, shape.unified) == (4, 4, True)
+
+
 def test_flash_attention_that_is_asked_for_stays() -> None:
     assert read_llama_args(["-fa", "on", "-t", "1"]).rest == ("-fa", "on", "-t", "1")
     assert read_llama_args(["-fa", "-t", "1"]).rest == ("-fa", "on", "-t", "1")

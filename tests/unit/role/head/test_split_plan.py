@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Refused
+from meshd.model.cache import LayerCache
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.output import DevicePath
 from meshd.model.split_values import NotEnoughMemory, Plan
@@ -89,6 +90,73 @@ def test_the_output_follows_the_path_to_the_last_worker_and_the_user(
         options=HeadOptions(devices=("none",), output=output, llama_args=llama_args),
     )
     assert (plan.override_tensor != "") is on_head
+
+
+def test_with_candidates_from_the_worker_a_distant_gpu_makes_the_logits() -> None:
+    tiny = model()
+    wordy = replace(tiny, output=50_000_000, widths=replace(tiny.widths, vocabulary=100_000))
+
+    def output_worker(sampled: bool, name: str = "CUDA0") -> str:
+        options = HeadOptions(devices=("none",), sample_on_worker=sampled)
+        offers = [replace(node_offer("a", gpu(name=name)), path=DevicePath(0.05))]
+        plan = make_plan(wordy, offers=offers, plain_rpc=[], own=[cpu()], options=options)
+        assert (plan.output_worker is None) is (plan.override_tensor != "")
+        return plan.output_worker.name if plan.output_worker is not None else ""
+
+    assert output_worker(False) == ""
+    assert output_worker(True) == "CUDA0"
+    assert output_worker(True, "Vulkan0") == "", "nobody knows whether it sorts so many"
+
+
+def test_the_head_that_has_the_last_layers_makes_the_logits() -> None:
+    offers = [node_offer("a", cpu())]
+    plan = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu(), gpu()], options=OPTIONS)
+    assert plan.output_worker is None
+    alone = make_plan(model(), offers=[], plain_rpc=[], own=[cpu()], options=replace(OPTIONS, min_workers=0))
+    assert alone.output_worker is None
+
+
+def slots_of(plan: Plan) -> tuple[int, bool]:
+    return plan.shape.parallel, plan.shape.unified
+
+
+@pytest.mark.parametrize(
+    ("llama_args", "expected"),
+    [
+        ((), (4, True)),
+        (("-np", "2"), (2, True)),
+        (("-np", "8", "-no-kvu"), (8, False)),
+        (("-np", "1"), (1, True)),
+    ],
+)
+def test_slots_are_as_many_as_usual_or_asked_for(
+    llama_args: tuple[str, ...], expected: tuple[int, bool]
+) -> None:
+    options = replace(OPTIONS, slots=4, llama_args=llama_args)
+    plan = make_plan(model(), offers=[node_offer("a", cpu())], plain_rpc=[], own=[cpu()], options=options)
+    assert slots_of(plan) == expected
+    assert (
+        plan.shape.tokens
+        == make_plan(
+            model(), offers=[node_offer("a", cpu())], plain_rpc=[], own=[cpu()], options=OPTIONS
+        ).shape.tokens
+    ), "they share what one alone has"
+
+
+def test_slots_are_fewer_where_memory_is_short() -> None:
+    """Of a model that keeps a state for each."""
+    tiny = model()
+    layer = LayerCache(state=(150 << 20) // 4)
+    keeps = replace(tiny, cache=replace(tiny.cache, layers=(layer,) * tiny.count))
+    offers = [node_offer("a", cpu(3.5))]
+
+    def slots(*llama_args: str) -> int:
+        options = HeadOptions(devices=("none",), slots=4, llama_args=llama_args)
+        return make_plan(keeps, offers=offers, plain_rpc=[], own=[cpu()], options=options).shape.parallel
+
+    assert slots() == 2
+    with pytest.raises(NotEnoughMemory):
+        slots("-np", "4")
 
 
 def test_the_path_to_a_worker_is_the_one_with_the_data() -> None:

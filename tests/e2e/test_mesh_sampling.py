@@ -1,0 +1,94 @@
+"""Daemons that speak the mesh protocol take candidates from the worker; texts stay as they are."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from meshd.build import mesh
+from meshd.build.interface import MESH_PROGRAM
+
+from tests.e2e.alone import alone
+from tests.e2e.api_client import Api, generation
+from tests.e2e.models import cache_folder, smollm2, stock
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
+from tests.e2e.test_mesh_daemon import crossed
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(
+        not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
+        reason="native/mesh is not built: `meshd native build --mesh`",
+    ),
+]
+
+MESH = ("--native-protocol", "mesh")
+OPTIONS = ("--device", "none", "--output-on", "worker", "--compress", "off", *MESH)
+TOKENS, MORE = 16, 48  # of a short answer, and of what a longer one has more
+STREAMS = 4  # slots, without being asked for
+LOGITS = 49152 * 4  # bytes of a token
+MOST_BYTES = 8000  # of a token of each stream
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_stock_llama_server() -> None:
+    stock()  # the first test may have to build it
+
+
+async def text(api: Api, asked: Mapping[str, object]) -> str:
+    answer = await api.ask("POST", "/completion", dict(asked))
+    assert answer.status == 200, answer
+    return str(answer.body["content"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_logits_cross_and_texts_are_those_of_all_logits(tmp_path: Path, count: int) -> None:
+    reference = alone(smollm2(), TOKENS + MORE)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(*[smollm2()] * count, options=MESH)
+            least = ("--min-workers", str(count))
+            head = await fleet.head(smollm2(), *OPTIONS, *least, *SAME_THREADS, token=token)
+            api = api_of(await fleet.ready(head))
+
+            async def cost(*requests: Mapping[str, object]) -> tuple[int, list[str]]:
+                before = sum(crossed(await head.status()).values())
+                texts = await asyncio.gather(*(text(api, asked) for asked in requests))
+                return sum(crossed(await head.status()).values()) - before, texts
+
+            async def of_a_token(streams: int) -> float:
+                both = []
+                for tokens in (TOKENS, TOKENS + MORE):
+                    sampled = generation(PROMPT, tokens) | {"temperature": 1}
+                    bytes_, texts = await cost(*({**sampled, "seed": seed} for seed in range(streams)))
+                    assert len(set(texts)) == streams
+                    both.append(bytes_)
+                return (both[1] - both[0]) / (MORE * streams)
+
+            assert await text(api, generation(PROMPT, TOKENS + MORE)) == reference
+            for seed in range(3):
+                asked = generation(PROMPT, MORE) | {"temperature": 1.2, "seed": seed}
+                with_logits, expected = await cost({**asked, "backend_sampling": False})
+                without, got = await cost(asked)
+                assert got == expected
+                assert with_logits - without > MORE * LOGITS * 0.9
+            assert await of_a_token(1) <= MOST_BYTES
+            assert await of_a_token(STREAMS) <= MOST_BYTES
+
+    play(check())
+
+
+def test_a_head_that_is_told_to_takes_all_logits(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2(), options=MESH)
+            options = (*OPTIONS, "--sample-on", "head", *SAME_THREADS)
+            head = await fleet.head(smollm2(), *options, token=token)
+            api = api_of(await fleet.ready(head))
+            before = sum(crossed(await head.status()).values())
+            await api.complete(PROMPT, TOKENS)
+            assert sum(crossed(await head.status()).values()) - before > TOKENS * LOGITS
+
+    play(check())

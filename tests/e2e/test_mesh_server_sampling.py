@@ -1,0 +1,153 @@
+"""native/mesh: candidates for the next token come from the last worker, and texts are those of all logits."""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from meshd.model.device_sampling import DeviceSampling
+from meshd.rpc import mesh_protocol as wire
+
+from tests.e2e.mesh_rig import Mesh
+from tests.e2e.mesh_server_scene import LONG, MARKS, found_build
+from tests.e2e.models import smollm2, stock_text
+from tests.e2e.native_rig import DEADLINE, PROMPT, Head
+
+STATE = 576 * 4  # bytes of a token between two layers of SmolLM2
+VOCABULARY = 49152
+STREAMS = 4
+MOST_BYTES = 8000  # of a token and stream, on all connections of the head
+TOKENS = 24
+pytestmark = MARKS
+
+# What is left to the device must not change a text: order, ties, rounding, penalties, all behind top-k.
+WAYS: Mapping[str, Mapping[str, object]] = {
+    "greedy": {"temperature": 0},
+    "usual": {},
+    "hot": {"temperature": 1.5, "min_p": 0},
+    "top-k alone": {"temperature": 1, "top_p": 1, "min_p": 0},
+    "many": {"top_k": 200, "temperature": 1.2, "top_p": 0.99, "min_p": 0},
+    "typical": {"temperature": 1.2, "typical_p": 0.7},
+    "xtc": {"xtc_probability": 0.5},
+    "dynamic temperature": {"dynatemp_range": 0.4},
+    "presence": {"temperature": 1, "presence_penalty": 0.7},
+    "frequency": {"temperature": 1, "frequency_penalty": 0.3},
+    "ends": {"ignore_eos": True},
+    "names of samplers": {"samplers": ["top_k", "min_p", "temperature"], "top_n_sigma": -1},
+}
+
+
+def completed(head: Head, request: Mapping[str, object], **more: object) -> dict[str, object]:
+    body = {"prompt": PROMPT, "n_predict": TOKENS, "cache_prompt": False, **request, **more}
+    status, answer = head.request("POST", "/completion", json.dumps(body).encode(), DEADLINE)
+    assert status == 200, answer
+    parsed = json.loads(answer)
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def text(head: Head, request: Mapping[str, object], **more: object) -> str:
+    return str(completed(head, request, **more)["content"])
+
+
+class Sampled:
+    """Two models on as many workers; `rule` decides as the API of the daemon does."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh, self.head = mesh, mesh.head
+        settings = completed(self.head, {})["generation_settings"]
+        assert isinstance(settings, dict)
+        self.rule = DeviceSampling(settings, VOCABULARY)
+
+    def fields(self, request: Mapping[str, object]) -> dict[str, object]:
+        return self.rule.added_to({"prompt": PROMPT, **request})
+
+    def came(self) -> int:
+        return self.mesh.bytes(wire.DATA)
+
+    def crossed(self) -> int:
+        return sum(sum(pair.bytes.values()) for pair in self.mesh.pairs)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def sampled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sampled]:
+    folder = tmp_path_factory.mktemp("sampled")
+    extra = ("-np", str(STREAMS), "-kvu", "-c", "2048", "-ub", "64")
+    with Mesh(
+        found_build(), folder, smollm2(), request.param, weights=[smollm2()], push=True, extra=extra
+    ) as mesh:
+        yield Sampled(mesh)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_texts_are_those_of_all_logits_and_no_logits_cross(sampled: Sampled, way: str) -> None:
+    asked = WAYS[way]
+    fields = sampled.fields(asked)
+    assert fields
+    for seed in (1, 2):
+        expected = text(sampled.head, asked, seed=seed)
+        before = sampled.came()
+        assert text(sampled.head, {**asked, **fields}, seed=seed) == expected
+        assert sampled.came() - before < TOKENS * 8 * 256
+
+
+def test_greedy_text_is_that_of_one_node(sampled: Sampled) -> None:
+    asked = {"temperature": 0, "ignore_eos": True}
+    assert text(sampled.head, {**asked, **sampled.fields(asked)}) == stock_text(smollm2(), TOKENS)
+
+
+def test_a_prompt_of_many_steps_of_which_most_make_no_logits(sampled: Sampled) -> None:
+    asked = {"temperature": 1, "seed": 3, "prompt": LONG, "ignore_eos": True}
+    fields = sampled.fields(asked)
+    assert fields
+    assert text(sampled.head, {**asked, **fields}) == text(sampled.head, asked)
+
+
+def test_a_token_costs_a_state_and_its_candidates_in_one_round(sampled: Sampled) -> None:
+    asked = {"temperature": 0, "ignore_eos": True}
+    costs, rounds = [], []
+    for tokens in (8, 40):
+        before = sampled.crossed(), sampled.mesh.messages(wire.READ)
+        text(sampled.head, {**asked, **sampled.fields(asked)}, n_predict=tokens)
+        costs.append(sampled.crossed() - before[0])
+        rounds.append(sampled.mesh.messages(wire.READ) - before[1])
+    assert STATE < (costs[1] - costs[0]) / 32 <= MOST_BYTES
+    assert rounds[1] - rounds[0] == 2 * 32  # their numbers and their logits, asked for together
+
+
+def test_streams_are_computed_together_and_none_takes_logits(sampled: Sampled) -> None:
+    asked = {"temperature": 1, "ignore_eos": True, "n_predict": 64}
+    request = {**asked, **sampled.fields(asked)}
+    before = sampled.crossed(), sampled.mesh.messages(wire.COMPUTE) + sampled.mesh.messages(wire.GRAPH)
+    with ThreadPoolExecutor(STREAMS) as pool:
+        answers = list(pool.map(lambda seed: text(sampled.head, request, seed=seed), range(STREAMS)))
+    assert len(set(answers)) == STREAMS
+    rounds = sampled.mesh.messages(wire.COMPUTE) + sampled.mesh.messages(wire.GRAPH) - before[1]
+    assert rounds / len(sampled.mesh.pairs) < 2 * 64  # not one for each stream
+    # graphs of their prompts are in it
+    assert sampled.crossed() - before[0] < STREAMS * 64 * VOCABULARY * 4 / 10
+
+
+def test_a_device_that_is_asked_for_another_chain_keeps_its_memory(sampled: Sampled) -> None:
+    """llama.cpp makes its scheduler anew, with memory that would be a round trip to each worker in turn."""
+    asked: dict[str, object] = {"temperature": 0}
+    fields = sampled.fields(asked)
+    for request in (asked, {**asked, **fields}):  # the larger of the two has been needed once
+        text(sampled.head, request)
+    before = sampled.mesh.messages(wire.ALLOCATE)
+    for request in (asked, {**asked, **fields}, {**asked, **fields, "top_k": 30}):
+        text(sampled.head, request)
+    assert sampled.mesh.messages(wire.ALLOCATE) == before
+
+
+@pytest.mark.parametrize(
+    "more", [{"json_schema": {"type": "object"}}, {"n_probs": 3}, {"repeat_penalty": 1.1}]
+)
+def test_with_a_chain_for_a_device_a_request_that_needs_logits_has_its_text_all_the_same(
+    sampled: Sampled, more: Mapping[str, object]
+) -> None:
+    """What the rule leaves to llama-server to decline: its text must not depend on that."""
+    asked = {"temperature": 0.9, "seed": 7, **more}
+    fields = sampled.fields({"temperature": 0.9})
+    assert not sampled.fields(asked)
+    assert text(sampled.head, {**asked, **fields, "backend_sampling": False}) == text(sampled.head, asked)

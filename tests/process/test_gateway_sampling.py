@@ -1,0 +1,57 @@
+"""Requests that take candidates from a worker: what llama-server gets in place of the client's."""
+
+import asyncio
+import io
+import json
+
+import pytest
+from meshd.gateway import routes
+from meshd.model.device_sampling import DeviceSampling
+
+from tests.process.gateway_fake import says, world
+from tests.unit.model.test_device_sampling import CANDIDATES, SETTINGS
+
+EXACT = DeviceSampling(SETTINGS, 50_000)
+
+
+async def sent(path: str, body: bytes, sampling: DeviceSampling | None) -> bytes:
+    """What llama-server gets."""
+    async with world(says(200, {"content": "x"})) as here:
+        here.upstream.device_sampling = sampling
+        headers = {"Content-Type": "application/json"}
+        async with here.http.post(f"{here.url}{path}", data=io.BytesIO(body), headers=headers) as answer:
+            assert answer.status == 200
+        return here.server.seen[0][3]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_a_request_gets_the_chain_for_the_device_and_stays_else_as_it_is(path: str) -> None:
+    async def scenario() -> None:
+        body = b'{"prompt": "a\\u00e9", "seed": 7, "top_n_sigma": -1}\n'
+        got = await sent(path, body, EXACT)
+        assert got.startswith(body.rstrip()[:-1])
+        assert json.loads(got) == {"prompt": "a\u00e9", "seed": 7, **CANDIDATES}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sampling"),
+    [
+        ("/completion", b'{"prompt": "a"}', None),
+        ("/completion", b'{"prompt": "a", "mirostat": 2}', EXACT),
+        ("/completion", b"{}", EXACT),
+        ("/v1/embeddings", b'{"input": "a"}', EXACT),
+    ],
+    ids=["not here", "not exact", "nothing asked", "no tokens"],
+)
+def test_others_are_passed_on_byte_for_byte(path: str, body: bytes, sampling: DeviceSampling | None) -> None:
+    assert asyncio.run(sent(path, body, sampling)) == body
+
+
+def test_a_large_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy would count for no limit."""
+    body = b'{"prompt": "aaaa"}'
+    for most, is_copied in ((len(body), True), (len(body) - 1, False)):
+        monkeypatch.setattr(routes, "LARGEST_COPY", most)
+        assert (asyncio.run(sent("/completion", body, EXACT)) != body) is is_copied

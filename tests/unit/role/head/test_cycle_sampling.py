@@ -1,0 +1,46 @@
+"""Whether requests take candidates from the worker that makes logits: from the load until a loss."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from meshd.gateway.interface import ReadyReport
+from meshd.model.device_sampling import DeviceSampling
+from meshd.model.status import ModelState
+
+from tests.sim.loop import run
+from tests.unit.model.test_device_sampling import SETTINGS
+from tests.unit.role.head.scene import Scene, scene
+from tests.unit.role.head.test_push_plan import held
+
+
+def sampling_of(it: Scene) -> DeviceSampling | None:
+    return it.serve.device_sampling
+
+
+@pytest.mark.parametrize(
+    ("output", "wanted", "expected"),
+    [("worker", True, True), ("worker", False, False), ("head", True, False)],
+)
+def test_candidates_are_taken_where_a_worker_makes_the_logits_and_the_user_allows_it(
+    tmp_path: Path, output: str, wanted: bool, expected: bool
+) -> None:
+    async def main() -> None:
+        options = {"devices": ("none",), "output": output, "sample_on_worker": wanted}
+        async with scene(tmp_path, **options) as it:
+            it.worker("anna")
+            ready = await held(it)
+            assert sampling_of(it) is None
+            ready.set_result(ReadyReport(True, "", 0.1, settings=SETTINGS))
+            await it.until(ModelState.READY)
+            sampling = sampling_of(it)
+            assert isinstance(sampling, DeviceSampling) is expected
+            if sampling is not None:
+                assert sampling.settings == SETTINGS
+                assert sampling.vocabulary > 0
+            it.llama.die("ended by SIGKILL")
+            async with asyncio.timeout(30):
+                while sampling_of(it) is not None:  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(0.001)
+
+    run(main())
