@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from meshd.base.errors import MeshdError
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, first_error
 from meshd.bench.distant_run import until_head_serves
 from meshd.config import load
 from meshd.fleet.fleet import Fleet, FleetSpec
@@ -176,6 +176,13 @@ async def through_daemons(plan: Plan, way: str) -> dict[str, float]:
     return found
 
 
+async def _first_error_of(work: Awaitable[dict[str, float]]) -> dict[str, float]:
+    try:
+        return await work
+    except ExceptionGroup as group:
+        raise first_error(group) from group
+
+
 def _until_healthy(process: subprocess.Popen[bytes], port: int) -> None:
     for _ in range(int(_SECONDS * 5)):
         if process.poll() is not None:
@@ -222,7 +229,7 @@ def _run(plan: Plan, ways: Sequence[str], log: IO[bytes], output: Path | None) -
     for way in ways:
         try:
             if way in ("worker", "workers"):
-                found[way] = run_loop(through_daemons(plan, way))
+                found[way] = run_loop(_first_error_of(through_daemons(plan, way)))
             else:
                 with one_process(plan, way, log) as client:
                     found[way] = measure(client, plan)
@@ -246,7 +253,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--devices", default="CUDA0,CUDA1")
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--prompts", type=_numbers, default=[512, 2048, 8192])
+    parser.add_argument("--prompts", type=_numbers, default=[512, 2048, 8000])
     parser.add_argument("--streams", type=_numbers, default=[1, 8, 32])
     parser.add_argument("--generate", type=int, default=128)
     parser.add_argument("--tries", type=int, default=3)

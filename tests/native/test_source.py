@@ -36,6 +36,19 @@ def test_headers_say_what_they_are_for() -> None:
     assert [path.name for path in headers if not path.read_text(encoding="utf-8").startswith("//")] == []
 
 
+def test_no_two_classes_of_the_tests_have_one_name() -> None:
+    """They are linked into one program, which takes one of them for both, and memory of the wrong size."""
+    names = [
+        name
+        for path in OURS
+        for name in re.findall(
+            r"^(?:class|struct) (\w+)[^;]*\{$", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+    assert len(names) > 50
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_releases_are_told_apart_without_the_preprocessor() -> None:
     """What is left for it are differences of systems."""
     conditions = [

@@ -9,9 +9,9 @@
 using namespace mesh;
 
 // Two layers on two kinds of memory, in which nothing can be stored
-class two_layers {
+class layers_apart {
 public:
-    two_layers() {
+    layers_apart() {
         for (int i = 0; i < 2; i++) {
             types[i] = {};
             memories[i] = {};
@@ -38,44 +38,44 @@ public:
 };
 
 TEST(a_sum_stays_with_its_layer_and_the_norm_behind_it_does_not) {
-    two_layers two;
-    ggml_context * ctx = two.context.get();
-    ggml_tensor * given = two.fresh();
-    ggml_tensor * end = ggml_add(ctx, two.times_weights(given, 0), given);
-    CHECK(!two.refused(end, 0));
-    CHECK(two.refused(end, 1));
+    layers_apart model;
+    ggml_context * ctx = model.context.get();
+    ggml_tensor * given = model.fresh();
+    ggml_tensor * end = ggml_add(ctx, model.times_weights(given, 0), given);
+    CHECK(!model.refused(end, 0));
+    CHECK(model.refused(end, 1));
     ggml_tensor * norm = ggml_rms_norm(ctx, ggml_reshape_2d(ctx, end, 8, 8), 1e-5f);
-    CHECK(!two.refused(norm, 1));
-    CHECK(!two.refused(ggml_get_rows(ctx, end, ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 1)), 1));
-    ggml_tensor * next = ggml_add(ctx, two.times_weights(norm, 1), end);
-    CHECK(!two.refused(next, 1)); // although it comes from both
+    CHECK(!model.refused(norm, 1));
+    CHECK(!model.refused(ggml_get_rows(ctx, end, ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 1)), 1));
+    ggml_tensor * next = ggml_add(ctx, model.times_weights(norm, 1), end);
+    CHECK(!model.refused(next, 1)); // although it comes from both
 }
 
 TEST(attention_stays_with_its_cache) {
-    two_layers two;
-    ggml_context * ctx = two.context.get();
-    ggml_tensor * query = two.times_weights(two.fresh(), 0);
-    ggml_tensor * scores = ggml_mul_mat(ctx, ggml_view_2d(ctx, two.fresh(&two.memories[0]), 8, 4, 32, 0), query);
-    CHECK(two.refused(scores, 1));
-    CHECK(two.refused(ggml_soft_max(ctx, scores), 1));
-    CHECK(two.refused(ggml_rms_norm(ctx, query, 1e-5f), 1)); // a norm, but not of a sum
+    layers_apart model;
+    ggml_context * ctx = model.context.get();
+    ggml_tensor * query = model.times_weights(model.fresh(), 0);
+    ggml_tensor * scores = ggml_mul_mat(ctx, ggml_view_2d(ctx, model.fresh(&model.memories[0]), 8, 4, 32, 0), query);
+    CHECK(model.refused(scores, 1));
+    CHECK(model.refused(ggml_soft_max(ctx, scores), 1));
+    CHECK(model.refused(ggml_rms_norm(ctx, query, 1e-5f), 1)); // a norm, but not of a sum
 }
 
 TEST(what_comes_from_no_layer_is_taken) {
-    two_layers two;
-    ggml_context * ctx = two.context.get();
-    CHECK(!two.refused(ggml_silu(ctx, two.fresh()), 1));
-    CHECK(!two.refused(ggml_silu(ctx, two.fresh(&two.scratch)), 0)); // memory of results says nothing
+    layers_apart model;
+    ggml_context * ctx = model.context.get();
+    CHECK(!model.refused(ggml_silu(ctx, model.fresh()), 1));
+    CHECK(!model.refused(ggml_silu(ctx, model.fresh(&model.scratch)), 0)); // memory of results says nothing
 }
 
 TEST(a_search_has_an_end) {
-    two_layers two;
-    ggml_context * ctx = two.context.get();
-    ggml_tensor * far = two.times_weights(two.fresh(), 1);
+    layers_apart model;
+    ggml_context * ctx = model.context.get();
+    ggml_tensor * far = model.times_weights(model.fresh(), 1);
     for (int i = 0; i < 200; i++) {
         far = ggml_silu(ctx, far);
     }
-    CHECK(!two.refused(far, 0)); // none was found
-    ggml_tensor * both = ggml_add(ctx, two.times_weights(two.fresh(), 0), far);
-    CHECK(two.refused(both, 1)); // the nearest it is
+    CHECK(!model.refused(far, 0)); // none was found
+    ggml_tensor * both = ggml_add(ctx, model.times_weights(model.fresh(), 0), far);
+    CHECK(model.refused(both, 1)); // the nearest it is
 }
