@@ -22,11 +22,16 @@ class BenchOutput(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcBenchArgs:
-    """`model` None: SmolLM2, fetched into `cache`. `pairs`: runs with and without meshd, in turn."""
+    """`model` None: SmolLM2, fetched into `cache`. `pairs`: runs with and without meshd, in turn.
+
+    `protocol`: of meshd's programs. A direct connection has the same binaries, with RPC_PROTOCOL also the
+    patches; with any other one it is llama.cpp's own RPC.
+    """
 
     model: Path | None
     cache: Path
     pairs: int = 3
+    protocol: str = RPC_PROTOCOL
     as_json: bool = False
 
 

@@ -1,46 +1,62 @@
-"""The same model three times, split alike by the same binaries: over meshd, by a direct --rpc connection, and
-through a bare pump of two processes with TLS between, which is what any two hops in Python cost.
+"""The same model three times, split alike by the same llama.cpp: over meshd, by a direct --rpc connection,
+and through a bare pump of two processes with TLS between, which is what any two hops in Python cost.
+
+Where meshd's plan chose a micro batch, there is one more direct connection, with llama.cpp's own.
 """
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.bench.llama import arguments_of, changed
+from meshd.bench.stock_run import over_rpc, start_rpc_server
 from meshd.bench.tunnel import program
-from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.build.interface import LLAMA_SERVER, NativeInfo
 from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
-from meshd.process.ports import listening_socket
 from meshd.process.ready import http_200
 from meshd.role.native.command_lines import CALM_THREADS, LARGE_PAGES
+from meshd.wire.native import RPC_PROTOCOL
+
+_MICRO_BATCH = "-ub"
 
 
 @dataclass(frozen=True, slots=True)
 class Trio:
-    """The sockets of the llama-servers. `pump`: through two Python processes with TLS between, no meshd."""
+    """The sockets of the llama-servers. `pump`: through two Python processes with TLS between, no meshd.
+
+    `own_batch`: as `direct`, with llama.cpp's own micro batch; None where meshd's plan chose none.
+    """
 
     meshd: Path
     direct: Path
     pump: Path
+    own_batch: Path | None
 
 
 @asynccontextmanager
 async def trio(
-    model: Path, cache: Path, native: NativeInfo, *, extra: tuple[str, ...] = ()
+    model: Path, cache: Path, native: NativeInfo, *, protocol: str, extra: tuple[str, ...] = ()
 ) -> AsyncIterator[Trio]:
-    """All three loaded and ready; `extra` goes to each llama-server. Raises MeshdError."""
+    """All loaded and ready; `extra` goes to each llama-server. Raises MeshdError.
+
+    `native` are the binaries without meshd, `protocol` is that of meshd's programs.
+    """
+    node = ("--native-protocol", protocol) if protocol != RPC_PROTOCOL else ()
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         folder = Path(name)
         async with Owner() as owner:
-            worker = LocalNode(NodeSpec("worker", "worker", folder / "w", cache, ("--model", str(model))))
+            worker = LocalNode(
+                NodeSpec("worker", "worker", folder / "w", cache, ("--model", str(model), *node))
+            )
             await start_all(owner, worker)
-            options = ("--model", str(model), "--port", "0")
+            options = ("--model", str(model), "--port", "0", *node)
             rest = ("--", *extra) if extra else ()
             head = LocalNode(
                 NodeSpec(
@@ -57,13 +73,15 @@ async def trio(
             argv = _arguments(status)
             bare = _Bare(native, argv, folder)
             direct = await bare.start(owner, "direct", await bare.rpc_server(owner, "direct"))
+            own_batch = await bare.start_with_own_batch(owner)
             far_port = await bare.rpc_server(owner, "pump")
             async with (
                 program("tls-far", str(far_port)) as far,
                 program("tls-near", far) as near,
             ):
                 pump = await bare.start(owner, "pump", int(near))
-                yield Trio(meshd=Path(argv[argv.index("--host") + 1]), direct=direct, pump=pump)
+                place = Path(argv[argv.index("--host") + 1])
+                yield Trio(meshd=place, direct=direct, pump=pump, own_batch=own_batch)
                 owner.cancel()
 
 
@@ -82,23 +100,23 @@ class _Bare:
 
     async def rpc_server(self, owner: Owner, name: str) -> int:
         """Its port."""
-        listener = listening_socket()
-        number = listener.fileno()
-        argv = (str(self._native.binaries[RPC_SERVER]), "--device", "CPU", "--listen-fd", str(number))
         log = self._folder / f"{name}-rpc.log"
-        child = OwnedChild(
-            ChildSpec(name=f"{name} rpc-server", argv=argv, log=log, pass_fds=(number,), env=CALM_THREADS)
-        )
-        owner.start(child.serve(), name=name)
-        await child.ensure_ready()
-        port = int(listener.getsockname()[1])
-        listener.close()
-        return port
+        return await start_rpc_server(owner, self._native, log, options=("--device", "CPU"))
 
-    async def start(self, owner: Owner, name: str, port: int) -> Path:
+    async def start_with_own_batch(self, owner: Owner) -> Path | None:
+        """As `start`, without the micro batch of the plan; None where it chose none."""
+        if _MICRO_BATCH not in self._argv:
+            return None
+        port = await self.rpc_server(owner, "own-batch")
+        return await self.start(owner, "own-batch", port, {_MICRO_BATCH: None})
+
+    async def start(
+        self, owner: Owner, name: str, port: int, changes: Mapping[str, str | None] = MappingProxyType({})
+    ) -> Path:
         """The socket of a llama-server that has loaded over the rpc-server behind `port`."""
         place = self._folder / f"{name}.sock"
-        same = changed(self._argv, {"--rpc": f"127.0.0.1:{port}", "--host": str(place)})
+        places = {"--rpc": f"127.0.0.1:{port}", "--host": str(place)}
+        same = changed(over_rpc(self._argv, 1), {**places, **changes})
         child = OwnedChild(
             ChildSpec(
                 name=f"{name} llama-server",

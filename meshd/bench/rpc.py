@@ -1,8 +1,9 @@
 """`meshd bench rpc`: what a model loses by running through meshd instead of a direct RPC connection.
 
-All three run the same binaries with the same split at the same time and are asked in turn, so that a ratio
+All run the same llama.cpp with the same split at the same time and are asked in turn, so that a ratio
 compares neighbours in time. The bounds are those that meshd holds itself to (docs/benchmarks.md). Rows of the
-bare pump have none: they show what any two hops in Python cost.
+bare pump have none: they show what any two hops in Python cost. With the mesh protocol, direct connections
+are llama.cpp's own RPC, unpatched.
 """
 
 import asyncio
@@ -21,13 +22,27 @@ from meshd.bench.llama import measure
 from meshd.bench.rig import Trio, trio
 from meshd.bench.tunnel import TunnelResult
 from meshd.bench.tunnel import measure as measure_tunnel
+from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress, NativeInfo
 from meshd.build.native import build
+from meshd.wire.native import RPC_PROTOCOL
 
 PROMPT_TOKENS = 512
 
 DECODE_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class RpcBounds:
+    """The least tokens per second relative to a direct connection."""
+
+    prompt: float
+    decode: float
+    decode_logits: float  # where they cross
+
+
+_PATCHED, _MESH = RpcBounds(0.95, 0.95, 0.85), RpcBounds(1.0, 1.0, 1.0)
 LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: the output stays on the worker
 
 
@@ -64,7 +79,8 @@ def run(args: RpcBenchArgs, out: BenchOutput) -> int:
     rows = measure_all(args, out)
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     if args.as_json:
-        out.json({"machine": machine, "pairs": args.pairs, "rows": [_as_json(row) for row in rows]})
+        shown = [_as_json(row) for row in rows]
+        out.json({"machine": machine, "pairs": args.pairs, "protocol": args.protocol, "rows": shown})
     else:
         out.table(*as_table(rows))
         out.note(f"{machine}; {args.pairs} pairs, median of their ratios")
@@ -113,7 +129,7 @@ async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
     def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
-    native = await build(args.cache, progress=progress)
+    native = await (build if args.protocol == RPC_PROTOCOL else mesh.build)(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     out.progress("measuring the tunnel")
     rows = _tunnel_rows(await measure_tunnel(args.pairs))
@@ -132,23 +148,31 @@ def _tunnel_rows(result: TunnelResult) -> list[RpcRow]:
 
 async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[RpcRow]:
     rows = []
+    bounds = _PATCHED if args.protocol == RPC_PROTOCOL else _MESH
     out.progress("loading the model three times, output on the head")
-    async with trio(model, args.cache, native) as loaded:
-        rows.append(await _prompt(loaded, args.pairs, out))
-        rows += await _decode(loaded, args.pairs, "decode, output on the head", 0.95, out)
+    async with trio(model, args.cache, native, protocol=args.protocol) as loaded:
+        rows += await _prompt(loaded, args.pairs, bounds.prompt, out)
+        rows += await _decode(loaded, args.pairs, "decode, output on the head", bounds.decode, out)
     out.progress("loading the model three times, output on the worker")
-    async with trio(model, args.cache, native, extra=LOGITS_ON_WORKER) as loaded:
-        rows += await _decode(loaded, args.pairs, "decode, logits over the wire", 0.85, out)
+    async with trio(model, args.cache, native, protocol=args.protocol, extra=LOGITS_ON_WORKER) as loaded:
+        rows += await _decode(loaded, args.pairs, "decode, logits over the wire", bounds.decode_logits, out)
     return rows
 
 
-async def _prompt(loaded: Trio, pairs: int, out: BenchOutput) -> RpcRow:
+async def _prompt(loaded: Trio, pairs: int, bound: float, out: BenchOutput) -> list[RpcRow]:
+    """Where the plan chose a micro batch, both with it and with llama.cpp's own of a direct connection."""
     out.progress(f"prompt of {PROMPT_TOKENS} tokens")
-    ours, theirs = [], []
+    what = f"prompt of {PROMPT_TOKENS} tokens, output on the head"
+    places = {what: loaded.direct}
+    if loaded.own_batch is not None:
+        places[f"{what}; without: its own micro batch"] = loaded.own_batch
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {name: [] for name in places}
     for _ in range(pairs + 1):
         ours.append((await measure(loaded.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
-        theirs.append((await measure(loaded.direct, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
-    return _row(f"prompt of {PROMPT_TOKENS} tokens, output on the head", ours, theirs, 0.95)
+        for name, place in places.items():
+            theirs[name].append((await measure(place, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
+    return [_row(name, ours, speeds, bound) for name, speeds in theirs.items()]
 
 
 async def _decode(loaded: Trio, pairs: int, what: str, bound: float, out: BenchOutput) -> list[RpcRow]:

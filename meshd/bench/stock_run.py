@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -43,20 +43,13 @@ class Plain:
 
     async def worker(self, number: int) -> str:
         """Its endpoint as a head sees it."""
-        port = _free_port()
-        program = str(self._native.binaries[RPC_SERVER])
-        argv = (program, "-H", "127.0.0.1", "-p", str(port), *self._rig.device(number))
-        child = OwnedChild(
-            ChildSpec(
-                name=f"rpc-server {number}",
-                argv=argv,
-                log=self._folder / f"plain-rpc-{number}.log",
-                env={} if self._cell.defaults else CALM_THREADS,
-                probe=port_open(port),
-            )
+        port = await start_rpc_server(
+            self._owner,
+            self._native,
+            self._folder / f"plain-rpc-{number}.log",
+            options=self._rig.device(number),
+            environment={} if self._cell.defaults else CALM_THREADS,
         )
-        self._owner.start(child.serve(), name="rpc-server")
-        await child.ensure_ready()
         seconds = self._cell.rtt_ms / 1000
         compute = seconds if self._cell.compute_only else 0.0
         if not seconds and not self._counted:
@@ -102,6 +95,25 @@ class Plain:
         return replace(self.counts.rpc)
 
 
+async def start_rpc_server(
+    owner: Owner,
+    native: NativeInfo,
+    log: Path,
+    *,
+    options: tuple[str, ...] = (),
+    environment: Mapping[str, str] = CALM_THREADS,
+) -> int:
+    """The port of one, which is a child of `owner`; upstream's or ours. Raises MeshdError."""
+    port = _free_port()
+    argv = (str(native.binaries[RPC_SERVER]), "-H", "127.0.0.1", "-p", str(port), *options)
+    child = OwnedChild(
+        ChildSpec(name=log.stem, argv=argv, log=log, env=environment, probe=port_open(port)),
+    )
+    owner.start(child.serve(), name="rpc-server")
+    await child.ensure_ready()
+    return port
+
+
 @asynccontextmanager
 async def plain(
     rig: Rig, native: NativeInfo, cell: Cell, argv: list[str], folder: Path, counted: bool
@@ -114,7 +126,7 @@ async def plain(
             argv = [word for word in argv if word not in _OWN_CHOICE]
             without["--cache-ram"] = None
         if endpoints:
-            given = changed(_over_rpc(argv, cell.workers), {**without, "--rpc": ",".join(endpoints)})
+            given = changed(over_rpc(argv, cell.workers), {**without, "--rpc": ",".join(endpoints)})
         else:
             threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
             gone = {} if cell.ends else without
@@ -125,7 +137,7 @@ async def plain(
         owner.cancel()
 
 
-def _over_rpc(argv: list[str], workers: int) -> list[str]:
+def over_rpc(argv: list[str], workers: int) -> list[str]:
     """The same split over upstream's RPC, where meshd's llama-server used native/mesh."""
     if "--rpc" in argv or not workers:
         return argv

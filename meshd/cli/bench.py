@@ -2,7 +2,7 @@
 
 `load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance. `ready` times `meshd serve`
 until it is ready, beside one machine alone. `rpc` compares meshd with a direct --rpc connection of the same
-binaries. `transport` compares meshd's links with the libraries they use. `latency --proxy` runs only the
+llama.cpp. `transport` compares meshd's links with the libraries they use. `latency --proxy` runs only the
 delaying TCP proxy.
 """
 
@@ -31,7 +31,7 @@ meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [
                                       [--json]
        meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
        meshd bench ready [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--json]
-       meshd bench rpc [--model FILE] [--pairs N] [--json]
+       meshd bench rpc [--model FILE] [--pairs N] [--protocol rpc|mesh] [--json]
        meshd bench transport [--ways LIST] [--only loopback|lines|beside] [--json]"""
 
 
@@ -48,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
     parser.add_argument(
         "--pairs", metavar="N", help="number of paired runs; for ready, runs per cell (default: 3)"
+    )
+    parser.add_argument(
+        "--protocol",
+        choices=PROTOCOLS,
+        default=RPC_PROTOCOL,
+        help="for load, nodes, latency and rpc: what meshd's programs speak (default: rpc; see "
+        "--native-protocol)",
     )
     _distance_arguments(parser)
     _proxy_arguments(parser)
@@ -80,12 +87,6 @@ def _distance_arguments(parser: argparse.ArgumentParser) -> None:
         "--without",
         metavar="WHAT,…",
         help="also measure meshd without: push (activations straight from worker to worker)",
-    )
-    distance.add_argument(
-        "--protocol",
-        choices=PROTOCOLS,
-        default=RPC_PROTOCOL,
-        help="what meshd's programs speak (default: rpc; see --native-protocol)",
     )
     distance.add_argument("--svg", metavar="FILE", help="write a plot to this file")
 
@@ -133,7 +134,9 @@ def _rpc(args: Arguments, out: Output) -> int:
     from meshd.bench.rpc import run as run_bench
 
     cache = load().config.paths.cache
-    return run_bench(RpcBenchArgs(model=model, pairs=pairs, as_json=args.json, cache=cache), out)
+    return run_bench(
+        RpcBenchArgs(model=model, pairs=pairs, protocol=args.protocol, as_json=args.json, cache=cache), out
+    )
 
 
 def _cells(args: Arguments) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -1,8 +1,17 @@
 """`meshd bench rpc`: pairs stay pairs, and their spread is shown."""
 
+import asyncio
+import io
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from meshd.bench import rpc
+from meshd.bench.llama import ChatAnswer
+from meshd.bench.rig import Trio
 from meshd.bench.rpc import _row, _tunnel_rows, as_table
 from meshd.bench.tunnel import TunnelPath, TunnelResult
+from meshd.cli.output import Output
 
 
 def test_what_a_tunnel_adds_is_above_the_plain_connection_of_the_same_moment() -> None:
@@ -28,3 +37,26 @@ def test_a_row_has_its_spread_without_the_pair_that_warmed_things_up() -> None:
         "≥ 0.95",
         "yes",
     )
+
+
+def test_a_micro_batch_of_the_plan_is_compared_with_llamas_own_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else meshd could be fast because the plan slowed the direct connection down."""
+    speeds = {"meshd": 120.0, "direct": 100.0, "own": 150.0}
+    asked: list[str] = []
+
+    async def measured(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
+        assert (prompt_tokens, tokens) == (rpc.PROMPT_TOKENS, 1)
+        asked.append(place.name)
+        return ChatAnswer(speeds[place.name], 1.0, "")
+
+    monkeypatch.setattr(rpc, "measure", measured)
+    loaded = Trio(Path("meshd"), Path("direct"), Path("pump"), own_batch=Path("own"))
+    out = Output(io.StringIO(), io.StringIO(), {})
+    rows = asyncio.run(rpc._prompt(loaded, 2, 1.0, out))
+    assert [row.ratio for row in rows] == pytest.approx([1.2, 0.8])
+    assert [row.held for row in rows] == [True, False]
+    assert asked == ["meshd", "direct", "own"] * 3, "in turns, so that a ratio compares neighbours in time"
+    [alone] = asyncio.run(rpc._prompt(replace(loaded, own_batch=None), 2, 1.0, out))
+    assert alone.ratio == pytest.approx(1.2)
