@@ -101,3 +101,20 @@ class ReadyArgs:
     round_trips: tuple[float, ...] = (0.0, 20.0, 50.0)
     runs: int = 3
     as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceArgs:
+    """One prompt of `prompt` tokens, answered with `tokens`, over `workers` at `rtt_ms`.
+
+    `model` None: SmolLM2. `svg`: where a picture is written.
+    """
+
+    model: Path | None
+    cache: Path
+    workers: int = 2
+    rtt_ms: float = 0.0
+    prompt: int = 1024
+    tokens: int = 8
+    svg: Path | None = None
+    as_json: bool = False

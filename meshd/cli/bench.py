@@ -2,7 +2,8 @@
 
 `load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance. `ready` times `meshd serve`
 until it is ready, beside one machine alone. `rpc` compares meshd with a direct --rpc connection of the same
-llama.cpp. `transport` compares meshd's links with the libraries they use. `latency --proxy` runs only the
+llama.cpp. `trace` shows who computes, copies and waits during one prompt and some tokens, with the mesh
+protocol. `transport` compares meshd's links with the libraries they use. `latency --proxy` runs only the
 delaying TCP proxy.
 """
 
@@ -16,7 +17,7 @@ from meshd.cli.output import Output
 from meshd.config import PROTOCOLS, load
 from meshd.wire.native import RPC_PROTOCOL
 
-WHAT = "load|nodes|latency|ready|rpc|transport"
+WHAT = "load|nodes|latency|ready|rpc|trace|transport"
 _HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
 _PROXY = re.compile(rf"(?:{_HOST}:)?([0-9]{{1,5}}):(?:{_HOST}:)?([0-9]{{1,5}})")
 _USUAL = {  # workers, round trips
@@ -24,6 +25,7 @@ _USUAL = {  # workers, round trips
     "nodes": ("1,2,3,4", "20"),
     "latency": ("2", "0,5,10,20,30,50"),
     "ready": ("1,2,4", "0,20,50"),
+    "trace": ("2", "0"),
 }
 _USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--compute-only]
@@ -32,6 +34,8 @@ meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [
        meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
        meshd bench ready [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--json]
        meshd bench rpc [--model FILE] [--pairs N] [--protocol rpc|mesh] [--json]
+       meshd bench trace [--model FILE] [--workers N] [--rtt MS] [--prompt N] [--tokens N] [--svg FILE]
+                         [--json]
        meshd bench transport [--ways LIST] [--only loopback|lines|beside] [--json]"""
 
 
@@ -43,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=WHAT,
         help="load: time to the first answer; nodes: speed by number of workers; latency: speed by distance; "
         "ready: time until the API is ready; rpc: tokens per second beside a direct connection; "
+        "trace: who computes, copies and waits; "
         "transport: bytes per second of links",
     )
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
@@ -58,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _distance_arguments(parser)
     _proxy_arguments(parser)
+    trace = parser.add_argument_group("trace (which takes --workers, --rtt and --svg)")
+    trace.add_argument("--prompt", metavar="N", help="tokens of the prompt (default: 1024)")
+    trace.add_argument("--tokens", metavar="N", help="tokens to generate (default: 8)")
     transport = parser.add_argument_group("transport")
     transport.add_argument(
         "--ways", metavar="LIST", help="links to measure, such as webrtc,aiortc (default: all)"
@@ -115,6 +123,8 @@ def run(args: Arguments, out: Output) -> int:
             return _distance(args, out)
         case "ready":
             return _ready(args, out)
+        case "trace":
+            return _trace(args, out)
     raise UsageError(f"unknown measurement `{args.what}`", hint=f"choose one of {WHAT.replace('|', ', ')}")
 
 
@@ -163,6 +173,30 @@ def _ready(args: Arguments, out: Output) -> int:
             workers=workers,
             round_trips=round_trips,
             runs=runs,
+            as_json=args.json,
+        ),
+        out,
+    )
+
+
+def _trace(args: Arguments, out: Output) -> int:
+    [workers, *more_workers], [round_trip, *more_round_trips] = _cells(args)
+    if more_workers or more_round_trips:
+        raise UsageError("`meshd bench trace` takes one number of workers, and one round trip")
+    prompt = number("--prompt", args.prompt or "1024", 1, 1_000_000)
+    tokens = number("--tokens", args.tokens or "8", 1, 10_000)
+    from meshd.bench.interface import TraceArgs
+    from meshd.bench.trace import run as run_bench
+
+    return run_bench(
+        TraceArgs(
+            model=_model(args),
+            cache=load().config.paths.cache,
+            workers=workers,
+            rtt_ms=round_trip,
+            prompt=prompt,
+            tokens=tokens,
+            svg=Path(args.svg).expanduser() if args.svg else None,
             as_json=args.json,
         ),
         out,

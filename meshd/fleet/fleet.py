@@ -1,7 +1,7 @@
 """A head and its workers on this machine, as far apart as asked."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.admin.status import Status
@@ -10,6 +10,8 @@ from meshd.fleet.distance import apart
 from meshd.fleet.networks import API_PORT, FleetPlace, listen_address
 from meshd.fleet.node import LocalNode, NodeSpec, start_all
 from meshd.model.output import NEAR_SECONDS
+
+HEAD_NAME = "head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,7 @@ class FleetSpec:
     `worker_model` is the workers' file, None: they have none. The head waits for all of them.
     `worker_binaries`: a folder of native binaries for each worker, where it is not the usual one.
     `worker_options`: what else each worker is told, where anything.
+    `environments`: variables of nodes, by their names (HEAD_NAME, worker_names).
     """
 
     folder: Path
@@ -30,7 +33,13 @@ class FleetSpec:
     head_options: tuple[str, ...] = ()
     worker_binaries: Sequence[Path] = ()
     worker_options: Sequence[tuple[str, ...]] = ()
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wire: bool = False
+
+
+def worker_names(count: int) -> list[str]:
+    """Of the workers of a fleet."""
+    return ["worker"] if count == 1 else [f"worker-{number}" for number in range(1, count + 1)]
 
 
 class Fleet:
@@ -48,8 +57,7 @@ class Fleet:
         if any(spec.round_trips) or spec.wire:
             self._place = await apart(owner, spec.round_trips, spec.folder, wire=spec.wire)
         has = ("--model", str(spec.worker_model)) if spec.worker_model is not None else ()
-        for number in range(1, len(spec.round_trips) + 1):
-            name = "worker" if len(spec.round_trips) == 1 else f"worker-{number}"
+        for number, name in enumerate(worker_names(len(spec.round_trips)), 1):
             bins = spec.worker_binaries[number - 1 : number]
             more = [word for words in spec.worker_options[number - 1 : number] for word in words]
             options = (*has, *(word for path in bins for word in ("--native-bin", str(path))), *more)
@@ -67,7 +75,7 @@ class Fleet:
         is_far = max(spec.round_trips, default=0.0) >= NEAR_SECONDS and not spec.wire
         far = ("--compress", "on") if is_far else ()
         options = ("--model", str(spec.model), "--port", str(port), *least, *far, *spec.head_options)
-        head = LocalNode(self._node(0, "head", "serve", options))
+        head = LocalNode(self._node(0, HEAD_NAME, "serve", options))
         await start_all(owner, head)
         return head
 
@@ -79,6 +87,7 @@ class Fleet:
 
     def _node(self, number: int, name: str, role: str, options: tuple[str, ...]) -> NodeSpec:
         place = self._place
+        own = self.spec.environments.get(name, {})
         return NodeSpec(
             name=name,
             role=role,
@@ -86,6 +95,6 @@ class Fleet:
             cache=self.spec.cache,
             options=options,
             listen=listen_address(number, wire=place.wire) if place is not None else "127.0.0.1:0",
-            environment={"MESHD_JOIN": self._token} if self._token else {},
+            environment={**own, **({"MESHD_JOIN": self._token} if self._token else {})},
             prefix=place.prefix(number) if place is not None else (),
         )

@@ -2,6 +2,7 @@
 
 #include "printable.h"
 #include "report.h"
+#include "trace.h"
 
 #include <cstdio>
 #include <thread>
@@ -144,6 +145,10 @@ bool connection::wait(uint64_t id) {
 bool connection::wait_all() {
     outgoing.flush();
     std::unique_lock<std::mutex> lock(mutex);
+    if (gone || answers.empty()) {
+        return !gone;
+    }
+    const traced waiting("wait", place);
     changed.wait(lock, [&] { return gone || answers.empty(); });
     return !gone;
 }

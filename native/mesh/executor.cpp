@@ -3,6 +3,7 @@
 #include "names.h"
 #include "release.h"
 #include "tensor_range.h"
+#include "trace.h"
 
 #include <algorithm>
 
@@ -196,6 +197,7 @@ void executor::write(uint64_t id, blob & bytes) {
     const size_t size = in.size();
     const place where = memory.find(body.buffer, body.offset, size);
     if (size > 0) {
+        const traced copying("in", where.device);
         put(id, where, in.bytes(size), size, bytes);
     }
 }
@@ -224,6 +226,7 @@ void executor::read(uint64_t id, const read_body & body) {
         throw bad_message("READ of more than a piece");
     }
     const place where = memory.find(body.buffer, body.offset, body.size);
+    const traced copying("out", where.device);
     under_way.behind(
         where.device, id, [this, id, data = get(where, body.size)] { answer(message::data, id, std::move(*data)); });
 }
@@ -237,6 +240,7 @@ void executor::copy(const copy_body & body) {
     if (body.size == 0) {
         return;
     }
+    const traced copying("in", to.device);
     recent.changed(to, body.size);
     if (from.device != to.device) {
         under_way.order(to.device, from.device); // what is there may still be read
@@ -267,6 +271,7 @@ void executor::compute(uint64_t id, const stored_graph & graph, uint32_t device)
         throw interrupted();
     }
     doing.nodes = graph.nodes();
+    traced computing("compute", device);
     const ggml_status status = graph.compute(devices[device].backend, recent);
     if (status == GGML_STATUS_ABORTED) {
         throw interrupted();
@@ -276,7 +281,7 @@ void executor::compute(uint64_t id, const stored_graph & graph, uint32_t device)
     }
     if (under_way.leaves(device)) {
         graph.forget_results(recent);
-        under_way.behind(device, id, [] {}); // it has moved on then
+        under_way.behind(device, id, [device, began = computing.leave()] { trace_end("compute", device, began); });
     }
 }
 
@@ -320,6 +325,7 @@ void executor::push(uint64_t id, const push_body & body) {
     }
     const place where = memory.find(body.buffer, body.offset, body.size);
     need_neighbour(others, body.neighbour);
+    const traced copying("out", where.device);
     under_way.behind(where.device, id, [this, body, data = get(where, body.size)] {
         doing.pushes = body.neighbour + 1;
         others.push(body.neighbour, body.token, std::move(*data));
@@ -330,9 +336,12 @@ void executor::push(uint64_t id, const push_body & body) {
 void executor::take(uint64_t id, const take_body & body) {
     const place where = memory.find(body.buffer, body.offset, body.size);
     doing.waits = body.neighbour + 1;
+    traced waiting("wait", where.device);
     blob data = others.take(body.neighbour, body.token, body.size);
+    waiting.end();
     doing.waits = 0;
     if (body.size > 0) {
+        const traced copying("in", where.device);
         const uint8_t * first = data.data();
         put(id, where, first, body.size, data);
     }

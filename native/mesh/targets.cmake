@@ -3,7 +3,8 @@
 set(MESH "${CMAKE_CURRENT_LIST_DIR}")
 set(GGML "${CMAKE_SOURCE_DIR}/ggml")
 
-set(BOTH blob.cpp channel.cpp describe.cpp descriptor.cpp names.cpp report.cpp sizes.cpp weights_index.cpp)
+set(BOTH blob.cpp channel.cpp describe.cpp descriptor.cpp names.cpp report.cpp sizes.cpp trace.cpp
+    weights_index.cpp)
 set(CLIENT belonging.cpp client_backend.cpp client_buffer.cpp client_device.cpp client_graph.cpp connection.cpp owed_answers.cpp
     head_weights.cpp outbox.cpp watch.cpp)
 set(SERVER neighbour_arrivals.cpp buffers.cpp executor.cpp flights.cpp graphs.cpp guard.cpp layout.cpp local_weights.cpp
