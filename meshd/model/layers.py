@@ -37,8 +37,9 @@ class ModelLayers:
     """A model as a planner sees it. Sizes in bytes.
 
     `layers` and `padded_layers` have one entry a block, the latter with the padding that CUDA adds.
-    `input` always lies on the serving node; `output` is the matrix that makes logits (for tied models the
-    embedding again); `output_rest` the norm and others beside it, `shared` what every device may need.
+    `input` is what a step reads first, `embedding` its matrix of tokens; `output` is the matrix that makes
+    logits (for tied models the embedding again); `output_rest` the norm and others beside it, `shared` what
+    every device may need.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ModelLayers:
     layers: tuple[int, ...]
     padded_layers: tuple[int, ...]
     input: int
+    embedding: int
     output: int
     tied: bool
     output_rest: int
@@ -117,6 +119,7 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
         layers=tuple(layers),
         padded_layers=tuple(padded),
         input=total_input,
+        embedding=embedding.size,
         output=embedding.size if tied else total_output,
         tied=tied,
         output_rest=total_rest,

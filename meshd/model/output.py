@@ -20,6 +20,7 @@ CPU_RATE, GPU_RATE = 10e9, 200e9  # bytes a second of weights, of small machines
 AT_ONCE = 64 << 10  # bytes in flight on a path of which nothing was measured (mux/pacing.py)
 NEAR_SECONDS = 0.002  # a shorter round trip is a wired network, and taken for fast
 NEAR_RATE, FAR_RATE = 100e6, 5e6  # bytes a second of a path that was never seen full
+EMBEDDING = "token_embd.weight"
 SAMPLED_BYTES = 400  # of a token: 40 candidates with their logits, the headers of two questions and answers
 _GAIN = 0.8  # of the head's time: less than that makes the worker worth it, as these are estimates
 
@@ -71,4 +72,4 @@ def choose_output(
 
 def output_on_cpu(model: ModelLayers) -> str:
     """What `--override-tensor` takes to keep the matrix on the head's CPU."""
-    return "token_embd.weight=CPU" if model.tied else r"^output\.weight=CPU"
+    return f"{EMBEDDING}=CPU" if model.tied else r"^output\.weight=CPU"

@@ -1,22 +1,24 @@
 """Decides which layers of a model go to which device, and refuses models that do not fit.
 
 The order is llama.cpp's: the head's CPU (the first layers, by `-ngl`), the workers as given, then the head's
-own GPUs; the input embedding is always on the head. The answer holds the options for llama-server that lead
-to exactly this split (checked against `placement.place`), the bytes of every device, and why.
+own GPUs. The embeddings are on the head, or with the first layers on a worker: then a token's number crosses
+in place of its row of some kB. The answer holds the options for llama-server that lead to exactly this split
+(checked against `placement.place`), the bytes of every device, and why.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.base.byte_format import in_memory
-from meshd.base.errors import LocalProtocolError, UserError
+from meshd.base.errors import LocalProtocolError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
 from meshd.model.llama_placement import MAX_SPLIT_DEVICES, check_placed, one_to_spare
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
-from meshd.model.partition import partition, share_out
+from meshd.model.partition import partition
 from meshd.model.split_values import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
+from meshd.model.user_split import user_counts
 
 
 def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> Plan:
@@ -69,10 +71,14 @@ class _Planner:
     def plan(self) -> Plan | None:
         """The first that fits, or None."""
         plan = self._by_user() if self._options.tensor_split else self._by_memory()
-        if plan is None and self._options.local_output is None:
-            options = replace(self._options, local_output=True)  # if a worker had no room for the output
-            plan = _Planner(self._model, [*self._workers, *self._gpus, self._cpu], options).plan()
+        if plan is None and self._options.input_on_worker:
+            plan = self._with(replace(self._options, input_on_worker=False)).plan()
+        elif plan is None and self._options.local_output is None:  # if a worker had no room for the output
+            plan = self._with(replace(self._options, local_output=True)).plan()
         return plan
+
+    def _with(self, options: SplitOptions) -> "_Planner":
+        return _Planner(self._model, [*self._workers, *self._gpus, self._cpu], options)
 
     def _by_memory(self) -> Plan | None:
         for cpu_layers, why in self._cpu_choices():
@@ -87,8 +93,7 @@ class _Planner:
         while low < high:
             middle = (low + high + 1) // 2
             shape = replace(self._options.shape, tokens=middle * CELL_PADDING)
-            options = replace(self._options, shape=shape)
-            if _Planner(self._model, [*self._workers, *self._gpus, self._cpu], options).plan() is not None:
+            if self._with(replace(self._options, shape=shape)).plan() is not None:
                 low = middle
             else:
                 high = middle - 1
@@ -179,7 +184,8 @@ class _Planner:
         return LeftOut(device, f"{usable} are left for layers; one layer needs {need}")
 
     def _by_user(self) -> Plan | None:
-        order, counts = self._user_counts()
+        own = (self._gpus or [self._cpu]) if self._options.head_layers else []
+        order, counts = user_counts(self._options.tensor_split, self._workers, own, layers=self._model.count)
         kept = [(device, count) for device, count in zip(order, counts, strict=True) if count]
         ordered = sorted(
             kept, key=lambda item: item[0] is not self._cpu
@@ -192,30 +198,6 @@ class _Planner:
         ]
         plan = self._build(chosen, [count for _, count in ordered], left_out, "according to the tensor split")
         return plan if self._fits(plan) else None
-
-    def _user_counts(self) -> tuple[list[Device], tuple[int, ...]]:
-        shares, layers = self._options.tensor_split, self._model.count
-        own = (self._gpus or [self._cpu]) if self._options.head_layers else []
-        given = ",".join(f"{share:g}" for share in shares)
-        order = [*self._workers, *own]
-        if len(shares) not in (len(self._workers), len(order)):
-            expected = " or ".join(str(n) for n in sorted({len(self._workers), len(order)}))
-            names = ", ".join(device.label for device in order)
-            raise UserError(
-                f"the tensor split `{given}` has {len(shares)} shares, expected {expected}",
-                hint=f"give one share for each worker, then for the head's own devices: {names}",
-            )
-        order = order[: len(shares)]
-        if not all(0 <= share < float("inf") for share in shares) or not 0 < sum(shares) < float("inf"):
-            raise UserError(f"the tensor split `{given}` needs shares of at least zero, not all zero")
-        whole = tuple(int(share) for share in shares)
-        if list(whole) == list(shares) and sum(whole) == layers:
-            return order, whole
-        on_dev = [number for number, device in enumerate(order) if device is not self._cpu and whole[number]]
-        if list(whole) == list(shares) and sum(whole) == layers + 1 and on_dev and whole[on_dev[-1]] > 1:
-            last = on_dev[-1]
-            return order, (*whole[:last], whole[last] - 1, *whole[last + 1 :])
-        return order, share_out(shares, layers)
 
     def _pool(self, device: Device) -> str:
         return device.pool or f"own {id(device)}"
@@ -245,6 +227,12 @@ class _Planner:
         last = order[-1]
         return last if last.is_head or not self._output_choice(last).on_head else self._cpu
 
+    def _input_on(self, order: Sequence[Device]) -> Device:
+        """Where the embeddings lie; those of a tied model make the logits, too, and are in one place."""
+        first = order[0] if order else self._cpu
+        movable = not self._model.tied or self._output_on(order) is first
+        return first if self._options.input_on_worker and not first.is_head and movable else self._cpu
+
     def _output_choice(self, last: Device) -> OutputChoice:
         options = self._options
         return choose_output(
@@ -260,8 +248,11 @@ class _Planner:
         """Bytes of weights beside the layers."""
         model = self._model
         total = model.shared
+        input_on = self._input_on(order)
         if device is self._cpu:
-            total += model.input
+            total += model.input if device is input_on else model.input - model.embedding
+        elif device is input_on and not model.tied:
+            total += model.embedding
         if device is (order[-1] if order else self._cpu):
             total += model.output_rest
         if device is self._output_on(order):
@@ -276,12 +267,17 @@ class _Planner:
             on_gpu=device.is_gpu,
             with_layers=any(item is device for item in order),
             with_output=device is self._output_on(order),
-            pipelined=len(on_dev) > 1 and len(on_dev) == len(order) and not self._override(order),
+            pipelined=1 < len(on_dev) == len(order)
+            and not (self._override(order) or self._moved_input(order)),
         )
 
     def _override(self, order: Sequence[Device]) -> str:
         moved = bool(order) and order[-1] is not self._cpu and self._output_on(order) is self._cpu
         return output_on_cpu(self._model) if moved else ""
+
+    def _moved_input(self, order: Sequence[Device]) -> str:
+        device = self._input_on(order)
+        return "" if device is self._cpu else self._names[id(device)]
 
     def _costs(self, device: Device) -> list[int]:
         layers = self._model.padded_layers if device.is_gpu else self._model.layers
@@ -327,6 +323,7 @@ class _Planner:
             exact_cache=model.cache.exact,
             left_out=tuple(left_out),
             why=self._why(why, taking, left_out),
+            input_device=self._moved_input(taking),
         )
         check_placed(plan)
         return plan

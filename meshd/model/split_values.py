@@ -6,7 +6,7 @@ from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
 from meshd.model.device_sampling import has_top_k
 from meshd.model.layers import ModelLayers
-from meshd.model.output import DevicePath
+from meshd.model.output import EMBEDDING, DevicePath
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class SplitOptions:
     last device) are taken as they are. `head_layers` False: `--device none`. `local_output`: the matrix that
     makes logits lies on the head, so that 2 KB instead of hundreds cross the wire for a token; None: where a
     token takes less time (output.py), on the head if nothing is known. `sampled_with_output`: a token is
-    chosen where its logits are made, so that they do not cross.
+    chosen where its logits are made, so that they do not cross. `input_on_worker`: the embeddings may lie on
+    the worker with the first layers, so that tokens cross and not their rows.
     """
 
     shape: ContextShape
@@ -53,6 +54,7 @@ class SplitOptions:
     head_layers: bool = True
     local_output: bool | None = None
     sampled_with_output: bool = False
+    input_on_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Plan:
 
     `devices`, `gpu_layers`, `tensor_split`, `override_tensor` are the values of `-dev`, `-ngl`, `-ts`, `-ot`
     (empty: the option is left out). Worker i of those given is `RPC<i>`: `--rpc` must list all of them in
-    that order. `exact_cache` is False when the architecture is not known: the cache is an upper bound then.
+    that order. `input_device`: the worker's that has the embeddings; empty: the head has them. `exact_cache`
+    is False when the architecture is not known: the cache is an upper bound then.
     """
 
     shares: tuple[DeviceShare, ...]
@@ -97,6 +100,7 @@ class Plan:
     exact_cache: bool
     left_out: tuple[LeftOut, ...]
     why: str
+    input_device: str = ""
 
     def weights_of(self, node: str) -> int:
         """Bytes of weights on all devices of a node."""
@@ -116,8 +120,9 @@ class Plan:
         given += ["-ngl", str(self.gpu_layers), "-dev", ",".join(self.devices) or "none"]
         if self.tensor_split:
             given += ["-ts", ",".join(map(str, self.tensor_split))]
-        if self.override_tensor:
-            given += ["-ot", self.override_tensor]
+        overrides = [self.override_tensor] if self.override_tensor else []
+        overrides += [f"{EMBEDDING}={self.input_device}"] if self.input_device else []
+        given += ["-ot", ",".join(overrides)] if overrides else []
         usual = ContextShape(shape.tokens)
         given += ["-b", str(shape.batch)] if shape.batch != usual.batch else []
         given += ["-ub", str(shape.micro_batch)] if shape.micro_batch != usual.micro_batch else []

@@ -6,7 +6,7 @@ import pytest
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
-from tests.e2e.native_protocol import NativeProtocol, both
+from tests.e2e.native_protocol import MESH, NativeProtocol, both, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, model_of, play
 from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.random_parts import LAYERS
@@ -21,6 +21,9 @@ TOKENS = 24
 LONG = "The capital of France is " + ", ".join(f"not the number {number}" for number in range(29))
 CHANGED = len(LONG) - 60  # of this letter only the first step's cache or state tells the second one
 MOST_WORKERS = 4
+# with a matrix for embeddings and another one for logits
+UNTIED = ("llama", "gpt-oss", "qwen3moe", "deepseek2", "rwkv7", "qwen3next")
+EMBEDDINGS = 36_864  # bytes, at least
 HYBRID = "granitehybrid"  # layer 0 has attention, layer 1 a state
 
 
@@ -55,6 +58,30 @@ def test_text_of_a_split_is_that_of_one_node(tmp_path: Path, workers: int, proto
                 head = await fleet.head(random_model(name), *options, token=token)
                 if texts := await _different_texts(fleet, head, name, devices=workers + 1):
                     wrong[name] = texts
+                await head.stop()
+                fleet.forget(head)
+            assert wrong == {}
+
+    play(check(), seconds=590)
+
+
+@needs_mesh
+def test_a_head_that_computes_nothing_sends_numbers_of_tokens(tmp_path: Path) -> None:
+    """Embeddings, layers and output are on the workers: rows of neither embeddings nor logits cross."""
+    names = drawn("models with embeddings on a worker", UNTIED, 3, always=())
+
+    async def check() -> None:
+        async with Fleet(tmp_path, protocol=MESH) as fleet:
+            token = await _start_workers(fleet, names, 2)
+            wrong = {}
+            for name in names:
+                options = ("--min-workers", "2", "--device", "none", "--output-on", "worker", *SAME_THREADS)
+                head = await fleet.head(random_model(name), *options, *SAME_BATCHES, *ONE_SLOT, token=token)
+                if texts := await _different_texts(fleet, head, name, devices=2):
+                    wrong[name] = texts
+                split = model_of(await head.status()).split
+                [on_head] = [part.bytes for part in split if part.node == "head"]
+                assert on_head < EMBEDDINGS, split
                 await head.stop()
                 fleet.forget(head)
             assert wrong == {}

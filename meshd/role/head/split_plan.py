@@ -155,6 +155,7 @@ def _split_options(layers: ModelLayers, options: HeadOptions) -> SplitOptions:
         head_layers=options.devices != ("none",),
         local_output={"head": True, "worker": False}.get(options.output),
         sampled_with_output=options.sample_on_worker or llama_args.backend_sampling,
+        input_on_worker=options.pipelined,
     )
 
 
@@ -239,6 +240,7 @@ def without_idle(plan: Plan, offers: Sequence[NodeOffer]) -> tuple[Plan, list[No
                 for share in plan.shares
             ),
             devices=tuple(_moved(name, renamed, before, gone) for name in plan.devices),
+            input_device=_moved(plan.input_device, renamed, before, gone),
         ),
         [item for item in offers if item.node in busy],
     )
@@ -255,6 +257,7 @@ def renamed(plan: Plan, prefix: str) -> Plan:
         plan,
         shares=tuple(replace(share, llama_name=name_of(share.llama_name)) for share in plan.shares),
         devices=tuple(name_of(name) for name in plan.devices),
+        input_device=name_of(plan.input_device),
     )
 
 

@@ -16,6 +16,7 @@ MODEL = ModelLayers(
     layers=(1 << 30,) * 32,
     padded_layers=(1 << 30,) * 32,
     input=431_000_000,
+    embedding=431_000_000,
     output=431_000_000,  # of a vocabulary of 128256 by 4096, in Q6_K
     tied=False,
     output_rest=0,

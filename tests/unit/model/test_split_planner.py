@@ -29,6 +29,7 @@ def _model(
         layers=(layer_bytes,) * layers,
         padded_layers=(layer_bytes + 100,) * layers,
         input=30_081_024,
+        embedding=30_081_024,
         output=30_081_024,
         tied=tied,
         output_rest=2304,
@@ -382,6 +383,8 @@ frees = st.floats(0.02, 6)
     st.sampled_from(["", "p"]),
     st.booleans(),
     st.sampled_from([True, False, None]),
+    st.booleans(),
+    st.booleans(),
     st.integers(1, 40),
     st.sampled_from([256, 5000, 8192]),
 )
@@ -391,16 +394,23 @@ def test_any_plan_fits_and_agrees_with_llama_cpp(
     head_pool: str,
     head_layers: bool,
     local_output: bool | None,
+    input_on_worker: bool,
+    tied: bool,
     layers: int,
     tokens: int,
 ) -> None:
-    model = _model(layers=layers, layer_bytes=20 * MIB)
+    model = _model(layers=layers, layer_bytes=20 * MIB, tied=tied)
     devices = [
         Device(f"w{n}", "D", int(free * GIB), is_gpu=gpu, pool=pool, path=DevicePath(0.0003 if gpu else 0.02))
         for n, (free, gpu, pool) in enumerate(workers)
     ]
     devices.append(_cpu("head", head_free, head=True, pool=head_pool))
-    options = SplitOptions(ContextShape(tokens), head_layers=head_layers, local_output=local_output)
+    options = SplitOptions(
+        ContextShape(tokens),
+        head_layers=head_layers,
+        local_output=local_output,
+        input_on_worker=input_on_worker,
+    )
     try:
         plan = plan_split(model, devices, options)
     except NotEnoughMemory as error:
@@ -420,3 +430,4 @@ def test_any_plan_fits_and_agrees_with_llama_cpp(
     for device in devices[:-1]:
         assert (device.node in out) != any(share.device is device and share.layers for share in plan.shares)
     assert head_layers or plan.shares[0].layers == 0
+    assert input_on_worker or not plan.input_device

@@ -1,0 +1,73 @@
+"""Where the embeddings lie: on the head, or with the first layers on a worker."""
+
+from dataclasses import replace
+
+import pytest
+from meshd.model.cache import ContextShape, LayerCache, ModelCache
+from meshd.model.layers import ModelLayers, Widths
+from meshd.model.split_planner import plan_split
+from meshd.model.split_values import Device, SplitOptions
+
+GIB = 1 << 30
+
+
+def split_model(*, tied: bool) -> ModelLayers:
+    """SmolLM2's numbers."""
+    return ModelLayers(
+        name="SmolLM2.gguf",
+        architecture="llama",
+        trained_context=8192,
+        layers=(2_216_448,) * 30,
+        padded_layers=(2_216_448,) * 30,
+        input=30_081_024,
+        embedding=30_081_024,
+        output=30_081_024,
+        tied=tied,
+        output_rest=2304,
+        shared=0,
+        largest_elements=576 * 49152,
+        cache=ModelCache((LayerCache(key=192, value=192),) * 30, exact=True),
+        widths=Widths(576, 1536, 9, 1536, 0, 0, 49152),
+    )
+
+
+def cpu(node: str, free: float = 4.0, *, head: bool = False) -> Device:
+    return Device(node, "CPU", int(free * GIB), is_head=head)
+
+
+HEAD = cpu("head", head=True)
+
+
+@pytest.mark.parametrize(
+    ("workers", "tied", "local_output", "overrides"),
+    [
+        (2, False, False, "-ot token_embd.weight=RPC0"),
+        (2, False, True, r"-ot ^output\.weight=CPU,token_embd.weight=RPC0"),
+        (1, True, False, "-ot token_embd.weight=RPC0"),
+        (2, True, False, ""),  # the last one makes logits of them
+        (1, True, True, "-ot token_embd.weight=CPU"),
+    ],
+)
+def test_embeddings_lie_with_the_first_layers_unless_they_are_needed_elsewhere(
+    workers: int, tied: bool, local_output: bool, overrides: str
+) -> None:
+    model = split_model(tied=tied)
+    devices = [*(cpu(f"w{number}") for number in range(workers)), HEAD]
+    options = SplitOptions(ContextShape(8192), head_layers=False, local_output=local_output)
+    plain = plan_split(model, devices, options)
+    plan = plan_split(model, devices, replace(options, input_on_worker=True))
+    given = " ".join(plan.arguments)
+    assert (overrides in given) if overrides else ("-ot" not in given)
+    moved = model.embedding if plan.input_device else 0
+    assert plain.shares[0].weights - plan.shares[0].weights == moved
+    assert plan.shares[1].weights - plain.shares[1].weights == (0 if tied else moved)
+    assert " ".join(plain.arguments).count("RPC0,") == given.count("RPC0,")
+
+
+def test_embeddings_stay_with_a_head_that_has_the_first_layers_or_where_there_is_no_room() -> None:
+    options = SplitOptions(ContextShape(8192), local_output=True, input_on_worker=True)
+    assert plan_split(split_model(tied=False), [cpu("a"), HEAD], options).input_device == ""
+    large = replace(split_model(tied=False), input=3 * GIB, embedding=3 * GIB)
+    alone = replace(options, head_layers=False)
+    assert plan_split(large, [cpu("a", 4.0), HEAD], alone).input_device == "RPC0"
+    assert plan_split(large, [cpu("a", 2.0), HEAD], alone).input_device == ""
