@@ -83,6 +83,7 @@ EVENTS: Mapping[str, str] = {
     "link_refused": "the other side refused a link, and why",
     "link_surplus": "another link of a peer was closed because it has as many as allowed",
     "link_up": "a link to a peer carries data",
+    "llama_server_commit_unknown": "llama-server in `--native-bin` does not say of which commit it is",
     "load_started": "the next load of the model begins: `count` workers are asked",
     "log_lines_lost": "the log file could not be written for a while; `count` lines are missing",
     "member_admitted": "a node joined with an invite of this node",

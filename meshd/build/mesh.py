@@ -15,6 +15,7 @@ from meshd.build import cache as builds
 from meshd.build import native
 from meshd.build.compile import compile_tree
 from meshd.build.interface import (
+    LLAMA_SERVER,
     MESH_MODULE,
     MESH_PROGRAM,
     BuildProgress,
@@ -25,6 +26,7 @@ from meshd.build.interface import (
 from meshd.build.machine import cpu_kind, need_compiler, need_tools
 from meshd.build.pin import native_folder, read_pin
 from meshd.build.tree import Tree
+from meshd.wire.native import STOCK_PATCHES, UNKNOWN
 
 PROGRAMS: Mapping[str, str] = {"mesh-server": MESH_PROGRAM, "ggml-mesh": MESH_MODULE}  # targets, and files
 _KEPT = 4
@@ -37,6 +39,26 @@ def find(cache: Path, backend: str = "auto") -> NativeInfo | None:
         return None
     folder = folder_of(cache, stock.backend)
     return _joined(stock, folder) if _has(folder, PROGRAMS) else None
+
+
+def read_bin_dir(path: Path, cache: Path, *, head: bool = True) -> NativeInfo | None:
+    """A folder that the user names, and our own build for what is not in it; None where that lacks, too.
+
+    A head needs a llama-server there. Nothing here tells what the programs are: the daemon asks them. Raises
+    UserError.
+    """
+    path = path.absolute()
+    found = native.programs_in(path)
+    if head and LLAMA_SERVER not in found:
+        raise native.lacks(path, LLAMA_SERVER)
+    found |= {name: path / name for name in PROGRAMS.values() if (path / name).is_file()}
+    needed = {MESH_PROGRAM, *((MESH_MODULE,) if head else ())}
+    if not needed <= found.keys():
+        own = find(cache)
+        if own is None:
+            return None
+        found = {**{name: own.binaries[name] for name in needed}, **found}
+    return NativeInfo(UNKNOWN, STOCK_PATCHES, UNKNOWN, path, found)
 
 
 async def build(

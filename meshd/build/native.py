@@ -23,9 +23,14 @@ from meshd.build.interface import (
 from meshd.build.machine import cpu_kind, need_compiler, need_tools, resolve_backend
 from meshd.build.pin import Pin, read_pin
 from meshd.build.tree import Tree, check_source
-from meshd.wire.native import STOCK_PATCHES
+from meshd.wire.native import STOCK_PATCHES, UNKNOWN
 
 _TARGETS = {RPC_SERVER: "ggml-rpc-server", LLAMA_SERVER: "llama-server", LLAMA_BENCH: "llama-bench"}
+_FILES = {
+    RPC_SERVER: ("ggml-rpc-server", "rpc-server"),
+    LLAMA_SERVER: ("llama-server",),
+    LLAMA_BENCH: ("llama-bench",),
+}
 _TOOLS = {LLAMA_QUANTIZE: "llama-quantize"}
 
 
@@ -128,20 +133,30 @@ def read_bin_dir(path: Path, *, head: bool = True) -> NativeInfo:
     info = builds.load_any(path)
     if info is not None:
         return info
+    found = programs_in(path)
+    for name in (RPC_SERVER, *((LLAMA_SERVER,) if head else ())):
+        if name not in found:
+            raise lacks(path, name)
+    return NativeInfo(UNKNOWN, STOCK_PATCHES, UNKNOWN, path, found)
+
+
+def programs_in(path: Path) -> dict[str, Path]:
+    """Which of upstream's programs a folder has. Raises UserError when it is none."""
     if not path.is_dir():
         raise UserError(
             f"there is no directory `{path}`", hint="name the directory with llama.cpp's binaries"
         )
-    names = {RPC_SERVER: ("ggml-rpc-server", "rpc-server"), LLAMA_SERVER: ("llama-server",)}
-    found: dict[str, Path] = {}
-    for name, files in {**names, LLAMA_BENCH: ("llama-bench",)}.items():
-        place = next((path / file for file in files if (path / file).is_file()), None)
-        if place is not None:
-            found[name] = place
-        elif name == RPC_SERVER or (head and name in names):
-            raise UserError(
-                f"`{path}` has no `{files[0]}`",
-                hint="name the directory with llama.cpp's binaries, usually `build/bin`; a build without "
-                "`-DGGML_RPC=ON` has no rpc-server",
-            )
-    return NativeInfo("unknown", STOCK_PATCHES, "unknown", path, found)
+    places = {
+        name: next((path / file for file in files if (path / file).is_file()), None)
+        for name, files in _FILES.items()
+    }
+    return {name: place for name, place in places.items() if place is not None}
+
+
+def lacks(path: Path, name: str) -> UserError:
+    """That this folder of the user's has not what is needed."""
+    rpc = "; a build without `-DGGML_RPC=ON` has no rpc-server" if name == RPC_SERVER else ""
+    return UserError(
+        f"`{path}` has no `{_FILES[name][0]}`",
+        hint=f"name the directory with llama.cpp's binaries, usually `build/bin`{rpc}",
+    )

@@ -25,10 +25,14 @@ class Sdist:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Upstream and our patches; `files` maps paths to the SHA-256 they have at this commit."""
+    """Upstream and our patches; `files` maps paths to the SHA-256 they have at this commit.
+
+    `version` is that of ggml, `release` that of llama.cpp.
+    """
 
     name: str
     version: str
+    release: str
     commit: str
     rpc_protocol: str
     license: str
@@ -67,6 +71,7 @@ def read_pin(folder: Path | None = None) -> Pin:
         return Pin(
             name=str(table["name"]),
             version=str(table["version"]),
+            release=str(table["release"]),
             commit=str(table["commit"]),
             rpc_protocol=str(table["rpc_protocol"]),
             license=str(table["license"]),

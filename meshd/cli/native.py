@@ -66,7 +66,7 @@ def run(args: Arguments, out: Output) -> int:
         info = _build(paths.cache, args, source, out)
     else:
         info = (
-            _find_mesh(paths.cache, args.backend)
+            _find_mesh(paths.cache, args.backend, paths.native_bin)
             if args.mesh
             else _find(paths.cache, args.backend, paths.native_bin)
         )
@@ -78,7 +78,7 @@ def run(args: Arguments, out: Output) -> int:
         out.line(f"backend   {info.backend}")
         out.line(f"binaries  {info.bin_dir}")
         for name, path in sorted(info.binaries.items()):
-            out.line(f"  {name:<14}  {path.name}")
+            out.line(f"  {name:<14}  {path.name if path.parent == info.bin_dir else path}")
     return 0
 
 
@@ -98,11 +98,11 @@ def _build(cache: Path, args: Arguments, source: Path | None, out: Output) -> "N
     )
 
 
-def _find_mesh(cache: Path, backend: str) -> "NativeInfo":
+def _find_mesh(cache: Path, backend: str, native_bin: Path | None) -> "NativeInfo":
     from meshd.build import mesh
     from meshd.build.machine import how_to_build
 
-    found = mesh.find(cache, backend)
+    found = mesh.read_bin_dir(native_bin, cache) if native_bin is not None else mesh.find(cache, backend)
     if found is None:
         raise UserError(f"meshd's own backend is not built in `{cache}`", hint=how_to_build("--mesh"))
     return found

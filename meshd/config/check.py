@@ -21,8 +21,6 @@ def check_node(config: Config) -> None:
             f"`{name}` cannot be a node's name: it looks like a node's id, or the beginning of one",
             hint=f"add a hyphen, a dot or one of the digits 0, 1, 8 and 9, such as `--name {name[:60]}-1`",
         )
-    if config.native.protocol == MESH and config.paths.native_bin is not None:
-        raise _not_with_mesh("--native-bin", "only the build of `meshd native build --mesh` is used")
 
 
 def check_worker(config: Config) -> None:

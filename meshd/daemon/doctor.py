@@ -14,10 +14,10 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin
 from meshd.config import Config
+from meshd.daemon.mesh_check import check_mesh
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import find_native
 from meshd.model.operations import USUAL
-from meshd.process.interface import ChildSpec
 from meshd.process.run import run_to_end
 from meshd.role.interface import MeshPrograms, NativeBuild, RolePaths
 from meshd.role.native.device_trial import DeviceTrials
@@ -28,7 +28,9 @@ from meshd.wire.native import UNKNOWN
 UNFIT_HINT = "try another driver; a model that needs fewer operations may still run on it"
 HOME_HINT = "free space on that disk, check its owner and that it is mounted read-write, or set MESHD_HOME"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
-MESH_HINT = "remove its folder, and run `meshd native build --mesh`"
+UNKNOWN_HINT = (
+    "it works if it is of the commit that `meshd native info --mesh` names; build it with git to be sure"
+)
 State = Literal["ok", "warning", "error"]
 
 
@@ -90,6 +92,7 @@ def _build(config: Config) -> Iterator[Finding]:
         return
     patches, where = _patches(native), native.rpc_server.parent
     if native.mesh is not None:
+        where = native.llama_server.parent
         patches = f"{patches}, with meshd's backend ({native.version.protocol})"
     if native.version.pin not in (read_pin().commit, "unknown"):
         yield Finding(
@@ -109,13 +112,10 @@ def _patches(native: NativeBuild) -> str:
 
 
 async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
-    found = [] if native.mesh is None else [await look_at_mesh(native.mesh, logs)]
-    try:
-        native = await check_native(native, protocol=read_pin().rpc_protocol, logs=logs, head=True)
-        patches = "with" if native.patched else "without"
-        found.append(Finding("RPC", "ok", f"protocol {native.version.rpc}, {patches} meshd's patches"))
-    except MeshdError as error:
-        found.append(_fault("RPC", error))
+    if native.mesh is not None:
+        found = await look_at_mesh(native, native.mesh, logs)
+    else:
+        native, found = await _look_at_rpc(native, logs)
     try:
         log = logs / "devices.log"
         devices = await list_devices(
@@ -134,21 +134,27 @@ async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
     return found
 
 
-async def look_at_mesh(programs: MeshPrograms, logs: Path) -> Finding:
-    """Both say what they are."""
-    for words in ((), (str(programs.module),)):
-        lines: list[str] = []
-        argv = (str(programs.server), "--describe", *words)
-        spec = ChildSpec(name="mesh-server check", argv=argv, log=logs / "mesh.log", on_line=lines.append)
-        try:
-            ended = await run_to_end(spec)
-        except MeshdError as error:
-            return _fault("mesh-server", error)
-        if ended.code != 0 or f'"protocol": {VERSION},' not in "".join(lines):
-            said = lines[-1][:100] if lines else f"exit code {ended.code}"
-            what = f"`{' '.join(argv)}` does not speak version {VERSION} of the mesh protocol: {said}"
-            return Finding("mesh-server", "error", what, MESH_HINT)
-    return Finding("mesh-server", "ok", f"protocol {VERSION}, and so does the module for llama-server")
+async def _look_at_rpc(native: NativeBuild, logs: Path) -> tuple[NativeBuild, list[Finding]]:
+    try:
+        native = await check_native(native, protocol=read_pin().rpc_protocol, logs=logs, head=True)
+    except MeshdError as error:
+        return native, [_fault("RPC", error)]
+    patches = "with" if native.patched else "without"
+    return native, [Finding("RPC", "ok", f"protocol {native.version.rpc}, {patches} meshd's patches")]
+
+
+async def look_at_mesh(native: NativeBuild, programs: MeshPrograms, logs: Path) -> list[Finding]:
+    """What the programs of a head say they are."""
+    pin = read_pin()
+    try:
+        native = await check_mesh(native, programs, pin=pin, logs=logs, head=True)
+    except MeshdError as error:
+        return [_fault("mesh protocol", error)]
+    if native.version.pin == UNKNOWN:
+        what = f"`{native.llama_server}` is llama.cpp {pin.release}; it does not say of which commit"
+        return [Finding("mesh protocol", "warning", what, UNKNOWN_HINT)]
+    what = f"version {VERSION}; `{native.llama_server}` loads `{programs.module}`"
+    return [Finding("mesh protocol", "ok", what)]
 
 
 async def _silent(_text: str) -> None:

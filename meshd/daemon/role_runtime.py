@@ -20,7 +20,7 @@ from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_S
 from meshd.build.machine import how_to_build
 from meshd.build.native import find, read_bin_dir
 from meshd.build.pin import read_pin
-from meshd.config import MESH, Config
+from meshd.config import MESH, Config, Paths
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh
@@ -57,7 +57,7 @@ LOG = log.get("daemon")
 def find_native(config: Config, *, head: bool = True) -> NativeBuild:
     """The binaries in use; a worker (not `head`) needs no llama-server. Raises UserError without them."""
     if config.native.protocol == MESH:
-        return _find_mesh(config.paths.cache)
+        return _find_mesh(config.paths, head=head)
     info: NativeInfo | None
     if config.paths.native_bin is not None:
         info = read_bin_dir(config.paths.native_bin, head=head)
@@ -75,17 +75,25 @@ def find_native(config: Config, *, head: bool = True) -> NativeBuild:
     return NativeBuild(info.binaries[RPC_SERVER], server, info.patched, version)
 
 
-def _find_mesh(cache: Path) -> NativeBuild:
-    info = mesh_build.find(cache)
+def _find_mesh(paths: Paths, *, head: bool) -> NativeBuild:
+    named = paths.native_bin
+    if named is not None:
+        info = mesh_build.read_bin_dir(named, paths.cache, head=head)
+    else:
+        info = mesh_build.find(paths.cache)
     if info is None:
         raise UserError("meshd's own backend is not built yet", hint=how_to_build("--mesh"))
     speaks = mesh_protocol(MESH_VERSION)
+
+    def program(name: str) -> Path:
+        return info.binaries.get(name, info.bin_dir / name)  # a worker starts only mesh-server
+
     return NativeBuild(
-        rpc_server=info.binaries[RPC_SERVER],
-        llama_server=info.binaries[LLAMA_SERVER],
+        rpc_server=program(RPC_SERVER),
+        llama_server=program(LLAMA_SERVER),
         patched=info.patched,
         version=NativeVersion(speaks, info.pin, info.patches_sha256, info.backend),
-        mesh=MeshPrograms(info.binaries[MESH_PROGRAM], info.binaries[MESH_MODULE]),
+        mesh=MeshPrograms(program(MESH_PROGRAM), program(MESH_MODULE)),
     )
 
 

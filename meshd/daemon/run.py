@@ -17,6 +17,7 @@ from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
+from meshd.daemon.mesh_check import check_mesh
 from meshd.daemon.native_check import check_native
 from meshd.daemon.preflight import Preflight
 from meshd.daemon.role_kind import BuiltRole
@@ -113,6 +114,8 @@ class Daemon:
         native = find_native(self._config, head=head)
         if paths.native_bin is None:
             return native
+        if native.mesh is not None:
+            return await check_mesh(native, native.mesh, pin=read_pin(), logs=paths.logs, head=head)
         protocol = read_pin().rpc_protocol
         return await check_native(native, protocol=protocol, logs=paths.logs, head=head)
 

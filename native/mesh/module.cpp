@@ -5,6 +5,8 @@
 #include "client.h"
 #include "describe.h"
 #include "descriptor.h"
+#include "host.h"
+#include "release.h"
 #include "report.h"
 
 #include <cstdio>
@@ -80,6 +82,17 @@ static const weights_index & index_of_head() {
     return index;
 }
 
+// ggml's interface is compiled in, and the number of its version stays the same when it changes
+static void check_host() {
+    const std::string ggml = host_ggml();
+    if (variable("GGML_MESH_FDS").empty()) {
+        report("host " + (ggml.empty() ? "unknown" : ggml)); // without workers we are only tried
+    }
+    if (!ggml.empty() && ggml != ggml_release()) {
+        throw std::runtime_error("this llama.cpp has ggml " + ggml + ", the module was made for " + ggml_release());
+    }
+}
+
 static ggml_backend_reg_t open_all() {
     registry.api_version = GGML_BACKEND_API_VERSION;
     registry.iface.get_name = get_name;
@@ -90,6 +103,7 @@ static ggml_backend_reg_t open_all() {
         if (!reports.empty()) {
             open_report(descriptor_of("GGML_MESH_REPORT_FD", reports));
         }
+        check_host();
         uint32_t place = 0;
         std::istringstream numbers(variable("GGML_MESH_FDS"));
         std::istringstream counts(variable("GGML_MESH_DEVICES"));

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.models import patched, small
+from tests.e2e.native_protocol import RPC
 from tests.e2e.nodes import Fleet, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 
 def _of_another_pin(folder: Path) -> Path:
-    """The patched binaries under a stamp that names another commit."""
+    """The patched binaries under a stamp that names another commit. The mesh protocol reads no stamp."""
     native = patched()
     shutil.copytree(native.bin_dir, folder / "bin", symlinks=True)
     stamp = json.loads((native.bin_dir.parent / "stamp.json").read_text())
@@ -26,7 +27,7 @@ def test_another_pin_is_told_on_both_sides_at_the_join(tmp_path: Path) -> None:
     other = str(_of_another_pin(tmp_path / "other"))
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             token, [worker] = await fleet.workers(small(), options=("--native-bin", other))
             head = await fleet.head(small(), "--min-workers", "1", token=token)
             there = await worker.until(lambda status: bool(status.warnings))

@@ -67,6 +67,7 @@ def rewritten(text: str, pin: Pin, new: Upstream, commit: str) -> str:
     """native/UPSTREAM.toml for the new release. Raises UserError where a value is not where it was."""
     changes = [
         (f'version = "{pin.version}"', f'version = "{new.version}"'),
+        (f'release = "{pin.release}"', f'release = "{new.release}"'),
         (f'commit = "{pin.commit}"', f'commit = "{commit}"'),
         (f'rpc_protocol = "{pin.rpc_protocol}"', f'rpc_protocol = "{new.rpc_protocol}"'),
         (f'"{pin.sdist.requirement}"', f'"llama-cpp-python=={new.package}"'),

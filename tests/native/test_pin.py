@@ -28,6 +28,9 @@ def _archive(folder: Path, package: str, minor: int, commit: str, operations: st
             f"set(GGML_VERSION_{part} {value})\n"
             for part, value in (("MAJOR", 0), ("MINOR", minor), ("PATCH", 1))
         ),
+        f"{inner}/CMakeLists.txt": "".join(
+            f"set(LLAMA_VERSION_{part} {minor})\n" for part in ("MAJOR", "MINOR", "PATCH")
+        ),
         f"{inner}/ggml/include/ggml-rpc.h": "".join(
             f"#define RPC_PROTO_{part}_VERSION    {minor}\n" for part in ("MAJOR", "MINOR", "PATCH")
         ),
@@ -62,7 +65,8 @@ def folder(tmp_path: Path) -> Path:
     told = "diff --git a/x b/x\n--- a/common/arg.cpp\n+++ b/common/arg.cpp\n@@ -1,0 +1 @@\n+ours\n"
     (made / "patches" / "0002-two.patch").write_text(told)
     (made / "UPSTREAM.toml").write_text(
-        f'name = "llama.cpp"\nversion = "0.7.1"  # of ggml\ncommit = "{OLD}"\nrpc_protocol = "7.7.7"\n'
+        f'name = "llama.cpp"\nversion = "0.7.1"  # of ggml\nrelease = "7.7.7"\ncommit = "{OLD}"\n'
+        'rpc_protocol = "7.7.7"\n'
         'license = "MIT"\n[sdist]\nrequirement = "llama-cpp-python==0.1.0"\n'
         f'file = "llama_cpp_python-0.1.0.tar.gz"\nsha256 = "{"1" * 64}"\n'
         f'folder = "llama_cpp_python-0.1.0/vendor/llama.cpp"\n[files]\n"told.cpp" = "{"2" * 64}"\n'
@@ -79,7 +83,7 @@ def test_the_pin_gets_what_the_archive_says(folder: Path, archives: tuple[Path, 
     text = (folder / "UPSTREAM.toml").read_text()
     assert "# of ggml" in text
     pin = read_pin(folder)
-    assert (pin.version, pin.commit, pin.rpc_protocol) == ("0.8.1", NEW, "8.8.8")
+    assert (pin.version, pin.release, pin.commit, pin.rpc_protocol) == ("0.8.1", "8.8.8", NEW, "8.8.8")
     assert pin.sdist.requirement == "llama-cpp-python==0.2.0"
     assert pin.sdist.folder == "llama_cpp_python-0.2.0/vendor/llama.cpp"
     assert "1" * 64 not in text
@@ -130,6 +134,7 @@ def test_the_real_pin_has_every_value_once(tmp_path: Path) -> None:
     pin = read_pin()
     for value in (
         f'version = "{pin.version}"',
+        f'release = "{pin.release}"',
         pin.commit,
         pin.sdist.requirement,
         pin.sdist.sha256,

@@ -11,7 +11,11 @@ from meshd.base.errors import UserError
 
 _NAME = re.compile(r"(llama_cpp_python-(\d[\w.]*))\.tar\.gz")
 _UPDATED = re.compile(r"update llama\.cpp to ggml-org/llama\.cpp@([0-9a-f]{7,40})", re.IGNORECASE)
-_VERSION_FILES = (CMAKE, RPC_HEADER) = ("ggml/CMakeLists.txt", "ggml/include/ggml-rpc.h")
+_VERSION_FILES = (CMAKE, TOP_CMAKE, RPC_HEADER) = (
+    "ggml/CMakeLists.txt",
+    "CMakeLists.txt",
+    "ggml/include/ggml-rpc.h",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,11 @@ class Upstream:
     def version(self) -> str:
         """Of ggml."""
         return _numbers(self.text(CMAKE), r"GGML_VERSION_{}\s+(\d+)")
+
+    @property
+    def release(self) -> str:
+        """Of llama.cpp."""
+        return _numbers(self.text(TOP_CMAKE), r"LLAMA_VERSION_{}\s+(\d+)")
 
     @property
     def rpc_protocol(self) -> str:

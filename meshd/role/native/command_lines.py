@@ -153,6 +153,11 @@ def head_environment(
     return fixed | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
 
 
+def mesh_trial_environment(*, module: str, report: int) -> Mapping[str, str]:
+    """For a llama-server that only shows whether it loads our module."""
+    return {"GGML_BACKEND_PATH": module, "GGML_MESH_REPORT_FD": str(report)}
+
+
 def mesh_head_environment(
     *, module: str, sockets: Sequence[int], lent: Sequence[Sequence[int]], weights: int, report: int
 ) -> Mapping[str, str]:

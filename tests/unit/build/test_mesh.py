@@ -81,3 +81,49 @@ def test_the_daemon_takes_it_by_its_protocol(tmp_path: Path) -> None:
     native = find_native(_config(tmp_path))
     assert native.mesh is not None and native.can_push and not native.patched
     assert native.version.protocol == f"mesh {VERSION}"
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_folder_of_the_users_comes_first(tmp_path: Path, built: bool) -> None:
+    """What is not in it is our own, if that is built."""
+    named, cache = tmp_path / "bin", tmp_path / "cache"
+    named.mkdir()
+    (named / "llama-server").touch()
+    if not built:
+        assert mesh.read_bin_dir(named, cache) is None
+        (named / MESH_PROGRAM).touch()
+        assert mesh.read_bin_dir(named, cache) is None
+        assert mesh.read_bin_dir(named, cache, head=False) is not None, "a worker loads no module"
+        (named / MESH_MODULE).touch()
+        found = mesh.read_bin_dir(named, cache)
+        assert found is not None
+        assert {path.parent for path in found.binaries.values()} == {named}
+        return
+    folder = _programs(cache)
+    store(cache, "cpu", patched=False)
+    found = mesh.read_bin_dir(named, cache)
+    assert found is not None
+    assert (found.pin, found.patches_sha256, found.backend) == ("unknown", STOCK_PATCHES, "unknown")
+    assert found.binaries[LLAMA_SERVER] == named / "llama-server"
+    assert found.binaries[MESH_MODULE] == folder / MESH_MODULE
+    (named / MESH_MODULE).touch()
+    found = mesh.read_bin_dir(named, cache)
+    assert found is not None and found.binaries[MESH_MODULE] == named / MESH_MODULE
+    assert found.binaries[MESH_PROGRAM] == folder / MESH_PROGRAM
+
+
+def test_a_folder_of_the_users_that_lacks_what_is_needed(tmp_path: Path) -> None:
+    store(tmp_path, "cpu", patched=False)
+    _programs(tmp_path)
+    with pytest.raises(UserError, match="there is no directory"):
+        mesh.read_bin_dir(tmp_path / "none", tmp_path)
+    named = tmp_path / "bin"
+    named.mkdir()
+    with pytest.raises(UserError, match="has no `llama-server`"):
+        mesh.read_bin_dir(named, tmp_path)
+    assert mesh.read_bin_dir(named, tmp_path, head=False) is not None, "a worker then uses our own"
+    (named / MESH_PROGRAM).touch()
+    config = _config(tmp_path)
+    native = find_native(replace(config, paths=replace(config.paths, native_bin=named)), head=False)
+    assert native.mesh is not None and native.mesh.server == named / MESH_PROGRAM
+    assert native.device_program == named / MESH_PROGRAM

@@ -20,7 +20,7 @@ NEW = FilePatch("p1", "dir/new.c", True, (Hunk(0, (), ("fresh",)),))
 def _pin(text: str = ONE) -> Pin:
     files = {"one.c": hashlib.sha256(text.encode()).hexdigest()}
     sdist = Sdist("x==1", "x-1.tar.gz", "", "x-1/vendor/up")
-    return Pin("up", "1", "c" * 40, "7.0.0", "MIT", sdist, files, (), "")
+    return Pin("up", "1", "1", "c" * 40, "7.0.0", "MIT", sdist, files, (), "")
 
 
 def _archive(path: Path, members: dict[str, str]) -> Path:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import HealthWarning
+from meshd.build.pin import read_pin
 from meshd.daemon.doctor import look_at_mesh
-from meshd.role.interface import MeshPrograms
-from meshd.rpc.mesh_protocol import VERSION
 
 from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status
+from tests.unit.daemon.mesh_programs import named_programs, says
 
 from .shell import meshd, refused
 
@@ -37,25 +37,25 @@ def test_without_a_build_it_says_how_to_get_one(home: Path) -> None:
     assert not home.exists(), "it leaves nothing behind"
 
 
-@pytest.mark.parametrize(("server", "module", "good"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+@pytest.mark.parametrize(
+    ("commit", "pin", "state"),
+    [
+        (read_pin().commit[:9], "unknown", "ok"),
+        ("unknown", read_pin().commit, "ok"),
+        ("unknown", "unknown", "warning"),
+        ("0123abcd", "unknown", "error"),
+    ],
+    ids=["that commit", "our own", "no commit", "another commit"],
+)
 def test_the_programs_of_the_mesh_protocol_say_what_they_are(
-    tmp_path: Path, server: int, module: int, good: bool
+    tmp_path: Path, commit: str, pin: str, state: str
 ) -> None:
-    """By how much each is another version."""
-    program = tmp_path / "mesh-server"
-    said = 'echo "{\\"protocol\\": %d, \\"ggml\\": 1}"'
-    program.write_text(
-        f'#!/bin/sh\nif [ "$2" ]; then {said % (VERSION + module)}; else {said % (VERSION + server)}; fi\n'
-    )
-    program.chmod(0o700)
-    found = asyncio.run(look_at_mesh(MeshPrograms(program, tmp_path / "module.so"), tmp_path))
-    assert (found.state == "ok") == good
-    assert good or (f"version {VERSION} of the mesh protocol" in found.what and "build --mesh" in found.hint)
-
-
-def test_mesh_programs_that_are_none(tmp_path: Path) -> None:
-    found = asyncio.run(look_at_mesh(MeshPrograms(tmp_path / "none", tmp_path / "module.so"), tmp_path))
-    assert found.state == "error" and "none" in found.what
+    native = named_programs(tmp_path, version=says(commit=commit), pin=pin)
+    assert native.mesh is not None
+    [found] = asyncio.run(look_at_mesh(native, native.mesh, tmp_path))
+    assert (found.name, found.state) == ("mesh protocol", state), found
+    assert str(native.llama_server) in found.what
+    assert bool(found.hint) == (state != "ok")
 
 
 def test_without_a_build_for_the_mesh_protocol_it_says_how_to_get_one() -> None:

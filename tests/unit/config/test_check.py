@@ -88,14 +88,14 @@ def test_with_the_mesh_protocol_a_file_is_mapped(model: Path, load_mode: str | N
     check_serve(Config(serve=serve, native=NativeConfig(protocol="mesh")))
 
 
-def test_with_the_mesh_protocol_nobody_names_binaries(model: Path, tmp_path: Path) -> None:
-    config = Config(
-        serve=ServeConfig(model=model),
-        native=NativeConfig(protocol="mesh"),
-        paths=Paths(native_bin=tmp_path),
-    )
-    for check in (check_serve, check_worker):
-        with pytest.raises(UserError, match="`--native-bin`"):
+def test_binaries_can_be_named_with_both_protocols(model: Path, tmp_path: Path) -> None:
+    for protocol in ("rpc", "mesh"):
+        config = Config(
+            serve=ServeConfig(model=model),
+            native=NativeConfig(protocol=protocol),
+            paths=Paths(native_bin=tmp_path),
+        )
+        for check in (check_serve, check_worker):
             check(config)
 
 
