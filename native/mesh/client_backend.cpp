@@ -1,4 +1,5 @@
 #include "client.h"
+#include "read_ahead.h"
 
 #include "ggml-impl.h"
 
@@ -93,6 +94,7 @@ ggml_backend_t open_backend(client_device & device) {
     if (!worker.loading.settle() || !worker.loading.files_unchanged()) {
         return nullptr;
     }
+    read_the_rest();
     const uint64_t id = worker.link.ask(message::sync, {}, message::synced, nullptr, 0);
     if (id == 0 || !worker.link.wait(id)) {
         return nullptr;

@@ -2,6 +2,7 @@
 
 #include "names.h"
 #include "printable.h"
+#include "read_ahead.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -127,6 +128,7 @@ bool weights_loading::take(uint32_t buffer, uint64_t offset, ggml_type type, con
     std::memcpy(entry.hash, source->hash.data(), sizeof entry.hash);
     next.entries.push_back(entry);
     next.sources.push_back(source);
+    note_remote(*source);
     next.bytes += size;
     if (next.entries.size() == LOAD_ENTRIES || next.bytes >= LOAD_BYTES) {
         ask();

@@ -6,6 +6,7 @@
 #include "describe.h"
 #include "descriptor.h"
 #include "host.h"
+#include "read_ahead.h"
 #include "release.h"
 #include "report.h"
 
@@ -114,6 +115,9 @@ static ggml_backend_reg_t open_all() {
             all_devices.insert(all_devices.end(), found.begin(), found.end());
         }
         take_memory();
+        if (!all_devices.empty()) {
+            keep_unread(index_of_head());
+        }
     } catch (const std::exception & error) {
         std::fprintf(stderr, "mesh: %s\n", error.what());
         return nullptr;

@@ -6,7 +6,7 @@ set(GGML "${CMAKE_SOURCE_DIR}/ggml")
 set(BOTH blob.cpp channel.cpp describe.cpp descriptor.cpp names.cpp report.cpp sizes.cpp trace.cpp
     weights_index.cpp)
 set(CLIENT belonging.cpp client_backend.cpp client_buffer.cpp client_device.cpp client_graph.cpp connection.cpp owed_answers.cpp
-    head_weights.cpp host.cpp outbox.cpp watch.cpp)
+    head_weights.cpp host.cpp outbox.cpp read_ahead.cpp watch.cpp)
 set(SERVER neighbour_arrivals.cpp buffers.cpp executor.cpp flights.cpp graphs.cpp guard.cpp layout.cpp local_weights.cpp
     neighbours.cpp operations.cpp progress.cpp recent_writes.cpp release.cpp session.cpp
     shapes_attention.cpp shapes_elements.cpp shapes_matrices.cpp shapes_recurrent.cpp
@@ -31,7 +31,7 @@ find_package(Threads REQUIRED)
 
 # The module has a copy of ggml-base of its own where that is a static library: a static llama-server shows it none.
 set_target_properties(ggml-base PROPERTIES POSITION_INDEPENDENT_CODE ON)
-add_library(ggml-mesh MODULE ${BOTH} ${CLIENT} "${MESH}/module.cpp")
+add_library(ggml-mesh MODULE ${BOTH} ${CLIENT} "${MESH}/module.cpp" "${MESH}/preload.cpp")
 mesh_target(ggml-mesh)
 target_link_libraries(ggml-mesh PRIVATE ggml-base Threads::Threads ${CMAKE_DL_LIBS})
 if (NOT APPLE)

@@ -1,5 +1,8 @@
 """Several heads and workers: leases side by side, memory limits, late workers, equal names, options."""
 
+import asyncio
+import mmap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,8 +10,10 @@ from meshd.admin.status import Status
 from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone
-from tests.e2e.models import header_of, smollm2
+from tests.e2e.models import copy_to, header_of, own_cache, smollm2
+from tests.e2e.native_protocol import RPC, NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_THREADS, THREADS, Fleet, api_of, child_pid, gone, model_of, play
+from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -18,6 +23,10 @@ SMALL_CONTEXT = ("--ctx-size", "1024")
 
 def _proc(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
+
+
+def _counted(pid: int, what: str) -> int:
+    return int(dict(line.split(": ") for line in _proc(pid, "io").splitlines())[what])
 
 
 def _layers(status: Status) -> dict[str, int]:
@@ -197,22 +206,59 @@ def test_extra_arguments_reach_llama_server_and_win(tmp_path: Path) -> None:
     play(check())
 
 
-def test_the_head_reads_nothing_of_the_workers_weights(tmp_path: Path) -> None:
-    """/proc/PID/io counts what llama-server reads in any way of reading."""
-    tensors = header_of(smollm2()).tensors
-    embedding = next(tensor.size for tensor in tensors if tensor.name == "token_embd.weight")
-    size = smollm2().stat().st_size
-    metadata = size - sum(tensor.size for tensor in tensors)
+def _size(parts: Sequence[tuple[int, int]]) -> int:
+    return sum(size for _, size in parts)
+
+
+@both
+@pytest.mark.parametrize("layers", [0, 15], ids=["no layers", "half of them"])
+def test_the_head_reads_nothing_of_the_workers_weights(
+    tmp_path: Path, protocol: NativeProtocol, layers: int
+) -> None:
+    """/proc/PID/io counts what llama-server reads by calls, and the kernel holds what it reads in any way.
+
+    A first load finds the hashes, for which the daemon reads the whole file.
+    """
+    here = copy_to(smollm2(), tmp_path, "here.gguf")
+    tensors = header_of(here).tensors
+    own: list[tuple[int, int]] = []
+    remote: list[tuple[int, int]] = []
+    for tensor in tensors:
+        _, _, number = tensor.name.removesuffix(".weight").partition("blk.")
+        is_own = int(number.split(".")[0]) < layers if number else tensor.name == "token_embd.weight"
+        (own if is_own else remote).append((tensor.offset, tensor.size))
+    embedding = next((one.offset, one.size) for one in tensors if one.name == "token_embd.weight")
+    metadata = here.stat().st_size - _size(own) - _size(remote)
+    may_be_ahead = 3 * read_ahead_bytes(here)  # beyond what it reads, one after the other
+    assert may_be_ahead < _size(remote) * 4 // 5, "the kernel reads so far ahead that nothing can be shown"
+    split = ("--tensor-split", f"{30 - layers},{layers}") if layers else ("--device", "none")
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, cache=own_cache(tmp_path), protocol=protocol) as fleet:
             token, _ = await fleet.workers(smollm2())
-            head = await fleet.head(smollm2(), "--device", "none", token=token)
+            first = await fleet.head(here, *split, token=token)
+            await fleet.ready(first)
+            await first.stop()
+            fleet.forget(first)
+            drop(here)
+            assert resident_bytes(here, own + remote) == 0
+            head = await fleet.head(here, *split, token=token, name="second")
             status = await fleet.ready(head)
+            ahead = resident_bytes(here, remote)
             pid = child_pid(status, "llama-server")
-            fields = dict(line.split(": ") for line in _proc(pid, "io").splitlines())
-            read = int(fields["rchar"])
-            print(f"llama-server read {read} of {size} bytes")  # noqa: T201
-            assert embedding <= read < embedding + 2 * metadata + (1 << 20)
+            read = _counted(pid, "rchar")
+            print(f"llama-server read {read} bytes, and {ahead} that it does not need")  # noqa: T201
+            assert _layers(status)["second"] == layers
+            assert ahead <= may_be_ahead
+            assert read < _size(own) + 2 * metadata + (1 << 20)
+            if protocol is RPC:
+                assert _size(own) <= read
+                return
+            # Read before it is computed with. Not so the embedding: its rows are looked up, and a worker
+            # may have it, too, as the output.
+            blocks = [part for part in own if part != embedding]
+            whole = _size(blocks) - 2 * mmap.PAGESIZE * len(blocks)
+            while max(resident_bytes(here, blocks), _counted(pid, "read_bytes")) < whole:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     play(check())

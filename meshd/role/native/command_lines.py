@@ -165,10 +165,14 @@ def mesh_head_environment(
 
     `lent`: the bytes that each of those has reserved of each of its devices. One that has another number of
     devices is lost, and so is one that refuses a buffer that they have room for.
+    Preloaded, the module also keeps the loader from reading the workers' weights ahead; the linker takes no
+    blank or colon in its path.
     """
+    preloaded = {} if set(module) & set(" :") else {"LD_PRELOAD": module}
     return {
         **CALM_THREADS,
         **LARGE_PAGES,
+        **preloaded,
         "GGML_BACKEND_PATH": module,
         "GGML_MESH_FDS": ",".join(map(str, sockets)),
         "GGML_MESH_DEVICES": ",".join(str(len(counts)) for counts in lent),
