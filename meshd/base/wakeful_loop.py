@@ -117,7 +117,10 @@ class WakefulLoop(asyncio.SelectorEventLoop):
 
 def usable_processors() -> int:
     """How many processors this process may use at once."""
-    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else (os.cpu_count() or 1)
+    if sys.platform == "linux":
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
     try:
         quota, period = _QUOTA.read_text().split()
         return min(count, int(quota) // int(period))
@@ -126,5 +129,8 @@ def usable_processors() -> int:
 
 
 def _displaced() -> int:
-    whose = resource.RUSAGE_THREAD if sys.platform == "linux" else resource.RUSAGE_SELF
+    if sys.platform == "linux":
+        whose = resource.RUSAGE_THREAD
+    else:
+        whose = resource.RUSAGE_SELF
     return resource.getrusage(whose).ru_nivcsw

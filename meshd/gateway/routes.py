@@ -195,11 +195,9 @@ class Router:
                 call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
             async with self._bodies.read(request) as body:
-                asked = parse_object(body)
-                stream = asked.get("stream") is True
+                stream, fields = self._read_fields(body, counts=route.counts)
                 self._check_ready()  # a slow body may have outlived the model
                 self._tally.requests += 1
-                fields = self._added_to(asked) if route.counts and len(body) <= LARGEST_COPY else {}
                 body = with_fields(body, fields) if fields else body
                 call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
@@ -207,9 +205,15 @@ class Router:
             self._tally.active -= 1
             release()
 
-    def _added_to(self, asked: Mapping[str, object]) -> dict[str, object]:
+    def _read_fields(self, body: bytes, *, counts: bool) -> tuple[bool, dict[str, object]]:
+        """Whether it is to be a stream, and what is added. The parsed body is not kept: it is far larger."""
+        asked = parse_object(body)
         sampling = self._upstream.device_sampling
-        return sampling.added_to(asked) if sampling is not None and asked else {}
+        if sampling is not None and sampling.is_refused(asked):
+            message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
+            raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
+        may = counts and sampling is not None and bool(asked) and len(body) <= LARGEST_COPY
+        return asked.get("stream") is True, sampling.added_to(asked) if may and sampling is not None else {}
 
     def _check_ready(self) -> None:
         now = self._upstream.readiness

@@ -53,6 +53,10 @@ class DeviceSampling:
     settings: Mapping[str, object]
     vocabulary: int
 
+    def is_refused(self, request: Mapping[str, object]) -> bool:
+        """A client's chain would be computed by a worker, which ends where values of it are not numbers."""
+        return bool(request.get("backend_sampling")) and self.settings.get("backend_sampling") is not True
+
     def added_to(self, request: Mapping[str, object]) -> dict[str, object]:
         """Fields that make this request take candidates; none where it is to have all logits."""
         own = self.settings

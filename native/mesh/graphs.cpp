@@ -168,8 +168,10 @@ std::vector<uint32_t> stored_graph::take_nodes(reader & in, uint32_t count) {
             tensor->view_offs = 0;
             std::fill(std::begin(tensor->src), std::end(tensor->src), nullptr);
         }
-        if (!computed[i] || ggml_is_empty(tensor)) {
-            tensor->op = GGML_OP_NONE; // nothing to compute, whatever it says; a backend would still plan memory for it
+        // Nothing to compute, whatever it says. A backend would still plan memory for it, or fuse it with its
+        // neighbours and write where the guard does not expect it: not every fusion looks at the flag.
+        if (!computed[i] || ggml_is_empty(tensor) || (tensor->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) {
+            tensor->op = GGML_OP_NONE;
         }
     }
     return places;

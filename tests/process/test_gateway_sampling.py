@@ -55,3 +55,20 @@ def test_a_large_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, is_copied in ((len(body), True), (len(body) - 1, False)):
         monkeypatch.setattr(routes, "LARGEST_COPY", most)
         assert (asyncio.run(sent("/completion", body, EXACT)) != body) is is_copied
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["meshd decides", "with -bs"])
+def test_a_client_does_not_choose_what_a_worker_computes(own: bool) -> None:
+    """It would end where a value to be sorted is no number."""
+    sampling = DeviceSampling({**SETTINGS, "backend_sampling": own}, 50_000)
+
+    async def scenario() -> None:
+        async with world(says(200, {"content": "x"})) as here:
+            here.upstream.device_sampling = sampling
+            body = {"prompt": "a", "backend_sampling": True}
+            async with here.http.post(f"{here.url}/completion", json=body) as answer:
+                assert answer.status == (200 if own else 400)
+                assert own or "`-- -bs`" in (await answer.json())["error"]["message"]
+        assert len(here.server.seen) == own
+
+    asyncio.run(scenario())
