@@ -26,10 +26,10 @@ class MeshdError(Exception):
         return self.what
 
     def afresh(self) -> Self:
-        """The same without a trace, for whoever keeps an error and raises it.
+        """A copy without a traceback, to raise in place of an error that is kept.
 
-        The trace of an error that is kept leads to the frames of all who met it, and from there back to its
-        keeper: a cycle, which stays in memory with its buffers until the garbage collector looks for cycles.
+        The traceback of a kept error refers to every frame it passed, and so to the object that keeps it:
+        a cycle, which holds its buffers in memory until the garbage collector finds it.
         """
         error = type(self).__new__(type(self), *self.args)
         error.__dict__.update(self.__dict__)

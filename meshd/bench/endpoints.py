@@ -81,7 +81,7 @@ async def tls_far(port: int) -> None:
 
 
 async def member_at(folder: Path, role: str, token: str) -> MemberNode:
-    """A node with its home in `folder`: a member of a mesh of its own, or of the token's."""
+    """A node with its home in `folder`. It joins the mesh of the token, or founds one."""
     home = Home(folder)
     config = Config(
         node=NodeConfig(name=role, join=token),

@@ -1,4 +1,4 @@
-"""The processes of `python -m meshd.bench.hop`, each a program of its own (`python -m` this).
+"""The processes of `python -m meshd.bench.hop`; it starts this module once for each.
 
 `near`: a member whose tunnel leads from an inherited socket to the other member. `far`: that member, which
 joins the tunnel's stream to its own inherited socket, past the firewall, as it does for a lent mesh-server.

@@ -22,27 +22,39 @@ HEALTH_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """One completion: tokens a second, as llama-server counts them, and the text."""
+    """One completion: tokens a second, as llama-server counts them, the text, and how many tokens it has."""
 
     prompt: float
     generate: float
     text: str
+    tokens: int
 
 
 async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
     """One greedy completion of random-looking text on llama-server's socket. Raises MeshdError."""
-    return await asyncio.to_thread(_measure, place, prompt_tokens, tokens)
+    return await asyncio.to_thread(completion, _UnixConnection(place), prompt_tokens, tokens)
 
 
-def _measure(place: Path, prompt_tokens: int, tokens: int) -> ChatAnswer:
+def completion(
+    connection: http.client.HTTPConnection,
+    prompt_tokens: int,
+    tokens: int,
+    *,
+    number: int = 0,
+    **more: object,
+) -> ChatAnswer:
+    """llama-server's answer of so many tokens; each `number` has a prompt that no other has.
+
+    Greedy, unless `more` says otherwise. Closes the connection. Raises MeshdError.
+    """
     body = {
-        "prompt": [1000 + (n * 7919) % 20000 for n in range(prompt_tokens)],
+        "prompt": [1000 + (number * 131 + n * 7919) % 20000 for n in range(prompt_tokens)],
         "n_predict": tokens,
         "temperature": 0,
         "ignore_eos": True,
         "cache_prompt": False,
+        **more,
     }
-    connection = _UnixConnection(place)
     try:
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -53,8 +65,10 @@ def _measure(place: Path, prompt_tokens: int, tokens: int) -> ChatAnswer:
         connection.close()
     if answer.status != 200:
         raise MeshdError(f"llama-server answered {answer.status}: {str(data)[:200]}")
-    timings = data["timings"]
-    return ChatAnswer(timings["prompt_per_second"], timings["predicted_per_second"], data["content"])
+    rates, text = data["timings"], data["content"]
+    return ChatAnswer(
+        rates["prompt_per_second"], rates["predicted_per_second"], text, data["tokens_predicted"]
+    )
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -14,30 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.admin.status import Status
-from meshd.base import log
-from meshd.base.errors import MeshdError
-from meshd.base.tasks import Owner, first_error
+from meshd.base.tasks import Owner
 from meshd.bench.distant_run import until_head_serves
 from meshd.bench.llama import arguments_of, measure
+from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
 from meshd.config import PROTOCOLS, load
 from meshd.fleet.fleet import Fleet, FleetSpec
-from meshd.fleet.proxy import run_loop
 from meshd.model.micro_batch import MOST
 from meshd.wire.native import RPC_PROTOCOL
 
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints, and returns the exit code."""
-    log.set_up(level="error")
-    args = _parser().parse_args(argv)
-    try:
-        run_loop(_run(args))
-    except MeshdError as error:
-        raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
-    except ExceptionGroup as group:
-        raise SystemExit(f"error: {first_error(group)}") from None
-    return 0
+    return run_program(_run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,6 @@ links, by how much more a longer answer is than a shorter one.
 import argparse
 import asyncio
 import http.client
-import json
 import sys
 import tempfile
 import time
@@ -19,15 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from meshd.base import log
 from meshd.base.errors import MeshdError
-from meshd.base.tasks import Owner, first_error
+from meshd.base.tasks import Owner
 from meshd.bench.distant_run import crossed, until_head_serves
+from meshd.bench.llama import completion
+from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
 from meshd.config import PROTOCOLS, load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import LocalNode, model_ready
-from meshd.fleet.proxy import run_loop
 from meshd.wire.native import RPC_PROTOCOL
 
 _PROMPT_TOKENS = 8
@@ -37,15 +36,7 @@ _ANSWER_SECONDS = 900.0
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints, and returns the exit code."""
-    log.set_up(level="error")
-    args = _parser().parse_args(argv)
-    try:
-        run_loop(_run(args))
-    except MeshdError as error:
-        raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
-    except ExceptionGroup as group:
-        raise SystemExit(f"error: {first_error(group)}") from None
-    return 0
+    return run_program(_run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,26 +130,12 @@ async def _answers(url: str, streams: int, tokens: int) -> float:
 
 
 def _answer(url: str, number: int, tokens: int) -> None:
-    """Sampled, of exactly so many tokens, on a prompt of its own. Raises MeshdError."""
-    body = {
-        "prompt": [1000 + (number * 131 + n * 7919) % 20000 for n in range(_PROMPT_TOKENS)],
-        "n_predict": tokens,
-        "seed": number,
-        "ignore_eos": True,
-        "cache_prompt": False,
-    }
+    """Sampled, of exactly so many tokens. Raises MeshdError."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
-    try:
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        data = json.loads(answer.read())
-    except OSError as error:
-        raise MeshdError(f"the API does not answer: {error}") from error
-    finally:
-        connection.close()
-    if answer.status != 200 or data["tokens_predicted"] != tokens:
-        raise MeshdError(f"the API answered {answer.status}: {str(data)[:200]}")
+    answer = completion(connection, _PROMPT_TOKENS, tokens, number=number, seed=number, temperature=0.8)
+    if answer.tokens != tokens:
+        raise MeshdError(f"the API answered with {answer.tokens} tokens, not {tokens}")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def parse_object(body: bytes) -> dict[str, object]:
 
 
 def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
-    """The JSON object `body` with these fields, of which it has at least one of its own.
+    """Append these fields to the JSON object `body`, which must not be empty.
 
     What the client wrote stays as it is, byte for byte. Of a name that is there twice llama-server takes the
     last one.

@@ -141,7 +141,7 @@ def _checked_origin(origin: str) -> str:
 
 
 def opens_page(headers: Mapping[str, str]) -> bool:
-    """True when a browser shows the answer in a tab of its own: the user followed a link."""
+    """True when a browser shows the answer as a page: the user followed a link or typed the address."""
     return headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
 
 

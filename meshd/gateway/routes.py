@@ -208,12 +208,15 @@ class Router:
     def _read_fields(self, body: bytes, *, counts: bool) -> tuple[bool, dict[str, object]]:
         """Whether it is to be a stream, and what is added. The parsed body is not kept: it is far larger."""
         asked = parse_object(body)
+        stream = asked.get("stream") is True
         sampling = self._upstream.device_sampling
-        if sampling is not None and sampling.is_refused(asked):
+        if sampling is None:
+            return stream, {}
+        if sampling.is_refused(asked):
             message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
             raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
-        may = counts and sampling is not None and bool(asked) and len(body) <= LARGEST_COPY
-        return asked.get("stream") is True, sampling.added_to(asked) if may and sampling is not None else {}
+        may = counts and bool(asked) and len(body) <= LARGEST_COPY
+        return stream, sampling.added_to(asked) if may else {}
 
     def _check_ready(self) -> None:
         now = self._upstream.readiness

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -124,10 +125,18 @@ class Fleet:
         await node.start()
         return node
 
-    async def worker(self, name: str, *options: str, model: Path | None = None, token: str = "") -> LocalNode:
-        """A worker that has `model`."""
+    async def worker(
+        self,
+        name: str,
+        *options: str,
+        model: Path | None = None,
+        token: str = "",
+        cache: Path | None = None,
+    ) -> LocalNode:
+        """A worker that has `model`, and a `cache` other than the fleet's if one is named."""
         given = ("--model", str(model)) if model is not None else ()
-        return await self.start(self.spec(name, "worker", *given, *options, token=token))
+        spec = self.spec(name, "worker", *given, *options, token=token)
+        return await self.start(spec if cache is None else replace(spec, cache=cache))
 
     async def workers(
         self, *models: Path | None, options: tuple[str, ...] = ()

@@ -1,24 +1,18 @@
 """Daemons that speak the mesh protocol, with cards that fail their trial or are there twice."""
 
-import re
-import subprocess
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.fleet.node import LocalNode
 from meshd.model.cache import ContextShape
 from meshd.model.operations import USUAL, operations
-from meshd.process.group import environment
-from meshd.role.native import command_lines
 
 from tests.e2e import half_mesh, random_models
 from tests.e2e.alone import alone
-from tests.e2e.models import header_of, smollm2, stock
+from tests.e2e.models import header_of, smollm2
 from tests.e2e.native_protocol import MESH, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
 from tests.e2e.test_mesh_unable import ready_without, servers_started
+from tests.e2e.trial_lines import trial
 
 pytestmark = [
     pytest.mark.native,
@@ -28,7 +22,6 @@ pytestmark = [
 
 SHAPE = ContextShape(1024)
 ROUNDS = "mul_mat:q4_k:512"  # which the plain kernel rounds otherwise than the fast one
-TRIAL_SECONDS = 300.0
 CRASH = ("kill -SEGV $$", "its trial was ended by SIGSEGV while it computed rope:64:9:64")
 WRONG = (
     "echo wrong rope:64:9:64 1.0e+00 1.0e-04; echo tried 1; exit 2",
@@ -38,11 +31,6 @@ LACKS = (
     "echo lacks rope:64:9:64 ROPE; echo tried 1; exit 0",
     "it cannot compute rope:64:9:64 (ROPE)",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _a_stock_llama_server() -> None:
-    stock()  # the first test may have to build it
 
 
 def cards_that(then: str, count: int = 1) -> str:
@@ -60,11 +48,6 @@ def cards_that(then: str, count: int = 1) -> str:
     )
 
 
-async def half_worker(fleet: Fleet, cache: Path, token: str = "") -> LocalNode:
-    spec = fleet.spec("half", "worker", *MESH.options, "--model", str(smollm2()), token=token)
-    return await fleet.start(replace(spec, cache=cache))
-
-
 @pytest.mark.parametrize(("then", "why"), [CRASH, WRONG, LACKS], ids=["crash", "wrong", "lacks"])
 def test_the_others_serve_without_it(tmp_path: Path, then: str, why: str) -> None:
     reference = alone(smollm2(), 16)
@@ -74,7 +57,7 @@ def test_the_others_serve_without_it(tmp_path: Path, then: str, why: str) -> Non
         async with Fleet(tmp_path) as fleet:
             good = await fleet.worker("good", *MESH.options, model=smollm2())
             token = await good.token()
-            half = await half_worker(fleet, cache, token)
+            half = await fleet.worker("half", *MESH.options, model=smollm2(), cache=cache, token=token)
             await good.until(lambda s: any(p.name == "half" and p.state == "connected" for p in s.peers))
             head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
             status = await ready_without(head)
@@ -96,7 +79,7 @@ def test_a_card_with_two_names_is_lent_once(tmp_path: Path) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            half = await half_worker(fleet, cache)
+            half = await fleet.worker("half", *MESH.options, model=smollm2(), cache=cache)
             token = await half.token()
             await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
             told = await half.until(lambda s: any(w.code == "device_unfit" for w in s.warnings))
@@ -114,38 +97,21 @@ def test_a_card_with_two_names_is_lent_once(tmp_path: Path) -> None:
 # The real program.
 
 
-def trial(device: str, words: Sequence[str], *extra: str) -> tuple[int, dict[str, tuple[str, str]]]:
-    """Exit code; and for each operation the verdict, and what stands behind it."""
-    done = subprocess.run(
-        [*command_lines.trial(str(half_mesh.real_program()), device, words), *extra],
-        env=environment({}),
-        capture_output=True,
-        text=True,
-        timeout=TRIAL_SECONDS,
-        check=False,
-    )
-    found = {}
-    for line in done.stdout.splitlines():
-        if match := re.fullmatch(r"(right|wrong|failed|lacks|unknown) (\S+) ?(.*)", line):
-            found[match[2]] = (match[1], match[3])
-    return done.returncode, found
-
-
 def test_what_models_need_is_known_to_the_program() -> None:
     """On the processor, whose fast kernels are compared with its plain ones."""
     headers = [header_of(random_models.random_model(name)) for name in sorted(random_models.MODELS)]
     words = [word for header in [*headers, header_of(smollm2())] for word in operations([header], SHAPE)]
     wanted = list(dict.fromkeys([*words, *USUAL]))
     assert len(wanted) > 40
-    code, found = trial("CPU", wanted)
+    code, found = trial(half_mesh.real_program(), "CPU", wanted)
     assert (code, list(found)) == (0, wanted)
     assert {word for word, (verdict, _) in found.items() if verdict != "right"} == set()
 
 
 def test_results_are_compared_and_devices_looked_up() -> None:
-    code, found = trial("CPU", [ROUNDS, "rms_norm:512"], "--try-tolerance", "0")
+    code, found = trial(half_mesh.real_program(), "CPU", [ROUNDS, "rms_norm:512"], "--try-tolerance", "0")
     verdict, (error, allowed) = found[ROUNDS][0], found[ROUNDS][1].split()
     assert (code, verdict, float(allowed)) == (2, "wrong", 0.0)
     assert 0.0 < float(error) < 1e-6
     assert found["rms_norm:512"][0] == "right"
-    assert trial("GPU7", ["sums:64"]) == (1, {})
+    assert trial(half_mesh.real_program(), "GPU7", ["sums:64"]) == (1, {})

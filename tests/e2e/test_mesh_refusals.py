@@ -1,15 +1,13 @@
 """Daemons that speak the mesh protocol, and a worker that fails each load: the others serve, it is named."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.fleet.node import LocalNode
 
 from tests.e2e import half_mesh
 from tests.e2e.alone import alone
 from tests.e2e.api_client import generation
-from tests.e2e.models import smollm2, stock
+from tests.e2e.models import smollm2
 from tests.e2e.native_protocol import MESH, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
 from tests.e2e.test_mesh_unable import ready_without, servers_started
@@ -26,16 +24,6 @@ WHY = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _a_stock_llama_server() -> None:
-    stock()  # the first test may have to build it
-
-
-async def half_worker(fleet: Fleet, cache: Path, token: str = "") -> LocalNode:
-    spec = fleet.spec("half", "worker", *MESH.options, "--model", str(smollm2()), token=token)
-    return await fleet.start(replace(spec, cache=cache))
-
-
 @pytest.mark.parametrize("what", list(WHY))
 def test_the_others_serve_without_it(tmp_path: Path, what: str) -> None:
     reference = alone(smollm2(), 16)
@@ -45,7 +33,7 @@ def test_the_others_serve_without_it(tmp_path: Path, what: str) -> None:
         async with Fleet(tmp_path) as fleet:
             good = await fleet.worker("good", *MESH.options, model=smollm2())
             token = await good.token()
-            half = await half_worker(fleet, cache, token)
+            half = await fleet.worker("half", *MESH.options, model=smollm2(), cache=cache, token=token)
             await good.until(lambda s: any(p.name == "half" and p.state == "connected" for p in s.peers))
             head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
             status = await ready_without(head)
@@ -66,7 +54,7 @@ def test_alone_it_is_named_to_who_asks(tmp_path: Path) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            half = await half_worker(fleet, cache)
+            half = await fleet.worker("half", *MESH.options, model=smollm2(), cache=cache)
             token = await half.token()
             head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
             status = await head.until(

@@ -10,7 +10,7 @@ from meshd.build.interface import MESH_PROGRAM
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Api, generation
-from tests.e2e.models import cache_folder, smollm2, stock
+from tests.e2e.models import cache_folder, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
 from tests.e2e.test_mesh_daemon import crossed
 
@@ -29,11 +29,6 @@ TOKENS, MORE = 16, 48  # of a short answer, and of what a longer one has more
 STREAMS = 4  # slots, without being asked for
 LOGITS = 49152 * 4  # bytes of a token
 MOST_BYTES = 8000  # of a token of each stream
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _a_stock_llama_server() -> None:
-    stock()  # the first test may have to build it
 
 
 async def text(api: Api, asked: Mapping[str, object]) -> str:

@@ -20,7 +20,7 @@ from meshd.model.weights_index import encode_index
 
 from tests.e2e.models import cache_folder, patched, smollm2
 from tests.e2e.native_rig import Head, Worker, index_of
-from tests.e2e.test_native_trial import trial
+from tests.e2e.trial_lines import trial
 from tests.soak import SOAK
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]

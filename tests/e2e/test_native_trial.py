@@ -1,45 +1,21 @@
 """The trial of a device by the real program: right and wrong results, and the operations of real models."""
 
-import re
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from meshd.build.interface import RPC_SERVER, NativeInfo
 from meshd.model.cache import ContextShape
 from meshd.model.operations import USUAL, operations
-from meshd.process.group import environment
-from meshd.role.native import command_lines
 
 from tests.e2e import random_models
 from tests.e2e.gpus import BACKENDS, Gpu, gpu
 from tests.e2e.models import header_of, patched, smollm2
+from tests.e2e.trial_lines import trial
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 
-TRIAL_SECONDS = 300.0
 SHAPE = ContextShape(1024)
 ROUNDS = "mul_mat:q4_k:512"  # which the plain kernel rounds otherwise than the fast one
-
-
-def trial(
-    program: Path, device: str, words: Sequence[str], *extra: str
-) -> tuple[int, dict[str, tuple[str, str]]]:
-    """Exit code; and for each operation the verdict, and what stands behind it."""
-    done = subprocess.run(
-        [*command_lines.trial(str(program), device, words), *extra],
-        env=environment({}),
-        capture_output=True,
-        text=True,
-        timeout=TRIAL_SECONDS,
-        check=False,
-    )
-    found = {}
-    for line in done.stdout.splitlines():
-        if match := re.fullmatch(r"(right|wrong|failed|lacks|unknown) (\S+) ?(.*)", line):
-            found[match[2]] = (match[1], match[3])
-    return done.returncode, found
 
 
 def verdicts(info: NativeInfo, device: str, words: Sequence[str]) -> set[str]:

@@ -27,6 +27,7 @@ from typing import IO
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.bench.distant_run import until_head_serves
+from meshd.bench.llama import ChatAnswer, completion
 from meshd.config import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import model_ready
@@ -65,26 +66,10 @@ class Client:
 
     port: int
 
-    def ask(self, first: int, tokens: int, generate: int) -> dict[str, float]:
-        """An answer's timings, on a prompt that no other has. Raises OSError, MeshdError."""
-        body = {
-            "prompt": [1000 + (first * 131 + n * 7919) % 20000 for n in range(tokens)],
-            "n_predict": generate,
-            "temperature": 0,
-            "ignore_eos": True,
-            "cache_prompt": False,
-        }
+    def ask(self, first: int, tokens: int, generate: int) -> ChatAnswer:
+        """To a prompt that no other has. Raises MeshdError."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
-        try:
-            connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            data = json.loads(answer.read())
-        finally:
-            connection.close()
-        if answer.status != 200:
-            raise MeshdError(f"llama-server answered {answer.status}: {data}")
-        timings: dict[str, float] = data["timings"]
-        return timings
+        return completion(connection, tokens, generate, number=first)
 
     def together(self, streams: int, generate: int) -> float:
         """Seconds until so many have their answers."""
@@ -101,7 +86,7 @@ def measure(client: Client, plan: Plan) -> dict[str, float]:
     found: dict[str, float] = {}
     for number in range(plan.tries):
         for tokens in plan.prompts:
-            rate = client.ask(100 + number, tokens, 1)["prompt_per_second"]
+            rate = client.ask(100 + number, tokens, 1).prompt
             found[f"prompt {tokens}"] = max(rate, found.get(f"prompt {tokens}", 0.0))
         for streams in plan.streams:
             short = client.together(streams, SHORT)

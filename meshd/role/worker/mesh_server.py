@@ -94,7 +94,7 @@ class MeshServer(LentServer):
         await self._neighbours.serve(stream, on_broken)
 
     def code_of_end(self, why: str) -> str:
-        """See LentServer. It exits with 0 when its head does no more, and with 1 for a reason of its own."""
+        """See LentServer. mesh-server exits with 0 when its head has ended, and with 1 after a failure."""
         done = why.startswith("`mesh-server` ended with exit code 0 ")  # process/lifecycle.py
         return HEAD_ENDED if done else super().code_of_end(why)
 

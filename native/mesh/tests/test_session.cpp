@@ -1,6 +1,8 @@
 // A head that breaks rules: the session ends, says which, and lives as long as it has to.
 #include "hand.h"
 
+#include "ggml-backend-impl.h"
+
 using namespace mesh;
 
 static bool has(const std::string & text, const char * part) {
@@ -140,6 +142,33 @@ TEST(a_graph_is_computed_and_kept) {
     free.buffer = 1;
     head.worker.write_body(8, free); // and with it the graph that lies in it
     CHECK(has(head.refused(again), "not kept"));
+}
+
+// Nodes that the device was given without the flag that they are computed, and with an operation
+static int unflagged;
+static ggml_status (*compute_on_cpu)(ggml_backend_t, ggml_cgraph *);
+
+static ggml_status count_unflagged(ggml_backend_t backend, ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        unflagged += node->op != GGML_OP_NONE && (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0;
+    }
+    return compute_on_cpu(backend, graph);
+}
+
+TEST(a_device_is_shown_no_operation_that_it_is_not_to_compute) {
+    unflagged = 0;
+    hand head(true, {}, [](ggml_backend_t backend) {
+        compute_on_cpu = backend->iface.graph_compute;
+        backend->iface.graph_compute = count_unflagged;
+    });
+    small_graph graph;
+    graph.rows[2].flags = 0; // a fusion might compute it with its neighbours, where no guard expects it
+    const std::string bytes = graph.bytes();
+    head.worker.write_body(3, graph.body, bytes.data(), bytes.size());
+    head.worker.write_body(4, sync_body());
+    CHECK(head.take().first == message::synced);
+    CHECK(unflagged == 0);
 }
 
 TEST(graphs_that_would_lead_a_kernel_astray_are_refused) {

@@ -49,7 +49,7 @@ def test_a_micro_batch_of_the_plan_is_compared_with_llamas_own_as_well(
     async def measured(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
         assert (prompt_tokens, tokens) == (rpc.PROMPT_TOKENS, 1)
         asked.append(place.name)
-        return ChatAnswer(speeds[place.name], 1.0, "")
+        return ChatAnswer(speeds[place.name], 1.0, "", 1)
 
     monkeypatch.setattr(rpc, "measure", measured)
     loaded = Trio(Path("meshd"), Path("direct"), Path("pump"), own_batch=Path("own"))
