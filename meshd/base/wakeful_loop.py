@@ -100,8 +100,7 @@ class WakefulLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, processors: int | None = None) -> None:
         """`processors`: as many may be used; None finds out."""
-        has_enough = (processors or usable_processors()) >= LEAST_PROCESSORS
-        self._wakefulness = Wakefulness() if has_enough else None
+        self._wakefulness = Wakefulness() if may_poll(processors) else None
         super().__init__(WakefulSelector(self._wakefulness) if self._wakefulness is not None else None)
 
     @property
@@ -113,6 +112,11 @@ class WakefulLoop(asyncio.SelectorEventLoop):
         """A message went through this process, of a conversation in which others follow closely."""
         if self._wakefulness is not None:
             self._wakefulness.passed(self.time())
+
+
+def may_poll(processors: int | None = None) -> bool:
+    """Whether there are enough of them for one to be kept busy by who waits; None finds out how many."""
+    return (processors or usable_processors()) >= LEAST_PROCESSORS
 
 
 def usable_processors() -> int:

@@ -31,13 +31,30 @@ void channel::shut() {
     shutdown(socket, SHUT_RDWR);
 }
 
+// As recv(): the first bytes of a message
+ssize_t channel::read_first(void * data, size_t size) {
+    ssize_t n = -1;
+    const auto nothing_yet = [&] { return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR); };
+    errno = EAGAIN;
+    const auto began = next.look([&] {
+        n = recv(socket, data, size, MSG_DONTWAIT);
+        return !nothing_yet();
+    });
+    if (nothing_yet()) {
+        n = recv(socket, data, size, 0);
+    }
+    next.came(began);
+    return n;
+}
+
 bool channel::read_some(void * data, size_t size, bool may_end) {
     auto * at = static_cast<uint8_t *>(data);
     size_t done = 0;
     while (done < size) {
-        const ssize_t n = recv(socket, at + done, size - done, 0);
+        const bool first = may_end && done == 0;
+        const ssize_t n = first ? read_first(at, size) : recv(socket, at + done, size - done, 0);
         if (n == 0) {
-            if (may_end && done == 0) {
+            if (first) {
                 return false;
             }
             throw lost("the connection ended within a message");
@@ -62,6 +79,9 @@ bool channel::read_header(wire_header & header) {
     uint32_t most = 0;
     if (!body_limits(header.kind, other, least, most)) {
         throw bad_message("there is no message " + std::to_string(header.kind));
+    }
+    if (static_cast<message>(header.kind) == message::progress) {
+        next.rest(); // or whoever says it often would keep this thread awake
     }
     if (header.size < least || header.size > most) {
         throw bad_message(

@@ -2,6 +2,7 @@
 // read. One thread may read while others write.
 #pragma once
 
+#include "lookout.h"
 #include "protocol.h"
 
 #include <atomic>
@@ -50,11 +51,13 @@ public:
 
 private:
     bool read_some(void * data, size_t size, bool may_end);
+    ssize_t read_first(void * data, size_t size);
 
     const int socket;
     const sender other;
     std::atomic<uint64_t> came{ 0 };
     std::mutex writing;
+    lookout next;
 };
 
 void put_header(writer & out, message number, uint64_t id, size_t size);

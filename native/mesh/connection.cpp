@@ -15,7 +15,7 @@ static constexpr std::chrono::seconds LAST_WORDS{ 1 }; // they have come already
 
 connection::connection(int socket, uint32_t place, std::string name) :
     name(std::move(name)), worker(socket, sender::worker),
-    outgoing(worker, [this](const std::string & why) { cannot_send(why); }), place(place) {}
+    outgoing(worker, OUTBOX_BYTES, [this](const std::string & why) { cannot_send(why); }), place(place) {}
 
 void connection::serve() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -34,6 +34,7 @@ void connection::lose(const std::string & why) {
         std::fflush(nullptr);
         _exit(LOST_EXIT);
     }
+    open = 0;
     settled = at = UINT64_MAX; // nobody else is excused by it
     changed.notify_all();
     outgoing.end();
@@ -92,6 +93,7 @@ uint64_t connection::post(
     }
     if (answer != nullptr) {
         answers.emplace(last_id + 1, *answer);
+        open = answers.size();
     }
     owed.add(number, last_id + 1, bytes);
     return put(number, body, more, size);
@@ -149,7 +151,11 @@ bool connection::wait_all() {
         return !gone;
     }
     const traced waiting("wait", place);
+    lock.unlock();
+    const auto began = last.look([&] { return open == 0; });
+    lock.lock();
     changed.wait(lock, [&] { return gone || answers.empty(); });
+    last.came(began);
     return !gone;
 }
 
@@ -253,6 +259,7 @@ void connection::take_answer(const wire_header & header) {
         std::memcpy(answer.target, coming.data(), coming.size());
     }
     answers.erase(header.id);
+    open = answers.size();
     settle(header.id);
     changed.notify_all();
 }

@@ -16,6 +16,7 @@
 namespace mesh {
 
 constexpr int LOST_EXIT = 86;
+constexpr size_t OUTBOX_BYTES = 2 * PIECE_BYTES;
 
 class connection {
 public:
@@ -95,6 +96,8 @@ private:
     std::mutex mutex;
     std::condition_variable changed;
     std::map<uint64_t, pending> answers; // that have not come
+    std::atomic<size_t> open{ 0 };       // how many those are, or 0 when it is lost
+    lookout last;                        // of those answers
     uint64_t last_id = 0;
     progress_body last_report;
     bool serving = false;

@@ -105,6 +105,7 @@ static ggml_backend_reg_t open_all() {
             open_report(descriptor_of("GGML_MESH_REPORT_FD", reports));
         }
         check_host();
+        lookout::allow();
         uint32_t place = 0;
         std::istringstream numbers(variable("GGML_MESH_FDS"));
         std::istringstream counts(variable("GGML_MESH_DEVICES"));

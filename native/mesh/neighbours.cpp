@@ -17,7 +17,6 @@ neighbours::~neighbours() {
     end();
     for (auto & one : all) {
         one.second->reading.join();
-        one.second->writing.join();
     }
     for (const auto & one : unstarted) {
         close(one.second);
@@ -46,7 +45,6 @@ void neighbours::complete() {
     for (auto & one : all) {
         neighbour & started = *one.second;
         started.reading = std::thread([&started] { started.read(); });
-        started.writing = std::thread([&started] { started.write(); });
     }
     is_complete = true;
     changed.notify_all();
@@ -62,6 +60,12 @@ void neighbours::end() {
     }
     changed.notify_all();
 }
+
+neighbours::neighbour::neighbour(int socket, size_t room) :
+    link(socket, sender::neighbour), coming(room), going(link, room, [this](const std::string &) {
+        link.shut(); // the reader finds the same
+        going.end();
+    }) {}
 
 void neighbours::neighbour::read() {
     try {
@@ -83,20 +87,6 @@ void neighbours::neighbour::read() {
         why = error.what();
     }
     coming.end();
-}
-
-void neighbours::neighbour::write() {
-    try {
-        piece one;
-        while (going.take(one)) {
-            pushed_body body;
-            body.token = one.token;
-            link.write_body(0, body, one.data.data(), one.data.size());
-        }
-    } catch (const lost &) {
-        link.shut(); // the reader finds the same
-    }
-    going.end();
 }
 
 neighbours::neighbour & neighbours::at(uint32_t number) const {
@@ -134,10 +124,15 @@ std::vector<uint32_t> neighbours::numbers() const {
 }
 
 void neighbours::push(uint32_t number, uint64_t token, blob data) {
-    const size_t size = sizeof(piece) + data.size();
-    if (!at(number).going.put({ token, std::move(data) }, size)) {
+    outbox & going = at(number).going;
+    if (!going.wait_for_room()) {
         fail(number, "it takes no more");
     }
+    pushed_body body;
+    body.token = token;
+    writer out;
+    body.put(out);
+    going.put(message::pushed, 0, out.data, std::move(data));
 }
 
 blob neighbours::take(uint32_t number, uint64_t token, uint32_t size) {

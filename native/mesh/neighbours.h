@@ -2,6 +2,7 @@
 #pragma once
 
 #include "channel.h"
+#include "outbox.h"
 #include "queue.h"
 
 #include <atomic>
@@ -67,16 +68,14 @@ private:
     };
     // Its threads read ahead and write behind, so that two workers that push to each other never wait for each other
     struct neighbour {
-        neighbour(int socket, size_t room) : link(socket, sender::neighbour), coming(room), going(room) {}
+        neighbour(int socket, size_t room);
         void read();
-        void write();
 
         channel link;
         queue<piece> coming;
-        queue<piece> going;
+        outbox going;
         std::string why = "it ended"; // why nothing more comes; set before the end of `coming`
         std::thread reading;
-        std::thread writing;
     };
     neighbour & at(uint32_t number) const;
     [[noreturn]] void fail(uint32_t number, const std::string & why) const;

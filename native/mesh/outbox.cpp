@@ -1,16 +1,21 @@
 #include "outbox.h"
 
-#include <thread>
-
 namespace mesh {
 
 // Longer data are sent from where they lie; more than this does not wait
 static constexpr size_t SHORT_BYTES = 16 * 1024;
 static constexpr size_t WAITING_BYTES = 64 * 1024;
 
+outbox::~outbox() {
+    end();
+    if (sending.joinable()) {
+        sending.join();
+    }
+}
+
 bool outbox::wait_for_room() {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return ended || held <= OUTBOX_BYTES; });
+    changed.wait(lock, [&] { return ended || held <= room; });
     return !ended;
 }
 
@@ -25,38 +30,53 @@ void outbox::put(message number, uint64_t id, const blob & body, const void * mo
     if (may_wait && more_size == 0 && waiting.data.size() <= WAITING_BYTES) {
         return;
     }
-    send_waiting(more, more_size);
+    send_or_copy(more, more_size);
+}
+
+void outbox::put(message number, uint64_t id, const blob & body, blob more) {
+    std::lock_guard<std::mutex> lock(mutex);
+    put_header(waiting, number, id, body.size() + more.size());
+    waiting.put_bytes(body.data(), body.size());
+    const size_t sent = send_waiting(more.data(), more.size());
+    keep(std::move(more), sent);
 }
 
 void outbox::flush() {
     std::lock_guard<std::mutex> lock(mutex);
     if (!waiting.data.empty()) {
-        send_waiting(nullptr, 0);
+        send_or_copy(nullptr, 0);
     }
 }
 
 // The mutex is held
-void outbox::send_waiting(const void * more, size_t more_size) {
+void outbox::send_or_copy(const void * more, size_t more_size) {
+    const size_t sent = send_waiting(more, more_size);
+    const auto * rest = static_cast<const uint8_t *>(more) + sent;
+    keep(sent < more_size ? blob(rest, rest + (more_size - sent)) : blob(), 0);
+}
+
+// Sends what the other side reads at once, and keeps the rest of what waited. How many bytes of `more` were sent. The
+// mutex is held
+size_t outbox::send_waiting(const void * more, size_t more_size) {
     size_t sent = 0;
     if (held == 0) {
         sent = to.send_now(waiting.data.data(), waiting.data.size(), more, more_size);
         left += sent;
     }
     const size_t first = std::min(sent, waiting.data.size());
-    keep(waiting.data.data() + first, waiting.data.size() - first);
-    keep(static_cast<const uint8_t *>(more) + (sent - first), more_size - (sent - first));
+    keep(blob(waiting.data.begin() + static_cast<ptrdiff_t>(first), waiting.data.end()), 0);
     waiting.data.clear();
+    return sent - first;
 }
 
-void outbox::keep(const uint8_t * data, size_t size) {
-    if (size == 0 || ended) {
+void outbox::keep(blob data, size_t at) {
+    if (at == data.size() || ended) {
         return;
     }
-    kept.emplace_back(data, data + size);
-    held += size;
-    if (!started) {
-        started = true;
-        std::thread([this] { send_kept(); }).detach();
+    held += data.size() - at;
+    kept.push_back({ std::move(data), at });
+    if (!sending.joinable()) {
+        sending = std::thread([this] { send_kept(); });
     }
     changed.notify_all();
 }
@@ -69,21 +89,27 @@ void outbox::send_kept() {
             if (ended) {
                 return;
             }
-            const blob & first = kept.front(); // it stays where it is while others come behind it
+            piece & first = kept.front(); // it stays where it is while others come behind it
             lock.unlock();
-            for (size_t at = 0; at < first.size();) {
-                const size_t sent = to.send_some(first.data() + at, first.size() - at);
-                at += sent;
+            const size_t size = first.data.size() - first.at;
+            while (first.at < first.data.size()) {
+                const size_t sent = to.send_some(first.data.data() + first.at, first.data.size() - first.at);
+                first.at += sent;
                 left += sent;
             }
             lock.lock();
-            held -= first.size();
+            held -= size;
             kept.pop_front();
             changed.notify_all();
         }
     } catch (const lost & error) {
         broken(error.what());
     }
+}
+
+void outbox::finish() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return ended || kept.empty(); });
 }
 
 void outbox::end() {

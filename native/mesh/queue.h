@@ -1,6 +1,9 @@
 // Between two threads: a queue that is bounded in bytes, and that either side can end.
 #pragma once
 
+#include "lookout.h"
+
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -22,30 +25,24 @@ public:
         }
         held += size;
         items.emplace_back(std::move(item), size);
+        ready = true;
         changed.notify_all();
         return true;
     }
 
-    // As put(), but drops the item where there is no room
-    void offer(Item item, size_t size) {
-        std::lock_guard<std::mutex> lock(mutex);
-        if (!ended && (items.empty() || held + size <= room)) {
-            held += size;
-            items.emplace_back(std::move(item), size);
-            changed.notify_all();
-        }
-    }
-
     // Waits for an item. false: it has ended, and there are no more
     bool take(Item & item) {
+        const auto began = next.look([&] { return ready.load(); });
         std::unique_lock<std::mutex> lock(mutex);
         changed.wait(lock, [&] { return ended || !items.empty(); });
+        next.came(began);
         if (items.empty()) {
             return false;
         }
         item = std::move(items.front().first);
         held -= items.front().second;
         items.pop_front();
+        ready = ended || !items.empty();
         changed.notify_all();
         return true;
     }
@@ -54,6 +51,7 @@ public:
     void end() {
         std::lock_guard<std::mutex> lock(mutex);
         ended = true;
+        ready = true;
         changed.notify_all();
     }
 
@@ -64,6 +62,8 @@ private:
     std::deque<std::pair<Item, size_t>> items;
     size_t held = 0;
     bool ended = false;
+    std::atomic<bool> ready{ false }; // to take, or to find that it has ended
+    lookout next;
 };
 
 } // namespace mesh

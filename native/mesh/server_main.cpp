@@ -7,6 +7,7 @@
 #include "report.h"
 #include "session.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -272,6 +273,10 @@ static int try_out(const options & chosen) {
     return try_device(device, chosen.operations, chosen.tolerance, print);
 }
 
+static bool is_cpu(const lent_device & lent) {
+    return ggml_backend_dev_type(ggml_backend_get_device(lent.backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
 static int serve(const options & chosen) {
     if (chosen.report >= 0) {
         open_report(chosen.report);
@@ -281,6 +286,9 @@ static int serve(const options & chosen) {
                                     : local_weights(weights_index(read_text(chosen.weights, weights_index::MAX_TEXT)));
     load_backends();
     const std::vector<lent_device> devices = open_devices(chosen);
+    if (std::none_of(devices.begin(), devices.end(), is_cpu)) { // which would compute with fewer threads
+        lookout::allow();
+    }
     {
         channel head(chosen.socket, sender::head);
         neighbours others(chosen.neighbours, chosen.arrivals >= 0);

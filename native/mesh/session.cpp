@@ -17,7 +17,7 @@ session::session(channel & head, const std::vector<lent_device> & devices, const
     work_off(
         devices, files, others, [this](message number, uint64_t id, blob body) { answer(number, id, std::move(body)); },
         [this] { requests.end(); }),
-    requests(QUEUE_BYTES), replies(QUEUE_BYTES), abandon(std::move(abandon)), second(second),
+    requests(QUEUE_BYTES), replies(head, QUEUE_BYTES, [this](const std::string &) { end_replies(); }), abandon(std::move(abandon)), second(second),
     by_cpu(all_cpus(devices)) {}
 
 void session::read_requests() {
@@ -38,29 +38,21 @@ void session::read_requests() {
     others.end();
 }
 
-void session::write_replies() {
-    try {
-        reply one;
-        while (replies.take(one)) {
-            head.write(one.number, one.id, one.body);
-            work_off.doing.steps += one.number != message::progress ? 1 : 0; // it may be all that moves
-        }
-    } catch (const lost &) {
-        head.shut(); // the reader finds the same
-    }
+// Nothing more can be sent
+void session::end_replies() {
+    head.shut(); // the reader finds the same
     replies.end();
 }
 
 void session::answer(message number, uint64_t id, blob body) {
-    const size_t size = sizeof(reply) + body.size();
-    if (!replies.put({ number, id, std::move(body) }, size)) {
+    if (!replies.wait_for_room()) {
         throw lost("the head takes no more answers");
     }
+    replies.put(number, id, {}, std::move(body));
 }
 
 void session::run() {
     std::thread reading([this] { read_requests(); });
-    std::thread writing([this] { write_replies(); });
     std::thread watching([this] { say_progress(); });
     std::exception_ptr failed;
     try {
@@ -76,8 +68,7 @@ void session::run() {
     }
     watching.join();
     requests.end();
-    replies.end();
-    writing.join(); // what has been answered goes out, FAILED last
+    replies.finish(); // what has been answered goes out, FAILED last
     head.shut();
     reading.join();
     if (failed || broken) {
@@ -89,18 +80,26 @@ void session::run() {
 void session::say_progress() {
     progress & doing = work_off.doing;
     progress_watch counted(doing, by_cpu);
+    uint64_t told = 0;    // bytes of PROGRESS
+    uint64_t answers = 0; // bytes of all else that has been sent
     std::unique_lock<std::mutex> lock(mutex);
     for (uint32_t passed = 1; !changed.wait_for(lock, second, [&] { return ended; }); passed++) {
+        const uint64_t sent = replies.sent();
+        if (sent > told + answers) {
+            answers = sent - told;
+            doing.steps++; // it may be all that moves
+        }
         // only from the one that it waits for: another one could make a silent path look alive
         const uint32_t waits = doing.flying != 0 ? 0 : doing.waits.load();
         const progress_body body = counted.tick(waits == 0 ? 0 : others.received(waits - 1));
         if (counted.is_stuck()) {
             abandon();
         }
-        if (passed % PROGRESS_SECONDS == 0 && doing.done != 0) {
+        if (passed % PROGRESS_SECONDS == 0 && doing.done != 0 && !replies.is_full()) {
             writer out;
             body.put(out);
-            replies.offer({ message::progress, 0, std::move(out.data) }, sizeof(reply) + progress_body::bytes);
+            replies.put(message::progress, 0, {}, std::move(out.data));
+            told += wire_header::bytes + progress_body::bytes;
         }
     }
 }

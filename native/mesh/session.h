@@ -1,9 +1,9 @@
-// One head, served: a thread reads ahead, this one computes, a third one writes answers, and
-// a fourth one says how far it is.
+// One head, served: a thread reads ahead, this one computes, and a third one says how far it is.
 #pragma once
 
 #include "channel.h"
 #include "executor.h"
+#include "outbox.h"
 #include "queue.h"
 
 #include <chrono>
@@ -26,14 +26,9 @@ private:
         wire_header header;
         blob body;
     };
-    struct reply {
-        message number;
-        uint64_t id;
-        blob body;
-    };
 
     void read_requests();
-    void write_replies();
+    void end_replies();
     void work();
     void say_progress();
     void answer(message number, uint64_t id, blob body);
@@ -42,7 +37,7 @@ private:
     neighbours & others;
     executor work_off;
     queue<request> requests;
-    queue<reply> replies;
+    outbox replies;
     std::exception_ptr broken; // why reading ended, if the head was not done
     const std::function<void()> abandon;
     const std::chrono::milliseconds second;

@@ -123,6 +123,9 @@ def without_overridden(plan: Sequence[str], llama_args: Sequence[str]) -> tuple[
 # the daemon that carries it waits; without any spinning, each part of a matrix waits for threads to wake up.
 # libgomp's number of looks, and libomp's milliseconds.
 CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+# While messages follow each other closely, mesh-server (on GPUs) and our module look for the next one for so
+# many milliseconds instead of sleeping (docs/decisions/0040).
+LOOKOUT = {"GGML_MESH_LOOKOUT": "10"}
 # Weights and caches of llama-server in pages of 2 MiB, where the kernel gives them to who asks, as glibc does
 # since 2.35. A patched rpc-server lays its weights together after the load: before it, that may hold it up.
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -158,8 +161,19 @@ def mesh_trial_environment(*, module: str, report: int) -> Mapping[str, str]:
     return {"GGML_BACKEND_PATH": module, "GGML_MESH_REPORT_FD": str(report)}
 
 
+def mesh_server_environment(*, looks_out: bool) -> Mapping[str, str]:
+    """`looks_out`: this machine has a processor for each thread of it that waits."""
+    return CALM_THREADS | (LOOKOUT if looks_out else {})
+
+
 def mesh_head_environment(
-    *, module: str, sockets: Sequence[int], lent: Sequence[Sequence[int]], weights: int, report: int
+    *,
+    module: str,
+    sockets: Sequence[int],
+    lent: Sequence[Sequence[int]],
+    weights: int,
+    report: int,
+    looks_out: bool = False,
 ) -> Mapping[str, str]:
     """For a llama-server that loads our module: descriptors, `sockets` in the order of the workers.
 
@@ -170,7 +184,7 @@ def mesh_head_environment(
     """
     preloaded = {} if set(module) & set(" :") else {"LD_PRELOAD": module}
     return {
-        **CALM_THREADS,
+        **mesh_server_environment(looks_out=looks_out),
         **LARGE_PAGES,
         **preloaded,
         "GGML_BACKEND_PATH": module,
