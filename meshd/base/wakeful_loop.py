@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LEAST_PROCESSORS = 4
+LEAST_FOR_CHILDREN = 8  # of which several threads wait at once
 FOLLOW_SECONDS = 0.02  # messages that follow each other in less; and so long the next one is waited for
 REST_SECONDS = 0.05  # without polling after it was in vain; twice as long each time
 MOST_REST_SECONDS = 5.0
@@ -100,7 +101,8 @@ class WakefulLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, processors: int | None = None) -> None:
         """`processors`: as many may be used; None finds out."""
-        self._wakefulness = Wakefulness() if may_poll(processors) else None
+        has_enough = (processors or usable_processors()) >= LEAST_PROCESSORS
+        self._wakefulness = Wakefulness() if has_enough else None
         super().__init__(WakefulSelector(self._wakefulness) if self._wakefulness is not None else None)
 
     @property
@@ -114,9 +116,9 @@ class WakefulLoop(asyncio.SelectorEventLoop):
             self._wakefulness.passed(self.time())
 
 
-def may_poll(processors: int | None = None) -> bool:
-    """Whether there are enough of them for one to be kept busy by who waits; None finds out how many."""
-    return (processors or usable_processors()) >= LEAST_PROCESSORS
+def children_may_poll() -> bool:
+    """Whether there are processors for the threads of a child that wait, beside this loop."""
+    return usable_processors() >= LEAST_FOR_CHILDREN
 
 
 def usable_processors() -> int:

@@ -100,49 +100,12 @@ blob channel::read_body(const wire_header & header) {
     return body;
 }
 
-// Sends all parts, which it changes
-static void send_all(int socket, iovec * parts, size_t count) {
-    msghdr all = {};
-    all.msg_iov = parts;
-    all.msg_iovlen = count;
-    while (all.msg_iovlen > 0) {
-        ssize_t n = sendmsg(socket, &all, MSG_NOSIGNAL);
-        if (n < 0) {
-            if (errno == EINTR) {
-                continue;
-            }
-            throw lost(reason("it cannot be written to"));
-        }
-        while (all.msg_iovlen > 0 && static_cast<size_t>(n) >= all.msg_iov->iov_len) {
-            n -= static_cast<ssize_t>(all.msg_iov->iov_len);
-            all.msg_iov++;
-            all.msg_iovlen--;
-        }
-        if (all.msg_iovlen > 0) {
-            all.msg_iov->iov_base = static_cast<uint8_t *>(all.msg_iov->iov_base) + n;
-            all.msg_iov->iov_len -= static_cast<size_t>(n);
-        }
-    }
-}
-
 void put_header(writer & out, message number, uint64_t id, size_t size) {
     wire_header header;
     header.size = static_cast<uint32_t>(size);
     header.kind = static_cast<uint16_t>(number);
     header.id = id;
     header.put(out);
-}
-
-void channel::write(message number, uint64_t id, const blob & body, const void * more, size_t more_size) {
-    writer header;
-    put_header(header, number, id, body.size() + more_size);
-    iovec parts[3] = {
-        { header.data.data(), header.data.size() },
-        { const_cast<uint8_t *>(body.data()), body.size() },
-        { const_cast<void *>(more), more_size },
-    };
-    std::lock_guard<std::mutex> lock(writing);
-    send_all(socket, parts, 3);
 }
 
 size_t channel::send_now(const void * data, size_t size, const void * more, size_t more_size) {

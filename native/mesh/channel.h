@@ -1,12 +1,11 @@
 // One end of a connection: whole messages over a socket, each checked against its limits before a byte of its body is
-// read. One thread may read while others write.
+// read. One thread may read while another one writes.
 #pragma once
 
 #include "lookout.h"
 #include "protocol.h"
 
 #include <atomic>
-#include <mutex>
 
 namespace mesh {
 
@@ -29,17 +28,8 @@ public:
     void read_body(void * data, size_t size);
     blob read_body(const wire_header & header);
 
-    // Writes all of it: body, then more. Blocks while the other side does not read
-    void write(message number, uint64_t id, const blob & body, const void * more = nullptr, size_t more_size = 0);
-    template <class Body>
-    void write_body(uint64_t id, const Body & body, const void * more = nullptr, size_t size = 0) {
-        writer out;
-        body.put(out);
-        write(Body::number, id, out.data, more, size);
-    }
-
-    // For who puts together messages by itself, and nobody else writes: how many bytes the socket takes. The first one
-    // does not wait, and hides what is wrong; the second one waits for at least one
+    // How many bytes of messages, which the caller has put together, the socket takes. The first one does not wait, and
+    // hides what is wrong; the second one waits for at least one
     size_t send_now(const void * data, size_t size, const void * more, size_t more_size);
     size_t send_some(const void * data, size_t size);
 
@@ -56,7 +46,6 @@ private:
     const int socket;
     const sender other;
     std::atomic<uint64_t> came{ 0 };
-    std::mutex writing;
     lookout next;
 };
 

@@ -1,5 +1,5 @@
-// Who waits for what comes soon, and looks for it instead of sleeping: to wake a thread on a processor that sleeps takes
-// as long as a hidden state is under way (docs/decisions/0040).
+// Who waits for what comes soon, and looks for it instead of sleeping: to wake a thread on a processor that sleeps
+// takes as long as a hidden state is under way (docs/decisions/0040).
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Messages on their way to who may read them late or never. What is not read at once is kept, bounded in bytes, and sent
-// by a thread of its own, so that nobody who has something for others waits with it.
+// Messages on their way to who may read them late or never. What is not read at once is kept, bounded in bytes, and
+// sent by a thread of its own, so that nobody who has something for others waits with it.
 #pragma once
 
 #include "channel.h"

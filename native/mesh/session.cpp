@@ -17,8 +17,8 @@ session::session(channel & head, const std::vector<lent_device> & devices, const
     work_off(
         devices, files, others, [this](message number, uint64_t id, blob body) { answer(number, id, std::move(body)); },
         [this] { requests.end(); }),
-    requests(QUEUE_BYTES), replies(head, QUEUE_BYTES, [this](const std::string &) { end_replies(); }), abandon(std::move(abandon)), second(second),
-    by_cpu(all_cpus(devices)) {}
+    requests(QUEUE_BYTES), replies(head, QUEUE_BYTES, [this](const std::string &) { end_replies(); }),
+    abandon(std::move(abandon)), second(second), by_cpu(all_cpus(devices)) {}
 
 void session::read_requests() {
     try {

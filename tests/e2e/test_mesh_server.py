@@ -1,6 +1,7 @@
 """native/mesh in a stock llama-server of the pin: text of one node, weights by content, losses."""
 
 import json
+import os
 import signal
 import subprocess
 from contextlib import closing
@@ -24,8 +25,10 @@ def build() -> MeshBuild:
     return found_build()
 
 
-def test_the_native_tests_pass_under_sanitizers(build: MeshBuild) -> None:
-    result = subprocess.run([build.tests], capture_output=True, text=True, check=False, timeout=300)
+@pytest.mark.parametrize("milliseconds", [0, 10])
+def test_the_native_tests_pass_under_sanitizers(build: MeshBuild, milliseconds: int) -> None:
+    env = {**os.environ, "GGML_MESH_LOOKOUT": str(milliseconds)}
+    result = subprocess.run([build.tests], capture_output=True, text=True, check=False, timeout=300, env=env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("passed ") > 15
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
-from meshd.base.wakeful_loop import may_poll
+from meshd.base.wakeful_loop import children_may_poll
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import encode_index
 from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, ChildStatus
@@ -156,7 +156,7 @@ class LlamaServer:
             lent=[lease.lent for lease in leases],
             weights=self._outgoing.add(self._processes.hand_over(encode_index(self._model.index))),
             report=pipe.child_end,
-            looks_out=may_poll(),
+            looks_out=children_may_poll(),
         )
         return self._child_spec(renamed(plan, MESH_DEVICE), (), environment)
 

@@ -162,7 +162,7 @@ def mesh_trial_environment(*, module: str, report: int) -> Mapping[str, str]:
 
 
 def mesh_server_environment(*, looks_out: bool) -> Mapping[str, str]:
-    """`looks_out`: this machine has a processor for each thread of it that waits."""
+    """`looks_out`: there are processors to spare for threads that wait."""
     return CALM_THREADS | (LOOKOUT if looks_out else {})
 
 

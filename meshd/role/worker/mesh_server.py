@@ -8,7 +8,7 @@ from pathlib import Path
 from socket import socket
 
 from meshd.base.errors import Refused
-from meshd.base.wakeful_loop import may_poll
+from meshd.base.wakeful_loop import children_may_poll
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
@@ -77,7 +77,7 @@ class MeshServer(LentServer):
                 descriptors=descriptors,
             ),
             log=self.log_path,
-            env=command_lines.mesh_server_environment(looks_out=may_poll()),
+            env=command_lines.mesh_server_environment(looks_out=children_may_poll()),
             hand_over=self.outgoing.give(),
         )
 

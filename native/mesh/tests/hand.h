@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "names.h"
+#include "plain_channel.h"
 #include "release.h"
 #include "served.h"
 
@@ -64,7 +65,7 @@ public:
     }
 
     served server;
-    channel worker;
+    plain_channel worker;
 };
 
 // A graph of one ADD of two rows of four values, before it is spoilt

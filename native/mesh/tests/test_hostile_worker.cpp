@@ -46,7 +46,7 @@ TEST(progress_before_welcome_is_refused) {
     told parent;
     const socket_pair pair;
     auto & link = *new connection(pair.ends[0], 0, "MESH0");
-    channel end(pair.ends[1], sender::head);
+    plain_channel end(pair.ends[1], sender::head);
     end.write_body(0, progress_body());
     blob welcome;
     CHECK(!link.greet("", welcome));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "check.h"
+#include "plain_channel.h"
 #include "report.h"
 #include "served.h"
 #include "watch.h"
@@ -70,7 +71,7 @@ private:
 
 public:
     connection & link; // for as long as the process is
-    channel end;
+    plain_channel end;
 };
 
 // What the parent was told until now, line by line

@@ -3,6 +3,7 @@
 
 #include "client.h"
 #include "names.h"
+#include "plain_channel.h"
 #include "served.h"
 
 #include <future>
@@ -102,7 +103,7 @@ public:
 
 private:
     const socket_pair pair;
-    channel end;
+    plain_channel end;
     connection * link = nullptr; // for as long as the process is
     std::promise<void> deaf;
     std::thread reading;

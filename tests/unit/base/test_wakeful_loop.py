@@ -9,12 +9,14 @@ import pytest
 from meshd.base import wakeful_loop
 from meshd.base.wakeful_loop import (
     FOLLOW_SECONDS,
+    LEAST_FOR_CHILDREN,
     LEAST_PROCESSORS,
     MOST_REST_SECONDS,
     REST_SECONDS,
     WakefulLoop,
     Wakefulness,
     WakefulSelector,
+    children_may_poll,
     usable_processors,
 )
 
@@ -157,3 +159,9 @@ def test_a_share_of_the_processors_counts(
     quota.write_text(text)
     monkeypatch.setattr(wakeful_loop, "_QUOTA", quota)
     assert usable_processors() == (everything if most is None else most)
+
+
+def test_children_poll_only_where_there_are_processors_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for processors in (1, LEAST_PROCESSORS, LEAST_FOR_CHILDREN - 1, LEAST_FOR_CHILDREN, 64):
+        monkeypatch.setattr(wakeful_loop, "usable_processors", lambda processors=processors: processors)
+        assert children_may_poll() == (processors >= LEAST_FOR_CHILDREN)

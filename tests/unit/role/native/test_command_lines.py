@@ -69,6 +69,20 @@ def test_descriptors_of_a_head_go_by_environment() -> None:
     assert command_lines.peers_text([("a:1", "b:2", 1), ("b:2", "c:3", 2)]) == b"a:1 b:2 1\nb:2 c:3 2\n"
 
 
+def test_programs_of_the_mesh_protocol_look_out_where_there_are_processors_to_spare() -> None:
+    assert command_lines.mesh_server_environment(looks_out=False) == command_lines.CALM_THREADS
+    looking = command_lines.mesh_server_environment(looks_out=True)
+    assert looking == command_lines.CALM_THREADS | {"GGML_MESH_LOOKOUT": "10"}
+    for looks_out in (False, True):
+        environment = command_lines.mesh_head_environment(
+            module="/m.so", sockets=[3, 4], lent=[[7, 8], [9]], weights=5, report=6, looks_out=looks_out
+        )
+        assert ("GGML_MESH_LOOKOUT" in environment) == looks_out
+        assert environment["GGML_MESH_FDS"] == "3,4"
+        assert environment["GGML_MESH_DEVICES"] == "2,1"
+        assert environment["GGML_MESH_MEMORY"] == "7,8,9"
+
+
 def test_an_rpc_server_is_told_of_neighbours() -> None:
     assert (
         command_lines.neighbour_reached(3, "127.0.0.1:7", bytes(31) + b"\xfe")
