@@ -3,7 +3,7 @@
 No signal and no closed connection tells of it. The worker's daemon sees that requests wait, and that nothing
 comes of them (decisions/0032): it kills the process and ends the lease. Shown for each of two workers, since
 the first one owes no answer but a push; and for one alone, in each state. A library that sleeps in a graph
-makes it stand still (frozen.py); in one test the freezer of the kernel, which stops all threads (freezer.py).
+makes it stand still (frozen.py). One that the kernel freezes: test_mesh_lost_workers.py.
 """
 
 import time
@@ -14,13 +14,10 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Streamed
-from tests.e2e.freezer import freezer
-from tests.e2e.freezer import skip_reason as why_no_freezer
 from tests.e2e.frozen import Frozen, skip_reason
 from tests.e2e.losses import noted
 from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, crashes
 from tests.e2e.models import smollm2
-from tests.e2e.native_protocol import MESH, NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, gone, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -113,43 +110,6 @@ def test_the_only_worker_hangs(tmp_path: Path, frozen: Frozen, state: str) -> No
                 loss.wrong = text != reference
                 loss.again = time.monotonic() - frozen.since()
             assert _says_why(worker)
-
-    play(check())
-
-
-@both
-def test_the_kernel_freezes_the_only_worker(tmp_path: Path, protocol: NativeProtocol) -> None:
-    """No thread of it runs, and its state says neither stopped nor traced."""
-    if why := why_no_freezer():
-        pytest.skip(why)
-    reference = alone(smollm2(), TOKENS)
-
-    async def check() -> None:
-        async with Fleet(tmp_path, protocol=protocol) as fleet:
-            worker = await fleet.worker("worker", model=smollm2())
-            head = await fleet.head(smollm2(), *SAME_THREADS, token=await worker.token())
-            api = api_of(await fleet.ready(head))
-            server = child_pid(await worker.status(), fleet.protocol.server)
-            frozen_at = 0.0
-
-            def on_piece(streamed: Streamed) -> None:
-                nonlocal frozen_at
-                if streamed.pieces >= 10 and not frozen_at:
-                    frozen_at = cold.freeze(server)
-
-            with (
-                freezer() as cold,
-                noted(protocol.place, "decode", "frozen", told_within=FOUND_SECONDS) as loss,
-            ):
-                streamed = await api.stream(PROMPT, 400, on_piece=on_piece)
-                loss.since(frozen_at)
-                assert frozen_at and streamed.error and not streamed.done
-                await gone({server})
-                text, _ = await api.complete_through_503(PROMPT, TOKENS, seconds=FOUND_SECONDS)
-                loss.again = time.monotonic() - frozen_at
-                loss.wrong = text != reference
-            assert protocol is MESH or _says_why(worker)
-            assert crashes(head) == 0
 
     play(check())
 

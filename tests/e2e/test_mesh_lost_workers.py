@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,9 @@ from tests.e2e import spaces
 from tests.e2e.alone import alone
 from tests.e2e.apart import Apart, apart
 from tests.e2e.api_client import Streamed, generation
-from tests.e2e.losses import STATES, noted
+from tests.e2e.freezer import freezer
+from tests.e2e.freezer import skip_reason as why_no_freezer
+from tests.e2e.losses import HANG_SECONDS, STATES, noted
 from tests.e2e.mesh_losses import (
     LONG_PROMPT,
     POLL_SECONDS,
@@ -49,6 +51,7 @@ SILENT_SECONDS = 6.0  # a link is dead after 4.5 s without a byte
 SIGNALS = {"kill -9": signal.SIGKILL, "kill -STOP": signal.SIGSTOP}
 SECONDS = 5000.0 if SOAK else 280.0
 LINES = ("reset", "silence")
+FOUND_SECONDS = 30.0  # a process that hangs, as test_mesh_hung.py has it
 
 
 def _cases(kinds: Iterable[str]) -> dict[str, tuple[str, Sequence[str]]]:
@@ -68,9 +71,9 @@ def _texts() -> Texts:
 
 @asynccontextmanager
 async def _with_a_process(
-    folder: Path, number: signal.Signals, texts: Texts, protocol: NativeProtocol
+    folder: Path, hit: Callable[[int], object], texts: Texts, protocol: NativeProtocol, *, later: float = 0.0
 ) -> AsyncIterator[Scene]:
-    """The worker's process that is lent gets the signal."""
+    """The worker's process that is lent is hit, and not told of at once but so many seconds `later`."""
     async with Fleet(folder, protocol=protocol) as fleet:
         worker = await fleet.worker("worker", model=smollm2())
         token = await worker.token()
@@ -81,10 +84,12 @@ async def _with_a_process(
         within = again_within(began)
 
         async def lose() -> float:
-            os.kill(child_pid(await worker.status(), protocol.server), number)
+            await asyncio.to_thread(hit, child_pid(await worker.status(), protocol.server))
             return time.monotonic()
 
-        yield Scene(worker, head, api, texts, lose, goes_on=False, again_within=within, protocol=protocol)
+        yield Scene(
+            worker, head, api, texts, lose, goes_on=False, again_within=within + later, protocol=protocol
+        )
 
 
 @asynccontextmanager
@@ -135,7 +140,9 @@ async def _silent(place: Apart, seconds: float) -> None:
         place.rules.flowing.set()
 
 
-async def _again_and_again(scene: Scene, kind: str, states: Sequence[str]) -> None:
+async def _again_and_again(
+    scene: Scene, kind: str, states: Sequence[str], *, told_within: float = HANG_SECONDS
+) -> None:
     acts = {
         "load": scene.loading,
         "prompt": scene.prompt,
@@ -145,7 +152,7 @@ async def _again_and_again(scene: Scene, kind: str, states: Sequence[str]) -> No
     }
     for state, number in product(states, range(FIRST, FIRST + TIMES)):
         crashed, resumed = crashes(scene.head), await resumes(scene.head)
-        with noted(scene.protocol.place, state, kind) as loss:
+        with noted(scene.protocol.place, state, kind, told_within=told_within) as loss:
             loss.again_within = scene.again_within
             await acts[state](number, loss)
             loss.aborted = crashes(scene.head) > crashed
@@ -171,9 +178,32 @@ def test_a_workers_process_is_lost(
 ) -> None:
     texts = _texts()
 
+    def hit(pid: int) -> None:
+        os.kill(pid, SIGNALS[kind])
+
     async def check() -> None:
-        async with _with_a_process(tmp_path, SIGNALS[kind], texts, protocol) as scene:
+        async with _with_a_process(tmp_path, hit, texts, protocol) as scene:
             await _again_and_again(scene, kind, states)
+
+    play(check(), seconds=SECONDS)
+
+
+@pytest.mark.skipif(bool(why_no_freezer()), reason=why_no_freezer() or "-")
+@both
+@pytest.mark.parametrize("state", drawn("the state of a frozen worker", STATES, 1, always=()))
+def test_the_kernel_freezes_a_workers_process(tmp_path: Path, state: str, protocol: NativeProtocol) -> None:
+    """No thread of it runs, and its state says neither stopped nor traced: only requests that wait tell."""
+    texts = _texts()
+
+    async def check() -> None:
+        with freezer() as cold:
+
+            def hit(pid: int) -> None:
+                cold.thaw()  # those before have ended
+                cold.freeze(pid)
+
+            async with _with_a_process(tmp_path, hit, texts, protocol, later=FOUND_SECONDS) as scene:
+                await _again_and_again(scene, "frozen", [state], told_within=FOUND_SECONDS)
 
     play(check(), seconds=SECONDS)
 
