@@ -69,7 +69,7 @@ async def _run(args: argparse.Namespace) -> None:
 
 def _fleet(args: argparse.Namespace, model: Path, cache: Path, folder: Path, slots: int) -> Fleet:
     node = ("--native-protocol", args.protocol)
-    context = str(slots * (_PROMPT_TOKENS + args.tokens))
+    context = str(_PROMPT_TOKENS + args.tokens + 1)
     return Fleet(
         FleetSpec(
             folder=folder,

@@ -139,6 +139,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
         f"        weights: {in_bytes(model.weights_local_bytes)} from local files, "
         f"{in_bytes(model.weights_network_bytes)} over the network{took}{each}"
     )
+    if model.answers is not None:
+        out.line(f"        {model.answers.text}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
         out.line(f"        {bar(worker.share)} {worker.node}")
     for tensor in model.tensors_from_network[:10]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MESH_LOAD_MODE = (
     "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
 )
-MESH_SLOTS = 4  # answers at once, unless `-- -np N` says otherwise; they share the context
+MESH_SLOTS = 4  # answers at once, each with its context, where memory allows; or `-- -np N`
 DEFAULT_LOAD_MODE = "none"  # the head reads what it computes itself and nothing of the workers' weights
 
 

@@ -6,7 +6,7 @@ kept in f32 once for each sequence. For architectures it does not know it gives 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshd.model import architectures
 from meshd.model.ggml import TENSOR_TYPE_NAMES
@@ -20,11 +20,16 @@ _MOST_IN_A_FIELD = 1 << 32  # of anything one header field gives; keeps hostile 
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """The options of llama-server that decide how large caches are. Counts of tokens and sequences."""
+    """The options of llama-server that decide how large caches are. Counts of tokens and sequences.
+
+    `tokens`: of the whole context. `unified`: the sequences lie in it as they come, each with at most `each`
+    tokens (None: as many as there are); otherwise it is divided among them.
+    """
 
     tokens: int
     parallel: int = 1
     unified: bool = False
+    each: int | None = None
     batch: int = 2048
     micro_batch: int = 512
     key_type: str = "f16"
@@ -41,6 +46,32 @@ class ContextShape:
     @property
     def streams(self) -> int:
         return 1 if self.unified else self.parallel
+
+    @property
+    def is_shared(self) -> bool:
+        """What one answer takes of the context, others lack."""
+        return self.parallel > 1 and self.unified and self.each is None
+
+    @property
+    def answer_tokens(self) -> int:
+        """Of one answer with its prompt, at most."""
+        return self.cells if self.each is None else self.each
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        apart = self.parallel > 1 and not self.is_shared
+        return f"{self.parallel} x {self.answer_tokens} tokens" if apart else f"{self.tokens} tokens"
+
+    def of(self, parallel: int, tokens: int) -> "ContextShape":
+        """For so many answers with so many tokens each; those that share the context have them together.
+
+        One gets as many by itself as beside others: llama.cpp pads what it has.
+        """
+        if parallel == 1 or self.is_shared:
+            return replace(self, tokens=tokens, parallel=parallel, unified=parallel > 1, each=None)
+        each = _pad(tokens)
+        return replace(self, tokens=parallel * each, parallel=parallel, each=each if self.unified else None)
 
     @property
     def step_tokens(self) -> int:

@@ -35,7 +35,9 @@ def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOpti
         return plan
     largest = planner.largest_context()
     if largest:
-        hint = f"use `--ctx-size {largest}`, the longest context that fits, or add a worker"
+        answers = options.shape.parallel
+        fewer = f" for {answers} answers at once, ask for fewer (`-- -np N`)" if answers > 1 else ""
+        hint = f"use `--ctx-size {largest}`, the longest context that fits{fewer}, or add a worker"
     else:
         hint = "not even the shortest context fits: add a worker, free memory or use a smaller quantisation"
     if not options.head_layers:
@@ -88,11 +90,12 @@ class _Planner:
         return None
 
     def largest_context(self) -> int:
-        """The longest context below the asked one for which there is a plan, in tokens; 0 when none."""
-        low, high = 0, max(0, self._options.shape.tokens - 1) // CELL_PADDING
+        """The longest context of an answer, below the asked one, for which there is a plan; 0 when none."""
+        asked = self._options.shape
+        low, high = 0, max(0, asked.answer_tokens - 1) // CELL_PADDING
         while low < high:
             middle = (low + high + 1) // 2
-            shape = replace(self._options.shape, tokens=middle * CELL_PADDING)
+            shape = asked.of(asked.parallel, middle * CELL_PADDING)
             if self._with(replace(self._options, shape=shape)).plan() is not None:
                 low = middle
             else:
@@ -117,7 +120,7 @@ class _Planner:
         return (
             f"`{model.name}` does not fit: it needs {in_memory(needed)} "
             f"(weights {in_memory(model.weight_bytes)}, "
-            f"cache of {shape.tokens} tokens {in_memory(cache)}, compute buffers up to "
+            f"cache of {shape.text} {in_memory(cache)}, compute buffers up to "
             f"{in_memory(compute)}); " + "; ".join(parts)
         )
 

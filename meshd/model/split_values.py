@@ -7,6 +7,7 @@ from meshd.model.cache import ContextShape
 from meshd.model.device_sampling import has_top_k
 from meshd.model.layers import ModelLayers
 from meshd.model.output import EMBEDDING, DevicePath
+from meshd.model.status import AnswersAtOnce
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Plan:
     `devices`, `gpu_layers`, `tensor_split`, `override_tensor` are the values of `-dev`, `-ngl`, `-ts`, `-ot`
     (empty: the option is left out). Worker i of those given is `RPC<i>`: `--rpc` must list all of them in
     that order. `input_device`: the worker's that has the embeddings; empty: the head has them. `exact_cache`
-    is False when the architecture is not known: the cache is an upper bound then.
+    is False when the architecture is not known: the cache is an upper bound then. `answers`: for status.
     """
 
     shares: tuple[DeviceShare, ...]
@@ -101,6 +102,7 @@ class Plan:
     left_out: tuple[LeftOut, ...]
     why: str
     input_device: str = ""
+    answers: AnswersAtOnce | None = None
 
     def weights_of(self, node: str) -> int:
         """Bytes of weights on all devices of a node."""
@@ -129,6 +131,7 @@ class Plan:
         given += ["-ctk", shape.key_type] if shape.key_type != usual.key_type else []
         given += ["-ctv", shape.value_type] if shape.value_type != usual.value_type else []
         given += ["-kvu"] if shape.unified else []
+        given += ["--kv-unified-per-slot", str(shape.each)] if shape.each is not None else []
         given += ["--swa-full"] if shape.full_windows else []
         given += [] if shape.flash_attention else ["-fa", "off"]
         return tuple(given)

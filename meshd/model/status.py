@@ -67,6 +67,24 @@ class WorkerWeights:
         return f"{self.node} {there} of {total}{network}"
 
 
+@dataclass(frozen=True, slots=True)
+class AnswersAtOnce:
+    """How many answers are made at the same time, and how long one may be; further requests wait."""
+
+    slots: int
+    tokens: int  # of each, with its prompt; of all together if they share the context
+    shared: bool = False  # llama-server ends all of them when it is full
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.slots == 1:
+            return f"1 answer at once, {self.tokens} tokens"
+        if self.shared:
+            return f"{self.slots} answers at once that share {self.tokens} tokens"
+        return f"{self.slots} answers at once, {self.tokens} tokens each"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """The model of a head."""
@@ -83,6 +101,7 @@ class ModelStatus:
     split: tuple[SplitPart, ...]
     progress: float | None = None  # 0 to 1 while loading
     workers: tuple[WorkerWeights, ...] = ()  # while the model is loading, and afterwards
+    answers: AnswersAtOnce | None = None  # null until it is loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ async def through_daemons(plan: Plan, way: str) -> dict[str, float]:
                     round_trips=[0.0] * len(devices),
                     head_options=(
                         *("--device", "none", "--output-on", "worker", "--ctx-size", str(plan.context)),
-                        *(*mesh, "--", "-np", str(plan.slots)),
+                        *(*mesh, "--", "-np", str(plan.slots), "-kvu"),
                     ),
                     worker_options=[("--device", device, *mesh) for device in devices],
                 )

@@ -137,6 +137,7 @@ class Serve:
             tensors_from_network=loaded.report.from_network,
             bytes_per_token=self._bytes_per_token(),
             split=loaded.split,
+            answers=loaded.answers,
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )

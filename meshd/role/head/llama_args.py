@@ -31,6 +31,7 @@ _RESERVED = {
     "--rpc": "use `--rpc HOST:PORT` of meshd, before `--`",
     "-dev": "use `--device` of meshd, before `--`",
     "--device": "use `--device` of meshd, before `--`",
+    "--kv-unified-per-slot": "use `--ctx-size` of meshd, before `--`: each answer has so many tokens",
     "-ngl": _SPLIT,
     "--gpu-layers": _SPLIT,
     "--n-gpu-layers": _SPLIT,
@@ -95,18 +96,26 @@ class LlamaArgs:
     def shape(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> ContextShape:
         """The context that llama-server will make; what stood after `--` wins over `tokens` and `slots`.
 
-        Where several slots are usual they share the context, so that one alone has all of it. A step has
-        room for a token of each slot: with less, each round would be two.
+        Each slot has that many tokens, so that no answer ends another: llama-server ends all of them when
+        the context is full. They lie in one cache all the same, as divided ones make a round two where
+        slots between those that are busy are not. What the user says of both is llama.cpp's: with `-kvu`
+        slots share the context, and with `-c` and `-np` it is divided among them.
+
+        A step has room for a token of each slot: with less, each round would be two.
         """
         context = self.tokens if self.tokens is not None else tokens
         if context == 0:
             context = layers.trained_context or None
-        usual = replace(default_shape(layers, tokens=context), parallel=slots, unified=slots > 1)
-        parallel = self.parallel or usual.parallel
+        one = default_shape(layers, tokens=context)
+        parallel = self.parallel or slots
+        if self.unified:
+            usual = replace(one, parallel=parallel, unified=True)
+        else:
+            is_divided = self.tokens is not None and self.parallel is not None
+            each = -(-one.tokens // parallel) if is_divided else one.tokens
+            usual = replace(one, unified=self.unified is None).of(parallel, each)
         return replace(
             usual,
-            parallel=parallel,
-            unified=usual.unified if self.unified is None else self.unified,
             batch=max(self.batch or usual.batch, parallel),
             micro_batch=max(self.micro_batch or usual.micro_batch, parallel),
             key_type=self.key_type or usual.key_type,

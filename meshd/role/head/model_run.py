@@ -333,8 +333,7 @@ class HeadRun:
             plain_rpc = {server.endpoint for server in self._model.plain_rpc}
             report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain_rpc)
         now = asyncio.get_running_loop().time()
-        self.loaded = True
-        self.blame.loaded_at = now
+        self.loaded, self.blame.loaded_at = True, now
         self._push_plan.tell()
         self._server.tell()
         for lease in self._leases:
@@ -345,6 +344,7 @@ class HeadRun:
                 why=plan.why,
                 split=self._push_plan.parts(split_of(plan)),
                 report=report,
+                answers=plan.answers,
                 sampling=self._sampling(plan, ready.settings),
             )
         )

@@ -1,7 +1,6 @@
 """From the workers' offers and this machine's devices to a plan, and from the plan to reservations. Pure."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -14,6 +13,7 @@ from meshd.model.split_values import Device as PlanDevice
 from meshd.model.split_values import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
+from meshd.role.head.answer_slots import answers_at_once, as_many_as_fit
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.pipelined_plan import plan_pipelined
 from meshd.role.native.devices import SHARED_MEMORY
@@ -53,7 +53,7 @@ class HeadOptions:
     activations: str = "f32"
     output: str = "auto"
     sample_on_worker: bool = False  # as far as texts stay the same, where the output is on a worker
-    slots: int = 1  # answers at once, unless `llama_args` say it; fewer where memory is short
+    slots: int = 1  # answers at once, each with its context, unless `llama_args` say it; fewer to fit
     llama_args: tuple[str, ...] = ()
     machine: str = ""
     node_name: str = "head"
@@ -116,7 +116,7 @@ def make_plan(
     ]
     left_out = "".join(f"; {item.device.label} left out: {item.why}" for item in excluded)
     try:
-        plan = _as_many_slots_as_fit(layers, devices, options)
+        plan = _plan(layers, devices, options)
     except NotEnoughMemory as error:
         raise NotEnoughMemory(
             f"{error.what}{left_out}", hint=error.hint, largest_context=error.largest_context
@@ -130,8 +130,8 @@ def shape_of(layers: ModelLayers, options: HeadOptions) -> ContextShape:
     return llama_args.shape(layers, tokens=options.ctx_size, slots=options.slots)
 
 
-def _as_many_slots_as_fit(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptions) -> Plan:
-    """Raises NotEnoughMemory where not even one does, or the user wants more."""
+def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptions) -> Plan:
+    """Raises NotEnoughMemory where not even one answer has room, or the user wants more of them."""
     llama_args = read_llama_args(options.llama_args)
 
     def plan(given: SplitOptions) -> Plan:
@@ -140,11 +140,10 @@ def _as_many_slots_as_fit(layers: ModelLayers, devices: Sequence[PlanDevice], op
         return plan_split(layers, devices, given)
 
     given = _split_options(layers, options)
-    while given.shape.parallel > 1 and llama_args.parallel is None:
-        with suppress(NotEnoughMemory):
-            return plan(given)
-        given = replace(given, shape=replace(given.shape, parallel=given.shape.parallel // 2))
-    return plan(given)
+    made = plan(given) if llama_args.parallel is not None else as_many_as_fit(plan, given)
+    lacking = ", for more of them memory is short" if made.shape.parallel < given.shape.parallel else ""
+    answers = answers_at_once(made.shape, layers)
+    return replace(made, why=f"{made.why}; {answers.text}{lacking}", answers=answers)
 
 
 def _split_options(layers: ModelLayers, options: HeadOptions) -> SplitOptions:

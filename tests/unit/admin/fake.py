@@ -37,7 +37,7 @@ from meshd.admin.status import (
 from meshd.base.errors import Refused, UserError
 from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
-from meshd.model.status import ModelState, ModelStatus, NetworkTensor, SplitPart, StoreStatus
+from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus, NetworkTensor, SplitPart, StoreStatus
 
 DEADLINE = 20.0
 
@@ -74,6 +74,7 @@ MODEL = ModelStatus(
     ),
     bytes_per_token=2400.0,
     split=(SplitPart(node="garage", device="CPU", layers=15, bytes=48_000_000),),
+    answers=AnswersAtOnce(slots=4, tokens=8192),
 )
 
 NETCHECK = NetcheckReply(

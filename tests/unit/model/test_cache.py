@@ -47,6 +47,19 @@ def test_cells_are_padded() -> None:
     assert ContextShape(1000, parallel=3, unified=True).streams == 1
 
 
+def test_a_shape_for_other_answers() -> None:
+    one = ContextShape(1000, unified=True)
+    four = one.of(4, 1000)
+    assert (four.tokens, four.each, four.answer_tokens, four.cells) == (4096, 1024, 1024, 4096)
+    assert not four.is_shared
+    assert four.of(1, 1000) == ContextShape(1000)
+    divided = ContextShape(1000).of(4, 1000)
+    assert (divided.tokens, divided.each, divided.answer_tokens) == (4096, None, 1024)
+    shared = ContextShape(1000, parallel=2, unified=True)
+    assert shared.is_shared
+    assert shared.of(4, 1000) == ContextShape(1000, parallel=4, unified=True)
+
+
 def test_quantised_caches_are_smaller() -> None:
     shape = ContextShape(8192, key_type="q8_0", value_type="q4_0")
     per_token = (192 // 32) * (34 + 18)

@@ -50,7 +50,7 @@ def test_a_step_has_room_for_a_token_of_each_slot() -> None:
     shape = read_llama_args(["-np", "8", "-ub", "4", "-b", "6"]).shape(LAYERS, tokens=512)
     assert (shape.parallel, shape.micro_batch, shape.batch) == (8, 8, 8)
     shape = read_llama_args(["-ub", "2"]).shape(LAYERS, tokens=512, slots=4)
-    assert (shape.parallel, shape.micro_batch, shape.unified) == (4, 4, True)
+    assert (shape.parallel, shape.micro_batch, shape.each) == (4, 4, 512)
 
 
 def test_flash_attention_that_is_asked_for_stays() -> None:

@@ -36,13 +36,13 @@ def given(made: Plan) -> str:
 def test_llama_server_gets_it_and_the_plan_says_why() -> None:
     made = plan()
     assert "-ub 128" in given(made)
-    assert made.why.endswith("micro batches of 128 tokens: fastest for 2 CPUs in turn, estimated")
+    assert "micro batches of 128 tokens: fastest for 2 CPUs in turn, estimated" in made.why
 
 
 def test_one_worker_has_llama_cpps_own() -> None:
     made = plan(workers=1)
     assert "-ub" not in given(made)
-    assert made.why.endswith("micro batches of 512 tokens: one device computes")
+    assert "micro batches of 512 tokens: one device computes" in made.why
 
 
 def test_the_memory_is_that_of_the_micro_batch() -> None:

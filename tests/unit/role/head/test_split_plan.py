@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import Refused
-from meshd.model.cache import LayerCache
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.output import DevicePath
 from meshd.model.split_values import NotEnoughMemory, Plan
@@ -114,49 +113,6 @@ def test_the_head_that_has_the_last_layers_makes_the_logits() -> None:
     assert plan.output_worker is None
     alone = make_plan(model(), offers=[], plain_rpc=[], own=[cpu()], options=replace(OPTIONS, min_workers=0))
     assert alone.output_worker is None
-
-
-def slots_of(plan: Plan) -> tuple[int, bool]:
-    return plan.shape.parallel, plan.shape.unified
-
-
-@pytest.mark.parametrize(
-    ("llama_args", "expected"),
-    [
-        ((), (4, True)),
-        (("-np", "2"), (2, True)),
-        (("-np", "8", "-no-kvu"), (8, False)),
-        (("-np", "1"), (1, True)),
-    ],
-)
-def test_slots_are_as_many_as_usual_or_asked_for(
-    llama_args: tuple[str, ...], expected: tuple[int, bool]
-) -> None:
-    options = replace(OPTIONS, slots=4, llama_args=llama_args)
-    plan = make_plan(model(), offers=[node_offer("a", cpu())], plain_rpc=[], own=[cpu()], options=options)
-    assert slots_of(plan) == expected
-    assert (
-        plan.shape.tokens
-        == make_plan(
-            model(), offers=[node_offer("a", cpu())], plain_rpc=[], own=[cpu()], options=OPTIONS
-        ).shape.tokens
-    ), "they share what one alone has"
-
-
-def test_slots_are_fewer_where_memory_is_short() -> None:
-    """Of a model that keeps a state for each."""
-    tiny = model()
-    layer = LayerCache(state=(150 << 20) // 4)
-    keeps = replace(tiny, cache=replace(tiny.cache, layers=(layer,) * tiny.count))
-    offers = [node_offer("a", cpu(3.5))]
-
-    def slots(*llama_args: str) -> int:
-        options = HeadOptions(devices=("none",), slots=4, llama_args=llama_args)
-        return make_plan(keeps, offers=offers, plain_rpc=[], own=[cpu()], options=options).shape.parallel
-
-    assert slots() == 2
-    with pytest.raises(NotEnoughMemory):
-        slots("-np", "4")
 
 
 def test_the_path_to_a_worker_is_the_one_with_the_data() -> None:

@@ -1,0 +1,73 @@
+"""Answers at once, each with a context of its own: none of them ends another (mesh protocol)."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from meshd.model.status import AnswersAtOnce
+
+from tests.e2e.api_client import Answer, Api, generation
+from tests.e2e.models import smollm2
+from tests.e2e.native_protocol import needs_mesh
+from tests.e2e.nodes import PROMPT, Fleet, api_of, model_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000), needs_mesh]
+
+OPTIONS = ("--device", "none", "--native-protocol", "mesh")
+CONTEXT = 512
+SLOTS = 4
+LONG = 400  # tokens: four of these answers need three contexts
+SHORT = 8
+
+
+async def completion(api: Api, tokens: int, prompt: str = PROMPT) -> Answer:
+    return await api.ask("POST", "/completion", generation(prompt, tokens))
+
+
+async def chat(api: Api, text: str) -> Answer:
+    said = [{"role": "user", "content": text}]
+    return await api.ask("POST", "/v1/chat/completions", {"messages": said, "temperature": 0})
+
+
+def test_four_long_answers_all_come_to_their_own_end(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2(), options=OPTIONS[2:])
+            head = await fleet.head(smollm2(), *OPTIONS, "--ctx-size", str(CONTEXT), token=token)
+            status = await fleet.ready(head)
+            api = api_of(status)
+            answers = await asyncio.gather(*(completion(api, LONG) for _ in range(SLOTS)))
+            assert [answer.status for answer in answers] == [200] * SLOTS, answers
+            assert [answer.body["tokens_predicted"] for answer in answers] == [LONG] * SLOTS
+            assert model_of(status).answers == AnswersAtOnce(SLOTS, CONTEXT)
+            assert f"4 answers at once, {CONTEXT} tokens each" in model_of(status).reason
+
+    play(check())
+
+
+def test_what_is_too_long_ends_alone(tmp_path: Path) -> None:
+    """An answer at the end of its context is cut off there, a prompt beyond it refused with the limit."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2(), options=OPTIONS[2:])
+            head = await fleet.head(smollm2(), *OPTIONS, "--ctx-size", str(CONTEXT), token=token)
+            api = api_of(await fleet.ready(head))
+            begun = threading.Event()
+            other = asyncio.create_task(api.stream(PROMPT, LONG, on_piece=lambda _text: begun.set()))
+            endless = asyncio.create_task(completion(api, 4 * CONTEXT))
+            await asyncio.to_thread(begun.wait)
+            refused = await chat(api, "word " * CONTEXT)
+            assert refused.status == 400, refused
+            error = refused.body["error"]
+            assert isinstance(error, dict)
+            assert error["type"] == "exceed_context_size_error"
+            assert str(CONTEXT) in error["message"]
+            cut = await endless
+            assert (cut.status, cut.body["stop_type"], cut.body["truncated"]) == (200, "limit", True), cut
+            streamed = await other
+            assert (streamed.error, streamed.done) == ("", True)
+            assert (await completion(api, SHORT)).status == 200
+
+    play(check())

@@ -1,0 +1,168 @@
+"""How many answers at once a plan has room for, each with a context of its own."""
+
+from dataclasses import replace
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.model.cache import LayerCache
+from meshd.model.layers import ModelLayers
+from meshd.model.output import DevicePath
+from meshd.model.split_values import NotEnoughMemory, Plan
+from meshd.model.status import AnswersAtOnce
+from meshd.role.head.answer_slots import answers_at_once
+from meshd.role.head.llama_args import read_llama_args
+from meshd.role.head.split_plan import HeadOptions, make_plan
+
+from tests.unit.role.head.test_split_plan import cpu, gpu, model, node_offer
+
+TRAINED = 4096
+USUAL = HeadOptions(devices=("none",), slots=4)
+MIB = 1 << 20
+
+PLAIN = LayerCache(key=4096, value=4096)  # 64 MiB for 4096 tokens
+WINDOWED = replace(PLAIN, window=1024)  # 16 MiB for each answer's window, 8 for a step
+RECURRENT = LayerCache(state=16 * MIB)  # 64 MiB for each answer
+
+
+def keeping(*layers: LayerCache) -> ModelLayers:
+    """Of eight layers, these by turns."""
+    tiny = model()
+    kept = (layers * tiny.count)[: tiny.count]
+    return replace(tiny, cache=replace(tiny.cache, layers=kept))
+
+
+def plan(of: ModelLayers, free: float, *llama_args: str, options: HeadOptions = USUAL) -> Plan:
+    """On a worker with so much memory, in GiB."""
+    options = replace(options, llama_args=llama_args)
+    return make_plan(of, offers=[node_offer("a", cpu(free))], plain_rpc=[], own=[cpu()], options=options)
+
+
+def slots_and_tokens(*llama_args: str, ctx_size: int | None = None) -> tuple[int, int, bool]:
+    options = replace(USUAL, ctx_size=ctx_size)
+    shape = plan(model(), 4, *llama_args, options=options).shape
+    said = answers_at_once(shape, model())
+    return said.slots, said.tokens, said.shared
+
+
+@pytest.mark.parametrize(
+    ("llama_args", "expected"),
+    [
+        ("", (4, TRAINED, False)),
+        ("-np 2", (2, TRAINED, False)),
+        ("-np 1", (1, TRAINED, False)),
+        ("-c 2048", (4, 2048, False)),
+        ("-c 0", (4, TRAINED, False)),
+        ("-c 1536 -np 3", (3, 512, False)),
+        ("-c 1000 -np 3", (3, 512, False)),
+        ("-c 1000", (4, 1024, False)),
+        ("-kvu", (4, TRAINED, True)),
+        ("-c 2048 -np 8 -kvu", (8, 2048, True)),
+        ("-no-kvu", (4, TRAINED, False)),
+        ("-c 2048 -np 2 -no-kvu", (2, 1024, False)),
+    ],
+)
+def test_each_answer_has_the_context_that_is_asked_for(
+    llama_args: str, expected: tuple[int, int, bool]
+) -> None:
+    """Unless the user says it in llama.cpp's way: `-kvu` shares, `-c` with `-np` divides."""
+    assert slots_and_tokens(*llama_args.split()) == expected
+
+
+def test_llama_server_gives_no_more_than_the_model_was_trained_for() -> None:
+    assert slots_and_tokens(ctx_size=512) == (4, 512, False)
+    assert slots_and_tokens(ctx_size=3 * TRAINED) == (4, TRAINED, False)
+
+
+def test_all_of_them_fit_into_the_context_and_none_takes_of_another() -> None:
+    for given, option in (("", "-c 16384 -np 4"), ("-c 1000 -np 3", "-c 1536 -np 3"), ("-np 1", "-np 1")):
+        shape = plan(model(), 4, *given.split()).shape
+        assert shape.parallel * (shape.each or shape.cells) <= shape.cells
+        assert option in " ".join(plan(model(), 4, *given.split()).arguments)
+    assert "-kvu --kv-unified-per-slot 4096" in " ".join(plan(model(), 4).arguments)
+    assert not {"-kvu", "--kv-unified-per-slot"} & set(plan(model(), 4, "-np", "1").arguments)
+    with pytest.raises(UserError) as caught:
+        read_llama_args(["--kv-unified-per-slot", "9999"])
+    assert "--ctx-size" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("of", "each", "together"),
+    [(keeping(PLAIN), 64, 0), (keeping(WINDOWED), 16, 8), (keeping(RECURRENT), 64, 0)],
+)
+def test_the_cache_of_each_counts(of: ModelLayers, each: int, together: int) -> None:
+    for slots in range(1, 5):
+        made = plan(of, 4, "-np", str(slots))
+        assert sum(share.cache for share in made.shares) == of.count * (slots * each + together) * MIB
+
+
+@pytest.mark.parametrize("layers", [(PLAIN,), (WINDOWED,), (RECURRENT,), (PLAIN, RECURRENT)])
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_as_many_as_the_memory_has_room_for(layers: tuple[LayerCache, ...], pipelined: bool) -> None:
+    of, options = keeping(*layers), replace(USUAL, pipelined=pipelined)
+    found: list[int] = []
+    for sixteenths in range(1, 40):
+        free = sixteenths / 16
+        try:
+            made = plan(of, free, options=options)
+        except NotEnoughMemory:
+            assert not found
+            continue
+        slots = made.shape.parallel
+        assert f"{AnswersAtOnce(slots, TRAINED).text}" in made.why
+        assert ("memory is short" in made.why) is (slots < 4)
+        assert plan(of, free, "-np", str(slots), options=options).shape == made.shape
+        if slots < 4:
+            with pytest.raises(NotEnoughMemory):
+                plan(of, free, "-np", str(slots + 1), options=options)
+        found.append(slots)
+    assert found == sorted(found)
+    assert set(found) == {1, 2, 3, 4}
+
+
+def test_too_many_are_refused_with_what_fits() -> None:
+    with pytest.raises(NotEnoughMemory) as caught:
+        plan(keeping(PLAIN), 1.5, "-np", "4")
+    assert "cache of 4 x 4096 tokens" in caught.value.what
+    assert "for 4 answers at once" in caught.value.hint
+    largest = caught.value.largest_context
+    assert 0 < largest < TRAINED
+    fits = replace(USUAL, ctx_size=largest)
+    assert plan(keeping(PLAIN), 1.5, "-np", "4", options=fits).shape.each == largest
+    with pytest.raises(NotEnoughMemory):
+        plan(keeping(PLAIN), 1.5, "-np", "4", options=replace(USUAL, ctx_size=largest + 256))
+
+
+def test_more_answers_bring_no_slower_device_in() -> None:
+    """A GPU that has room for one, beside a head with a CPU and plenty of memory."""
+    options = HeadOptions(slots=4)
+    offers = [node_offer("a", gpu(0.9))]
+    made = make_plan(keeping(PLAIN), offers=offers, plain_rpc=[], own=[cpu(64)], options=options)
+    assert [share.device.label for share in made.shares if share.layers] == ["a CUDA0"]
+    assert made.shape.parallel == 1
+    asked = replace(options, llama_args=("-np", "4"))
+    more = make_plan(keeping(PLAIN), offers=offers, plain_rpc=[], own=[cpu(64)], options=asked)
+    assert more.shares[0].layers > 0
+
+
+def test_more_answers_take_the_output_off_no_worker() -> None:
+    wordy = replace(keeping(PLAIN), output=200 * MIB)
+    wordy = replace(wordy, widths=replace(wordy.widths, vocabulary=100_000))
+    options = replace(USUAL, sample_on_worker=True)
+    found = set()
+    for sixteenths in range(8, 50):
+        offers = [replace(node_offer("a", gpu(sixteenths / 16)), path=DevicePath(0.05))]
+        try:
+            made = make_plan(wordy, offers=offers, plain_rpc=[], own=[cpu()], options=options)
+        except NotEnoughMemory:
+            continue
+        found.add((made.shape.parallel, made.output_worker is not None))
+    assert {(slots, True) for slots in range(1, 5)} <= found
+    # without room for it beside one answer it is on the head, whatever is left then
+    one = next(slots for slots, on_worker in sorted(found) if not on_worker)
+    assert one == 1
+
+
+def test_a_person_reads_what_there_is() -> None:
+    assert AnswersAtOnce(1, 8192).text == "1 answer at once, 8192 tokens"
+    assert AnswersAtOnce(4, 8192).text == "4 answers at once, 8192 tokens each"
+    assert AnswersAtOnce(4, 8192, shared=True).text == "4 answers at once that share 8192 tokens"
