@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from meshd.model.status import AnswersAtOnce
 
-from tests.e2e.api_client import Answer, Api, generation
+from tests.e2e.api_client import Answer, Api, Streamed, generation
 from tests.e2e.models import smollm2
 from tests.e2e.native_protocol import needs_mesh
 from tests.e2e.nodes import PROMPT, Fleet, api_of, model_of, play
@@ -23,6 +25,22 @@ SHORT = 8
 
 async def completion(api: Api, tokens: int, prompt: str = PROMPT) -> Answer:
     return await api.ask("POST", "/completion", generation(prompt, tokens))
+
+
+async def until(api: Api, state: str, expected: int) -> None:
+    """So many requests are in this state, by llama-server's own count."""
+
+    def count() -> str:
+        connection = api.open()
+        try:
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
+        finally:
+            connection.close()
+        return next(line.split()[1] for line in lines if line.startswith(f"llamacpp:requests_{state} "))
+
+    while await asyncio.to_thread(count) != str(expected):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.05)
 
 
 async def chat(api: Api, text: str) -> Answer:
@@ -42,6 +60,29 @@ def test_four_long_answers_all_come_to_their_own_end(tmp_path: Path) -> None:
             assert [answer.body["tokens_predicted"] for answer in answers] == [LONG] * SLOTS
             assert model_of(status).answers == AnswersAtOnce(SLOTS, CONTEXT)
             assert f"4 answers at once, {CONTEXT} tokens each" in model_of(status).reason
+
+    play(check())
+
+
+def test_a_follow_up_finds_the_slot_of_its_conversation(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2(), options=OPTIONS[2:])
+            head = await fleet.head(smollm2(), *OPTIONS, "--ctx-size", str(CONTEXT), token=token)
+            api = api_of(await fleet.ready(head))
+            spoken: list[tuple[str, int]] = []
+            for word in ("Apples", "Whales", "Trains", "Clouds")[:SLOTS]:
+                prompt = f"{word} are many things to many people." * 4
+                asked = generation(prompt, SHORT) | {"cache_prompt": True}
+                answer = await api.ask("POST", "/completion", asked)
+                before = answer.body["tokens_evaluated"]
+                assert isinstance(before, int)
+                spoken.append((prompt + str(answer.body["content"]), before))
+            for text, before in spoken:
+                asked = generation(f"{text}. And they", SHORT) | {"cache_prompt": True}
+                answer = await api.ask("POST", "/completion", asked)
+                assert isinstance(timings := answer.body["timings"], dict)
+                assert timings["cache_n"] >= before
 
     play(check())
 
@@ -69,5 +110,32 @@ def test_what_is_too_long_ends_alone(tmp_path: Path) -> None:
             streamed = await other
             assert (streamed.error, streamed.done) == ("", True)
             assert (await completion(api, SHORT)).status == 200
+
+    play(check())
+
+
+def test_who_comes_fifth_waits_and_is_served_in_turn(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2(), options=OPTIONS[2:])
+            given = ("--ctx-size", str(CONTEXT), "--", "--metrics")
+            head = await fleet.head(smollm2(), *OPTIONS, *given, token=token)
+            api = api_of(await fleet.ready(head))
+            # the usual one has too few threads for all that wait here
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3 * SLOTS))
+            first = [asyncio.create_task(completion(api, LONG)) for _ in range(SLOTS)]
+            await until(api, "processing", SLOTS)
+            begun: list[str] = []
+
+            def note(name: str) -> Callable[[Streamed], None]:
+                return lambda so_far: begun.append(name) if so_far.pieces == 1 else None
+
+            later = []
+            for number, name in enumerate(("fifth", "sixth"), start=1):
+                later.append(asyncio.create_task(api.stream(PROMPT, SHORT, on_piece=note(name))))
+                await until(api, "deferred", number)
+            assert all(answer.status == 200 for answer in await asyncio.gather(*first))
+            assert all(streamed.done for streamed in await asyncio.gather(*later))
+            assert begun == ["fifth", "sixth"]
 
     play(check())
