@@ -6,7 +6,7 @@ set(GGML "${CMAKE_SOURCE_DIR}/ggml")
 set(BOTH blob.cpp channel.cpp describe.cpp descriptor.cpp lookout.cpp names.cpp outbox.cpp report.cpp sizes.cpp trace.cpp
     weights_index.cpp)
 set(CLIENT belonging.cpp client_backend.cpp client_buffer.cpp client_device.cpp client_graph.cpp connection.cpp owed_answers.cpp
-    head_weights.cpp host.cpp read_ahead.cpp watch.cpp)
+    head_weights.cpp host.cpp mapped_region.cpp read_ahead.cpp watch.cpp)
 set(SERVER neighbour_arrivals.cpp buffers.cpp executor.cpp flights.cpp graphs.cpp guard.cpp layout.cpp local_weights.cpp
     neighbours.cpp operations.cpp progress.cpp recent_writes.cpp release.cpp session.cpp
     shapes_attention.cpp shapes_elements.cpp shapes_matrices.cpp shapes_recurrent.cpp
