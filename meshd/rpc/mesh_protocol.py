@@ -61,8 +61,8 @@ QUEUE_BYTES = 67108864  # bytes
 # size, kind, zero, id
 HEADER = Struct("<IHHQ")
 # name, description, kind, alignment, most_bytes, free_bytes, total_bytes, row_padding,
-# attention_copies
-DEVICE = Struct("<64s128sIIQQQII")
+# attention_copies, working_room
+DEVICE = Struct("<64s128sIIQQQIII")
 # buffer, type, offset, ne, nb, operation, flags, parameters, sources, viewed, uses, view_offset, name
 TENSOR = Struct("<IIQ4I4QII16i10IIiQ64s")
 # buffer, type, offset, size, hash
@@ -166,12 +166,12 @@ MESSAGES: Mapping[int, RpcMessage] = {
         Struct("<IIIII"),
         ("version", "device_count", "operation_count", "type_count", "neighbour_count"),
         (
-            Rest("devices", 232, "device_count", 16),
+            Rest("devices", 236, "device_count", 16),
             Rest("operations", 4, "operation_count", 63),
             Rest("types", 4, "type_count", 32),
             Rest("neighbours", 4, "neighbour_count", 16),
         ),
-        4176,
+        4240,
     ),
     ALLOCATED: RpcMessage("ALLOCATED", 130, "worker", 0, Struct("<I"), ("done",), (), 4),
     DATA: RpcMessage("DATA", 134, "worker", 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),

@@ -74,7 +74,7 @@ struct wire_header {
 
 // something that computes
 struct wire_device {
-    static constexpr size_t bytes = 232;
+    static constexpr size_t bytes = 236;
     uint8_t name[64] = {}; // as ggml calls it, padded with zeros
     uint8_t description[128] = {}; // likewise
     uint32_t kind = {}; // 0 CPU, 1 GPU, 2 integrated GPU, 3 accelerator
@@ -84,8 +84,9 @@ struct wire_device {
     uint64_t total_bytes = {}; // likewise
     uint32_t row_padding = {}; // elements: quantized tensors whose rows are no multiple of it take so many bytes more as a row would that fills the last one up; 0: they do not
     uint32_t attention_copies = {}; // 1: behind the result of FLASH_ATTN_EXT there is room for its second and third source as f16, each from the next multiple of 128 bytes on, unless they are f16; 0: there is none
-    void put(writer & out) const { out.put_all(name); out.put_all(description); out.put(kind); out.put(alignment); out.put(most_bytes); out.put(free_bytes); out.put(total_bytes); out.put(row_padding); out.put(attention_copies); }
-    static wire_device take(reader & in) { wire_device body; in.take_all(body.name); in.take_all(body.description); in.take(body.kind); in.take(body.alignment); in.take(body.most_bytes); in.take(body.free_bytes); in.take(body.total_bytes); in.take(body.row_padding); in.take(body.attention_copies); return body; }
+    uint32_t working_room = {}; // 1: behind the results of MUL_MAT_ID, FLASH_ATTN_EXT, CUMSUM, ARGSORT and TOP_K there is room to work, as much as ggml's Metal wants at most (`allocation_size` in native/mesh/sizes.cpp); 0: there is none
+    void put(writer & out) const { out.put_all(name); out.put_all(description); out.put(kind); out.put(alignment); out.put(most_bytes); out.put(free_bytes); out.put(total_bytes); out.put(row_padding); out.put(attention_copies); out.put(working_room); }
+    static wire_device take(reader & in) { wire_device body; in.take_all(body.name); in.take_all(body.description); in.take(body.kind); in.take(body.alignment); in.take(body.most_bytes); in.take(body.free_bytes); in.take(body.total_bytes); in.take(body.row_padding); in.take(body.attention_copies); in.take(body.working_room); return body; }
 };
 
 // a tensor of a graph; it lies in a buffer, or nowhere (then nothing may use its data)
@@ -338,7 +339,7 @@ inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t
         case 11: least = 0; most = 57344; return from == sender::head; // LOAD
         case 12: least = 32; most = 32; return from == sender::head; // PUSH
         case 13: least = 32; most = 32; return from == sender::head; // TAKE
-        case 129: least = 20; most = 4176; return from == sender::worker; // WELCOME
+        case 129: least = 20; most = 4240; return from == sender::worker; // WELCOME
         case 130: least = 4; most = 4; return from == sender::worker; // ALLOCATED
         case 134: least = 0; most = 4194304; return from == sender::worker; // DATA
         case 138: least = 0; most = 0; return from == sender::worker; // SYNCED

@@ -49,6 +49,7 @@ blob make_welcome(
         memory.memory(static_cast<uint32_t>(i), row.free_bytes, row.total_bytes);
         row.row_padding = devices[i].rule.row_padding;
         row.attention_copies = devices[i].rule.attention_copies ? 1 : 0;
+        row.working_room = devices[i].rule.working_room ? 1 : 0;
         row.put(out);
     }
     out.put_bytes(operations.data(), operations.size() * sizeof operations[0]);
