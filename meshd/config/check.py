@@ -62,8 +62,6 @@ def _check_mesh(serve: ServeConfig) -> None:
     """What this protocol lacks would have no effect, and nobody should have to find that out."""
     if serve.rpc:
         raise _not_with_mesh("--rpc", "an rpc-server without meshd does not speak it")
-    if serve.activations != "f32":
-        raise _not_with_mesh(f"--activations {serve.activations}", "activations cross as f32")
     if serve.load_mode is not None and serve.load_mode not in MAPPED:
         needed = f"the file must be mapped: {', '.join(MAPPED)}"
         raise _not_with_mesh(f"--load-mode {serve.load_mode}", needed)

@@ -14,6 +14,7 @@ from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.tensors import refused
 
+_VALUE_BYTES, _HALF_BYTES = 4, 2  # of a value in a row, as F32 and as a half
 _WRITE_HEAD_BYTES = wire.HEADER.size + wire.MESSAGES[wire.WRITE].body.size
 
 Judge = Callable[["MeshFirewall", bytes | memoryview, int, int], int]
@@ -94,8 +95,9 @@ class MeshFirewall:
             keeping.asked(identity, message[wire.HEADER.size :])
         elif number == wire.WRITE:
             size, *_ = wire.HEADER.unpack_from(message)
-            buffer, _zero, offset = _fields(wire.WRITE, message, wire.HEADER.size)
-            keeping.sent(buffer, offset, size - wire.MESSAGES[wire.WRITE].body.size)
+            buffer, row, offset = _fields(wire.WRITE, message, wire.HEADER.size)
+            # weights come as they are: half rows are none of a tensor that was missed
+            keeping.sent(buffer, offset, 0 if row else size - wire.MESSAGES[wire.WRITE].body.size)
             keeping.more(message[_WRITE_HEAD_BYTES:])
 
     def _hello(self, _data: bytes | memoryview, _at: int, _size: int) -> int:
@@ -133,16 +135,16 @@ class MeshFirewall:
         return 0
 
     def _write(self, data: bytes | memoryview, at: int, size: int) -> int:
-        buffer, zero, offset = _fields(wire.WRITE, data, at)
-        _check_zero(zero)
-        self._check_inside(buffer, offset, size - wire.MESSAGES[wire.WRITE].body.size)
+        buffer, row, offset = _fields(wire.WRITE, data, at)
+        self._check_inside(buffer, offset, _bytes_in_buffer(size - wire.MESSAGES[wire.WRITE].body.size, row))
         return 0
 
     def _read(self, data: bytes | memoryview, at: int, _size: int) -> int:
-        buffer, count, offset = _fields(wire.READ, data, at)
+        buffer, count, offset, row, zero = _fields(wire.READ, data, at)
+        _check_zero(zero)
         _check_piece(count)
         self._check_inside(buffer, offset, count)
-        return count
+        return _bytes_on_wire(count, row)
 
     def _copy(self, data: bytes | memoryview, at: int, _size: int) -> int:
         source, target, start, to, count = _fields(wire.COPY, data, at)
@@ -188,9 +190,9 @@ class MeshFirewall:
         return size // wire.LOAD_ENTRY.size
 
     def _push(self, data: bytes | memoryview, at: int, _size: int) -> int:
-        neighbour, buffer, count, zero, offset, _token = _fields(wire.PUSH, data, at)
-        _check_zero(zero)
+        neighbour, buffer, count, row, offset, _token = _fields(wire.PUSH, data, at)
         _check_piece(count)
+        _bytes_on_wire(count, row)
         self._check_inside(buffer, offset, count)
         if self._offered is None or neighbour not in self._offered.neighbours:
             raise refused(f"neighbour {neighbour}, which there is not")
@@ -278,6 +280,30 @@ def _check_zero(zero: int) -> None:
 def _check_piece(size: int) -> None:
     if size > wire.PIECE_BYTES:
         raise refused("more than a piece")
+
+
+def _bytes_on_wire(size: int, row: int) -> int:
+    """Bytes that so many of a buffer take on the wire: half rows of `row` values, or as they are with 0."""
+    if not row:
+        return size
+    _check_piece(_VALUE_BYTES * row)
+    rows, rest = divmod(size, _VALUE_BYTES * row)
+    if rest:
+        raise refused("a part of a row as half floats")
+    return rows * _HALF_BYTES * (row + 1)
+
+
+def _bytes_in_buffer(size: int, row: int) -> int:
+    """The other way. Raises RemoteProtocolError."""
+    if not row:
+        return size
+    _check_piece(_VALUE_BYTES * row)
+    rows, rest = divmod(size, _HALF_BYTES * (row + 1))
+    if rest:
+        raise refused("half floats that are no whole rows")
+    values = rows * _VALUE_BYTES * row
+    _check_piece(values)
+    return values
 
 
 # Not of the object: with methods bound to it it would be a cycle, and what it holds be freed late.

@@ -44,7 +44,7 @@ class Operation:
     kinds: tuple[str, ...]
 
 
-VERSION = 3
+VERSION = 4
 PIECE_BYTES = 4194304  # bytes
 GRAPH_TENSORS = 32768  # tensors
 STORED_GRAPHS = 8  # graphs
@@ -55,16 +55,18 @@ BUFFERS = 1024  # buffers
 TEXT_BYTES = 256  # bytes
 PROGRESS_SECONDS = 5  # seconds
 HUNG_SECONDS = 20  # seconds
+HALF_EXPONENT = 112  # powers of two
 QUEUE_BYTES = 67108864  # bytes
 
-HEADER = Struct("<IHHQ")  # size, kind, zero, id
-DEVICE = Struct(
-    "<64s128sIIQQQII"
-)  # name, description, kind, alignment, most_bytes, free_bytes, total_bytes, row_padding, attention_copies
-TENSOR = Struct(
-    "<IIQ4I4QII16i10IIiQ64s"
-)  # buffer, type, offset, ne, nb, operation, flags, parameters, sources, viewed, uses, view_offset, name
-LOAD_ENTRY = Struct("<IIQQ32s")  # buffer, type, offset, size, hash
+# size, kind, zero, id
+HEADER = Struct("<IHHQ")
+# name, description, kind, alignment, most_bytes, free_bytes, total_bytes, row_padding,
+# attention_copies, working_room
+DEVICE = Struct("<64s128sIIQQQIII")
+# buffer, type, offset, ne, nb, operation, flags, parameters, sources, viewed, uses, view_offset, name
+TENSOR = Struct("<IIQ4I4QII16i10IIiQ64s")
+# buffer, type, offset, size, hash
+LOAD_ENTRY = Struct("<IIQQ32s")
 
 HELLO = 1
 ALLOCATE = 2
@@ -103,11 +105,13 @@ MESSAGES: Mapping[int, RpcMessage] = {
         "head",
         0,
         Struct("<IIQ"),
-        ("buffer", "zero", "offset"),
+        ("buffer", "row", "offset"),
         (Rest("data", 1, "", 4194304),),
         4194320,
     ),
-    READ: RpcMessage("READ", 6, "head", DATA, Struct("<IIQ"), ("buffer", "size", "offset"), (), 16),
+    READ: RpcMessage(
+        "READ", 6, "head", DATA, Struct("<IIQII"), ("buffer", "size", "offset", "row", "zero"), (), 24
+    ),
     COPY: RpcMessage(
         "COPY",
         7,
@@ -140,7 +144,7 @@ MESSAGES: Mapping[int, RpcMessage] = {
         "head",
         0,
         Struct("<IIIIQQ"),
-        ("neighbour", "buffer", "size", "zero", "offset", "token"),
+        ("neighbour", "buffer", "size", "row", "offset", "token"),
         (),
         32,
     ),
@@ -150,7 +154,7 @@ MESSAGES: Mapping[int, RpcMessage] = {
         "head",
         0,
         Struct("<IIIIQQ"),
-        ("neighbour", "buffer", "size", "zero", "offset", "token"),
+        ("neighbour", "buffer", "size", "row", "offset", "token"),
         (),
         32,
     ),
@@ -162,12 +166,12 @@ MESSAGES: Mapping[int, RpcMessage] = {
         Struct("<IIIII"),
         ("version", "device_count", "operation_count", "type_count", "neighbour_count"),
         (
-            Rest("devices", 232, "device_count", 16),
+            Rest("devices", 236, "device_count", 16),
             Rest("operations", 4, "operation_count", 63),
             Rest("types", 4, "type_count", 32),
             Rest("neighbours", 4, "neighbour_count", 16),
         ),
-        4176,
+        4240,
     ),
     ALLOCATED: RpcMessage("ALLOCATED", 130, "worker", 0, Struct("<I"), ("done",), (), 4),
     DATA: RpcMessage("DATA", 134, "worker", 0, Struct("<"), (), (Rest("data", 1, "", 4194304),), 4194304),

@@ -1,9 +1,18 @@
 // Frames of the hostile head about memory: allocated, filled, written, read, loaded, pushed and taken.
+#include "half_rows.h"
 #include "mesh_session.h"
 
 #include <algorithm>
+#include <cstring>
 
 using namespace mesh;
+
+// A row for half rows, and how much goes then: whole rows
+static uint32_t some_row(dice & chance, uint64_t & size) {
+    const auto row = static_cast<uint32_t>(1 + chance.below(40));
+    size = size / (sizeof(float) * row) * sizeof(float) * row;
+    return row;
+}
 
 static constexpr uint32_t UNUSED = 1 << 20; // numbers of buffers that are in no undamaged frame
 
@@ -49,7 +58,8 @@ void mesh_session::memory() {
 void mesh_session::data() {
     const buffer from = some_buffer();
     const buffer to = some_buffer();
-    const uint64_t size = dice_.below(4096);
+    uint64_t size = dice_.below(4096);
+    const uint32_t row = dice_.one_in(3) ? some_row(dice_, size) : 0;
     const uint64_t first = dice_.below(from.size / 2 - size);
     const uint64_t second = to.size / 2 + dice_.below(to.size / 2 - size);
     const bool bad = hurt();
@@ -59,8 +69,17 @@ void mesh_session::data() {
         write_body body;
         body.buffer = from.number;
         body.offset = bad ? odd() : first;
-        blob bytes(size);
+        body.row = row;
+        blob bytes(bytes_on_wire(size, row));
         std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<uint8_t>(dice_.next()); });
+        for (size_t at = 0; row != 0 && at < bytes.size(); at += sizeof(uint16_t) * (row + 1)) {
+            const auto exponent = static_cast<uint16_t>(dice_.below(HALF_EXPONENT + 1));
+            std::memcpy(bytes.data() + at, &exponent, sizeof exponent);
+        }
+        if (bad && dice_.one_in(3)) {
+            body.row = static_cast<uint32_t>(odd());
+            damage(bytes);
+        }
         return give(body, "write", bytes);
     }
     case 1: {
@@ -68,6 +87,7 @@ void mesh_session::data() {
         body.buffer = from.number;
         body.size = static_cast<uint32_t>(bad && dice_.one_in(2) ? odd() : size);
         body.offset = bad ? odd() : first;
+        body.row = bad && dice_.one_in(3) ? static_cast<uint32_t>(odd()) : row;
         return give(body, "read");
     }
     default: {
@@ -106,10 +126,15 @@ void mesh_session::pushes() {
         push_body body;
         body.neighbour = 1;
         body.buffer = from.number;
-        body.size = static_cast<uint32_t>(dice_.below(4096));
+        uint64_t size = dice_.below(4096);
+        body.row = dice_.one_in(3) ? some_row(dice_, size) : 0;
+        body.size = static_cast<uint32_t>(size);
         body.offset = dice_.below(from.size - body.size);
         body.token = dice_.next();
         if (hurt()) {
+            body.row = static_cast<uint32_t>(odd());
+            valid = false;
+        } else if (hurt()) {
             (dice_.one_in(2) ? body.buffer : body.size) = static_cast<uint32_t>(odd());
             valid = false;
         } else if (hurt()) {
@@ -128,9 +153,13 @@ void mesh_session::pushes() {
         body.neighbour = push.neighbour;
         body.buffer = to.number;
         body.size = push.size;
+        body.row = push.row;
         body.offset = dice_.below(to.size - 4096);
         body.token = push.token;
         if (hurt()) {
+            body.row = static_cast<uint32_t>(odd());
+            valid = false;
+        } else if (hurt()) {
             (dice_.one_in(2) ? body.buffer : body.size) = static_cast<uint32_t>(odd());
             valid = false;
         } else if (hurt()) {

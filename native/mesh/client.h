@@ -65,9 +65,16 @@ std::vector<client_device *> open_worker(int socket, uint32_t place, size_t firs
 void fill_buffer_type(client_device & device);
 client_device * device_of(ggml_backend_buffer_type_t type); // nullptr: none of ours
 client_buffer * buffer_of(const ggml_tensor * tensor);      // of its memory; nullptr: not on a worker
+
+// client_copies.cpp
+uint64_t offset_in(const client_buffer * buffer, const ggml_tensor * tensor);
 void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 // Asks for these bytes; they are there when the connection has waited for all
 bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size);
+// All of what was computed, as half floats: to a worker, and from one, where it is waited for. false: it has to go as
+// it is
+bool write_activation(const ggml_tensor * from, const ggml_tensor * to);
+bool read_activation(const ggml_tensor * tensor, void * data);
 // Within a worker, or to a neighbour of it. false: it has to go through the head
 bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to);
 

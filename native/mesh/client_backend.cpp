@@ -28,7 +28,11 @@ static void get_tensor_async(ggml_backend_t, const ggml_tensor * tensor, void * 
     read_tensor(tensor, data, offset, size);
 }
 
-static bool cpy_tensor_async(ggml_backend_t, ggml_backend_t, const ggml_tensor * from, ggml_tensor * to) {
+static bool cpy_tensor_async(ggml_backend_t from_backend, ggml_backend_t, const ggml_tensor * from, ggml_tensor * to) {
+    if (from->buffer != nullptr && ggml_backend_buffer_is_host(from->buffer)) {
+        ggml_backend_synchronize(from_backend);
+        return write_activation(from, to);
+    }
     return copy_tensor(from, to);
 }
 

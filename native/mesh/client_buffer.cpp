@@ -3,7 +3,6 @@
 
 #include "ggml.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 
@@ -15,10 +14,6 @@ static constexpr uint64_t GAP = 1ull << 21;
 
 static client_buffer * context_of(ggml_backend_buffer_t buffer) {
     return static_cast<client_buffer *>(buffer->context);
-}
-
-static uint64_t offset_in(const client_buffer * buffer, const ggml_tensor * tensor) {
-    return reinterpret_cast<uint64_t>(tensor->data) - buffer->base;
 }
 
 // The connection's order is held
@@ -91,107 +86,21 @@ static void set_tensor(
 static void get_tensor(
     ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     connection & link = context_of(buffer)->device->worker->link;
+    if (offset == 0 && size == ggml_nbytes(tensor) && read_activation(tensor, data)) {
+        return;
+    }
     if (!read_tensor(tensor, data, offset, size) || !link.wait_all()) {
         std::memset(data, 0, size); // only while a model is loaded, which fails then
     }
 }
 
 static bool cpy_tensor(ggml_backend_buffer_t, const ggml_tensor * from, ggml_tensor * to) {
-    return copy_tensor(from, to);
+    return copy_tensor(from, to) || write_activation(from, to);
 }
 
 client_buffer * buffer_of(const ggml_tensor * tensor) {
     ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
     return buffer != nullptr && buffer->iface.get_base == get_base ? context_of(buffer) : nullptr;
-}
-
-void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    const client_buffer * own = buffer_of(tensor);
-    for (size_t done = 0; done < size; done += PIECE_BYTES) {
-        write_body body;
-        body.buffer = own->number;
-        body.offset = offset_in(own, tensor) + offset + done;
-        const size_t piece = std::min<size_t>(size - done, PIECE_BYTES);
-        own->device->worker->link.send(body, static_cast<const uint8_t *>(data) + done, piece);
-    }
-}
-
-bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
-    const client_buffer * own = buffer_of(tensor);
-    if (!own->device->worker->loading.settle()) {
-        return false;
-    }
-    for (size_t done = 0; done < size; done += PIECE_BYTES) {
-        read_body body;
-        body.buffer = own->number;
-        body.offset = offset_in(own, tensor) + offset + done;
-        body.size = static_cast<uint32_t>(std::min<size_t>(size - done, PIECE_BYTES));
-        if (own->device->worker->link.ask(body, message::data, static_cast<uint8_t *>(data) + done, body.size) == 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-// Piece by piece: the source's worker pushes, the target's takes
-static bool push_tensor(
-    const client_buffer * source, uint64_t from, const client_buffer * target, uint64_t to, uint64_t size) {
-    static std::mutex order; // each worker has the pieces of a pair in the order of the other one
-    static uint64_t last_token = 0;
-    client_worker & sender = *source->device->worker;
-    client_worker & receiver = *target->device->worker;
-    for (uint64_t done = 0; done < size; done += PIECE_BYTES) {
-        push_body push;
-        push.neighbour = receiver.place;
-        push.buffer = source->number;
-        push.size = static_cast<uint32_t>(std::min<uint64_t>(size - done, PIECE_BYTES));
-        push.offset = from + done;
-        take_body take;
-        take.neighbour = sender.place;
-        take.buffer = target->number;
-        take.size = push.size;
-        take.offset = to + done;
-        // before the lock: who does not read keeps nobody else waiting
-        if (!sender.link.wait_for_room() || !receiver.link.wait_for_room()) {
-            return false;
-        }
-        std::lock_guard<std::mutex> lock(order);
-        push.token = take.token = ++last_token;
-        // one right after the other, so that no two workers ever wait for each other
-        if (!sender.link.push_to(receiver.link, push, take)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool are_neighbours(const client_worker & one, const client_worker & other) {
-    return one.neighbours.count(other.place) != 0 && other.neighbours.count(one.place) != 0;
-}
-
-bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to) {
-    const client_buffer * source = buffer_of(from);
-    const client_buffer * target = buffer_of(to);
-    if (source == nullptr || target == nullptr || !ggml_is_contiguous(from) || !ggml_is_contiguous(to) ||
-        ggml_nbytes(from) != ggml_nbytes(to)) {
-        return false;
-    }
-    client_worker & worker = *source->device->worker;
-    const bool within = target->device->worker == &worker;
-    if (!within && !are_neighbours(worker, *target->device->worker)) {
-        return false;
-    }
-    worker.loading.settle();
-    if (!within) {
-        return push_tensor(source, offset_in(source, from), target, offset_in(target, to), ggml_nbytes(from));
-    }
-    copy_body body;
-    body.from_buffer = source->number;
-    body.to_buffer = target->number;
-    body.from_offset = offset_in(source, from);
-    body.to_offset = offset_in(target, to);
-    body.size = ggml_nbytes(from);
-    return worker.link.send(body);
 }
 
 static const char * type_name(ggml_backend_buffer_type_t type) {

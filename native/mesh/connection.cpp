@@ -1,5 +1,6 @@
 #include "connection.h"
 
+#include "half_rows.h"
 #include "printable.h"
 #include "report.h"
 #include "trace.h"
@@ -129,7 +130,7 @@ bool connection::push_to(connection & other, const push_body & push, const take_
         if (other.gone) {
             return false;
         }
-        other.owed.add_take(other.last_id + 1, take.size, settled, push_id);
+        other.owed.add_take(other.last_id + 1, bytes_on_wire(take.size, take.row), settled, push_id);
         take_id = other.put(message::take, taken.data, nullptr, 0);
     }
     std::lock_guard<std::mutex> lock(mutex);

@@ -1,9 +1,11 @@
 #include "executor.h"
 
+#include "half_rows.h"
 #include "names.h"
 #include "release.h"
 #include "tensor_range.h"
 #include "trace.h"
+#include "welcome.h"
 
 #include <algorithm>
 
@@ -109,28 +111,6 @@ void executor::work_off(const wire_header & header, blob & bytes) {
     }
 }
 
-// The numbers in a list of names that `has` finds
-template <class Has> static std::vector<uint32_t> known(uint32_t count, Has has) {
-    std::vector<uint32_t> numbers;
-    for (uint32_t i = 0; i < count; i++) {
-        if (has(i)) {
-            numbers.push_back(i);
-        }
-    }
-    return numbers;
-}
-
-static wire_device describe(ggml_backend_dev_t device) {
-    wire_device row;
-    set_name(row.name, ggml_backend_dev_name(device));
-    set_name(row.description, ggml_backend_dev_description(device));
-    row.kind = static_cast<uint32_t>(ggml_backend_dev_type(device));
-    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(device);
-    row.alignment = static_cast<uint32_t>(ggml_backend_buft_get_alignment(type));
-    row.most_bytes = ggml_backend_buft_get_max_size(type);
-    return row;
-}
-
 void executor::hello(uint64_t id, reader & in) {
     const auto body = hello_body::take(in);
     const size_t size = in.size();
@@ -139,34 +119,7 @@ void executor::hello(uint64_t id, reader & in) {
         throw bad_message("this worker has protocol " + std::to_string(VERSION) + " and ggml " + ggml_release());
     }
     greeted = true;
-    const auto operations = known(OPERATION_COUNT, [](uint32_t number) {
-        ggml_op op;
-        return operation_of_number(number, op);
-    });
-    const auto types = known(TYPE_COUNT, [](uint32_t number) {
-        ggml_type type;
-        return type_of_number(number, type);
-    });
-    welcome_body head_part;
-    head_part.version = VERSION;
-    head_part.device_count = static_cast<uint32_t>(devices.size());
-    head_part.operation_count = static_cast<uint32_t>(operations.size());
-    head_part.type_count = static_cast<uint32_t>(types.size());
-    const std::vector<uint32_t> numbers = others.numbers();
-    head_part.neighbour_count = static_cast<uint32_t>(numbers.size());
-    writer out;
-    head_part.put(out);
-    for (size_t i = 0; i < devices.size(); i++) {
-        wire_device row = describe(ggml_backend_get_device(devices[i].backend));
-        memory.memory(static_cast<uint32_t>(i), row.free_bytes, row.total_bytes);
-        row.row_padding = devices[i].rule.row_padding;
-        row.attention_copies = devices[i].rule.attention_copies ? 1 : 0;
-        row.put(out);
-    }
-    out.put_bytes(operations.data(), operations.size() * sizeof operations[0]);
-    out.put_bytes(types.data(), types.size() * sizeof types[0]);
-    out.put_bytes(numbers.data(), numbers.size() * sizeof numbers[0]);
-    answer(message::welcome, id, std::move(out.data));
+    answer(message::welcome, id, make_welcome(devices, memory, others.numbers()));
 }
 
 void executor::free(const free_body & body) {
@@ -194,12 +147,21 @@ void executor::fill(const fill_body & body) {
 void executor::write(uint64_t id, blob & bytes) {
     reader in(bytes);
     const auto body = write_body::take(in);
-    const size_t size = in.size();
+    const size_t size = bytes_in_buffer(in.size(), body.row);
     const place where = memory.find(body.buffer, body.offset, size);
-    if (size > 0) {
-        const traced copying("in", where.device);
-        put(id, where, in.bytes(size), size, bytes);
+    if (size == 0) {
+        return;
     }
+    const traced copying("in", where.device);
+    const uint8_t * data = in.bytes(in.size());
+    if (body.row != 0) {
+        blob values(size);
+        if (!from_half_rows(data, size, body.row, values.data())) {
+            throw bad_message("WRITE of half floats with an exponent that there is not");
+        }
+        return put(id, where, values.data(), size, values);
+    }
+    put(id, where, data, size, bytes);
 }
 
 // `data` lies in `whole`, which stays for as long as the device reads it
@@ -226,9 +188,11 @@ void executor::read(uint64_t id, const read_body & body) {
         throw bad_message("READ of more than a piece");
     }
     const place where = memory.find(body.buffer, body.offset, body.size);
+    bytes_on_wire(body.size, body.row); // throws
     const traced copying("out", where.device);
-    under_way.behind(
-        where.device, id, [this, id, data = get(where, body.size)] { answer(message::data, id, std::move(*data)); });
+    under_way.behind(where.device, id, [this, id, row = body.row, data = get(where, body.size)] {
+        answer(message::data, id, on_wire(std::move(*data), row));
+    });
 }
 
 void executor::copy(const copy_body & body) {
@@ -324,24 +288,36 @@ void executor::push(uint64_t id, const push_body & body) {
         throw bad_message("PUSH of more than a piece");
     }
     const place where = memory.find(body.buffer, body.offset, body.size);
+    bytes_on_wire(body.size, body.row); // throws
     need_neighbour(others, body.neighbour);
     const traced copying("out", where.device);
     under_way.behind(where.device, id, [this, body, data = get(where, body.size)] {
         doing.pushes = body.neighbour + 1;
-        others.push(body.neighbour, body.token, std::move(*data));
+        others.push(body.neighbour, body.token, on_wire(std::move(*data), body.row));
         doing.pushes = 0;
     });
 }
 
+// What is wrong with it is not the head's fault
+static blob from_neighbour(const take_body & body, blob data) {
+    try {
+        return in_buffer(std::move(data), body.row);
+    } catch (const bad_message & error) {
+        throw std::runtime_error("lost neighbour " + std::to_string(body.neighbour) + ": it pushed " + error.what());
+    }
+}
+
 void executor::take(uint64_t id, const take_body & body) {
     const place where = memory.find(body.buffer, body.offset, body.size);
+    const auto size = static_cast<uint32_t>(bytes_on_wire(body.size, body.row));
     doing.waits = body.neighbour + 1;
     traced waiting("wait", where.device);
-    blob data = others.take(body.neighbour, body.token, body.size);
+    blob data = others.take(body.neighbour, body.token, size);
     waiting.end();
     doing.waits = 0;
     if (body.size > 0) {
         const traced copying("in", where.device);
+        data = from_neighbour(body, std::move(data));
         const uint8_t * first = data.data();
         put(id, where, first, body.size, data);
     }

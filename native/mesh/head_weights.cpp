@@ -1,5 +1,6 @@
 #include "head_weights.h"
 
+#include "mapped_region.h"
 #include "names.h"
 #include "printable.h"
 #include "read_ahead.h"
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
+#include <iterator>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -38,48 +40,35 @@ const weights_tensor * mapped_files::find(const void * data) {
     const auto address = reinterpret_cast<uint64_t>(data);
     uint64_t first = 0;
     const mapping * where = mapping_at(address, first);
-    if (where == nullptr) {
-        look(); // mapped since
+    if (where == nullptr && look(address)) {
         where = mapping_at(address, first);
     }
     return where == nullptr ? nullptr : index.at(where->file, address - first + where->offset);
 }
 
-void mapped_files::look() {
-    mappings.clear();
-    std::FILE * maps = std::fopen("/proc/self/maps", "re");
-    if (maps == nullptr) {
-        return; // no Linux: all weights are written
-    }
-    char line[8192];
-    while (std::fgets(line, sizeof line, maps) != nullptr) {
-        note(line);
-    }
-    std::fclose(maps);
-}
-
-// A line: 7f00-7f10 r--s 00001000 fe:01 123456    /path of/the file
-void mapped_files::note(const char * line) {
-    uint64_t first = 0;
+// false: there is none of our files
+bool mapped_files::look(uint64_t address) {
+    mapped_region region;
     mapping found = {};
-    uint64_t inode = 0;
-    int path = 0;
-    if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %" SCNx64 " %*s %" SCNu64 " %n", &first, &found.end,
-            &found.offset, &inode, &path) != 4 ||
-        inode == 0 || path == 0) {
-        return;
+    if (!find_mapped(address, region)) {
+        return false;
     }
-    const std::string name(line + path, std::strcspn(line + path, "\n"));
-    const int opened = open_file(name.c_str(), inode, found.file);
+    const int opened = open_file(region.path.c_str(), region.inode, found.file);
     if (opened < 0) {
-        return;
+        return false;
     }
-    if (descriptors.emplace(found.file, opened).second) {
-        mappings.emplace(first, found);
-        return;
+    if (!descriptors.emplace(found.file, opened).second) {
+        close(opened);
     }
-    close(opened);
-    mappings.emplace(first, found);
+    found.end = region.end;
+    found.offset = region.offset;
+    // what was at these addresses before is gone
+    auto old = mappings.lower_bound(region.end);
+    while (old != mappings.begin() && std::prev(old)->second.end > region.first) {
+        old = mappings.erase(std::prev(old));
+    }
+    mappings.emplace(region.first, found);
+    return true;
 }
 
 // The file of the index that this is, opened; what is read through it later is what the index speaks of

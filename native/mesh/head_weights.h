@@ -13,7 +13,7 @@
 
 namespace mesh {
 
-// The files of the index that this process has mapped (Linux: /proc/self/maps)
+// The files of the index that this process has mapped
 class mapped_files {
 public:
     explicit mapped_files(const weights_index & index) : index(index) {}
@@ -36,9 +36,8 @@ private:
         uint64_t offset;
         uint32_t file;
     };
-    void look();
+    bool look(uint64_t address);
     const mapping * mapping_at(uint64_t address, uint64_t & first) const;
-    void note(const char * line);
     int open_file(const char * path, uint64_t inode, uint32_t & file) const;
 
     const weights_index & index;

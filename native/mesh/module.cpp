@@ -1,7 +1,8 @@
 // libggml-mesh.so: what ggml loads by GGML_BACKEND_PATH. Its workers are the sockets of GGML_MESH_FDS, numbers of
 // inherited descriptors with commas between them; GGML_MESH_DEVICES says how many devices each has, and
 // GGML_MESH_MEMORY how many bytes of each device are lent. GGML_MESH_WEIGHTS_FD is that of the weights index, and
-// GGML_MESH_REPORT_FD that of lines for the parent process.
+// GGML_MESH_REPORT_FD that of lines for the parent process. GGML_MESH_ACTIVATIONS says how hidden states cross.
+#include "activations.h"
 #include "client.h"
 #include "describe.h"
 #include "descriptor.h"
@@ -106,6 +107,7 @@ static ggml_backend_reg_t open_all() {
         }
         check_host();
         lookout::allow();
+        choose_activations(variable("GGML_MESH_ACTIVATIONS"));
         uint32_t place = 0;
         std::istringstream numbers(variable("GGML_MESH_FDS"));
         std::istringstream counts(variable("GGML_MESH_DEVICES"));

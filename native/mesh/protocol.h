@@ -9,7 +9,7 @@
 
 namespace mesh {
 
-constexpr uint32_t VERSION = 3;
+constexpr uint32_t VERSION = 4;
 constexpr uint32_t OPERATION_COUNT = 63;
 constexpr uint32_t TYPE_COUNT = 32;
 constexpr uint32_t PIECE_BYTES = 4194304; // bytes
@@ -22,6 +22,7 @@ constexpr uint32_t BUFFERS = 1024; // buffers
 constexpr uint32_t TEXT_BYTES = 256; // bytes
 constexpr uint32_t PROGRESS_SECONDS = 5; // seconds
 constexpr uint32_t HUNG_SECONDS = 20; // seconds
+constexpr uint32_t HALF_EXPONENT = 112; // powers of two
 constexpr uint32_t QUEUE_BYTES = 67108864; // bytes
 
 enum class message : uint16_t {
@@ -73,7 +74,7 @@ struct wire_header {
 
 // something that computes
 struct wire_device {
-    static constexpr size_t bytes = 232;
+    static constexpr size_t bytes = 236;
     uint8_t name[64] = {}; // as ggml calls it, padded with zeros
     uint8_t description[128] = {}; // likewise
     uint32_t kind = {}; // 0 CPU, 1 GPU, 2 integrated GPU, 3 accelerator
@@ -83,8 +84,9 @@ struct wire_device {
     uint64_t total_bytes = {}; // likewise
     uint32_t row_padding = {}; // elements: quantized tensors whose rows are no multiple of it take so many bytes more as a row would that fills the last one up; 0: they do not
     uint32_t attention_copies = {}; // 1: behind the result of FLASH_ATTN_EXT there is room for its second and third source as f16, each from the next multiple of 128 bytes on, unless they are f16; 0: there is none
-    void put(writer & out) const { out.put_all(name); out.put_all(description); out.put(kind); out.put(alignment); out.put(most_bytes); out.put(free_bytes); out.put(total_bytes); out.put(row_padding); out.put(attention_copies); }
-    static wire_device take(reader & in) { wire_device body; in.take_all(body.name); in.take_all(body.description); in.take(body.kind); in.take(body.alignment); in.take(body.most_bytes); in.take(body.free_bytes); in.take(body.total_bytes); in.take(body.row_padding); in.take(body.attention_copies); return body; }
+    uint32_t working_room = {}; // 1: behind the results of MUL_MAT_ID, FLASH_ATTN_EXT, CUMSUM, ARGSORT and TOP_K there is room to work, as much as ggml's Metal wants at most (`allocation_size` in native/mesh/sizes.cpp); 0: there is none
+    void put(writer & out) const { out.put_all(name); out.put_all(description); out.put(kind); out.put(alignment); out.put(most_bytes); out.put(free_bytes); out.put(total_bytes); out.put(row_padding); out.put(attention_copies); out.put(working_room); }
+    static wire_device take(reader & in) { wire_device body; in.take_all(body.name); in.take_all(body.description); in.take(body.kind); in.take(body.alignment); in.take(body.most_bytes); in.take(body.free_bytes); in.take(body.total_bytes); in.take(body.row_padding); in.take(body.attention_copies); in.take(body.working_room); return body; }
 };
 
 // a tensor of a graph; it lies in a buffer, or nowhere (then nothing may use its data)
@@ -121,8 +123,7 @@ struct wire_load_entry {
 
 // first, and once
 struct hello_body {
-    static constexpr message number = message::hello;
-    static constexpr size_t bytes = 4;
+    static constexpr message number = message::hello; static constexpr size_t bytes = 4;
     uint32_t version = {}; // of this protocol
     void put(writer & out) const { out.put(version); }
     static hello_body take(reader & in) { hello_body body; in.take(body.version); return body; }
@@ -130,8 +131,7 @@ struct hello_body {
 
 // make a buffer
 struct allocate_body {
-    static constexpr message number = message::allocate;
-    static constexpr size_t bytes = 16;
+    static constexpr message number = message::allocate; static constexpr size_t bytes = 16;
     uint32_t buffer = {}; // the head's choice: not 0, not in use
     uint32_t device = {}; // number of a device of WELCOME
     uint64_t size = {}; // bytes
@@ -141,8 +141,7 @@ struct allocate_body {
 
 // end a buffer, and forget all stored graphs
 struct free_body {
-    static constexpr message number = message::free;
-    static constexpr size_t bytes = 4;
+    static constexpr message number = message::free; static constexpr size_t bytes = 4;
     uint32_t buffer = {};
     void put(writer & out) const { out.put(buffer); }
     static free_body take(reader & in) { free_body body; in.take(body.buffer); return body; }
@@ -150,8 +149,7 @@ struct free_body {
 
 // set bytes of a buffer to one value
 struct fill_body {
-    static constexpr message number = message::fill;
-    static constexpr size_t bytes = 24;
+    static constexpr message number = message::fill; static constexpr size_t bytes = 24;
     uint32_t buffer = {};
     uint32_t value = {}; // 0 to 255
     uint64_t offset = {}; // bytes
@@ -162,30 +160,29 @@ struct fill_body {
 
 // set bytes of a buffer to these
 struct write_body {
-    static constexpr message number = message::write;
-    static constexpr size_t bytes = 16;
+    static constexpr message number = message::write; static constexpr size_t bytes = 16;
     uint32_t buffer = {};
-    uint32_t zero = {}; // 0
+    uint32_t row = {}; // 0: bytes as they are; n: values of f32 in rows of n, which cross as [half rows](#half-rows)
     uint64_t offset = {}; // bytes
-    void put(writer & out) const { out.put(buffer); out.put(zero); out.put(offset); }
-    static write_body take(reader & in) { write_body body; in.take(body.buffer); in.take_zero(body.zero); in.take(body.offset); return body; }
+    void put(writer & out) const { out.put(buffer); out.put(row); out.put(offset); }
+    static write_body take(reader & in) { write_body body; in.take(body.buffer); in.take(body.row); in.take(body.offset); return body; }
 };
 
 // ask for bytes of a buffer
 struct read_body {
-    static constexpr message number = message::read;
-    static constexpr size_t bytes = 16;
+    static constexpr message number = message::read; static constexpr size_t bytes = 24;
     uint32_t buffer = {};
-    uint32_t size = {}; // bytes, up to PIECE_BYTES
+    uint32_t size = {}; // bytes in the buffer, up to PIECE_BYTES
     uint64_t offset = {}; // bytes
-    void put(writer & out) const { out.put(buffer); out.put(size); out.put(offset); }
-    static read_body take(reader & in) { read_body body; in.take(body.buffer); in.take(body.size); in.take(body.offset); return body; }
+    uint32_t row = {}; // 0: bytes as they are; n: values of f32 in rows of n, which cross as [half rows](#half-rows)
+    uint32_t zero = {}; // 0
+    void put(writer & out) const { out.put(buffer); out.put(size); out.put(offset); out.put(row); out.put(zero); }
+    static read_body take(reader & in) { read_body body; in.take(body.buffer); in.take(body.size); in.take(body.offset); in.take(body.row); in.take_zero(body.zero); return body; }
 };
 
 // copy bytes within the worker, between places that do not overlap
 struct copy_body {
-    static constexpr message number = message::copy;
-    static constexpr size_t bytes = 32;
+    static constexpr message number = message::copy; static constexpr size_t bytes = 32;
     uint32_t from_buffer = {};
     uint32_t to_buffer = {};
     uint64_t from_offset = {}; // bytes
@@ -197,8 +194,7 @@ struct copy_body {
 
 // compute a graph, and keep it if it has a uid
 struct graph_body {
-    static constexpr message number = message::graph;
-    static constexpr size_t bytes = 24;
+    static constexpr message number = message::graph; static constexpr size_t bytes = 24;
     uint64_t uid = {}; // the head's choice; 0: not kept
     uint32_t device = {};
     uint32_t node_count = {}; // up to GRAPH_TENSORS
@@ -210,8 +206,7 @@ struct graph_body {
 
 // compute a graph that is kept
 struct compute_body {
-    static constexpr message number = message::compute;
-    static constexpr size_t bytes = 16;
+    static constexpr message number = message::compute; static constexpr size_t bytes = 16;
     uint64_t uid = {};
     uint32_t device = {};
     uint32_t zero = {}; // 0
@@ -221,52 +216,47 @@ struct compute_body {
 
 // ask whether everything before has been done
 struct sync_body {
-    static constexpr message number = message::sync;
-    static constexpr size_t bytes = 0;
+    static constexpr message number = message::sync; static constexpr size_t bytes = 0;
     void put(writer & ) const { /* nothing */  }
     static sync_body take(reader & ) { sync_body body;  return body; }
 };
 
 // fill tensors from the worker's own files
 struct load_body {
-    static constexpr message number = message::load;
-    static constexpr size_t bytes = 0;
+    static constexpr message number = message::load; static constexpr size_t bytes = 0;
     void put(writer & ) const { /* nothing */  }
     static load_body take(reader & ) { load_body body;  return body; }
 };
 
 // send bytes of a buffer to another worker, which is told to take them
 struct push_body {
-    static constexpr message number = message::push;
-    static constexpr size_t bytes = 32;
+    static constexpr message number = message::push; static constexpr size_t bytes = 32;
     uint32_t neighbour = {}; // to which; one of WELCOME
     uint32_t buffer = {};
-    uint32_t size = {}; // bytes, up to PIECE_BYTES
-    uint32_t zero = {}; // 0
+    uint32_t size = {}; // bytes in the buffer, up to PIECE_BYTES
+    uint32_t row = {}; // 0: bytes as they are; n: values of f32 in rows of n, which cross as [half rows](#half-rows)
     uint64_t offset = {}; // bytes
     uint64_t token = {}; // the head's choice: the same in PUSH, PUSHED and TAKE
-    void put(writer & out) const { out.put(neighbour); out.put(buffer); out.put(size); out.put(zero); out.put(offset); out.put(token); }
-    static push_body take(reader & in) { push_body body; in.take(body.neighbour); in.take(body.buffer); in.take(body.size); in.take_zero(body.zero); in.take(body.offset); in.take(body.token); return body; }
+    void put(writer & out) const { out.put(neighbour); out.put(buffer); out.put(size); out.put(row); out.put(offset); out.put(token); }
+    static push_body take(reader & in) { push_body body; in.take(body.neighbour); in.take(body.buffer); in.take(body.size); in.take(body.row); in.take(body.offset); in.take(body.token); return body; }
 };
 
 // wait for the next bytes that another worker pushes, and set bytes of a buffer to them
 struct take_body {
-    static constexpr message number = message::take;
-    static constexpr size_t bytes = 32;
+    static constexpr message number = message::take; static constexpr size_t bytes = 32;
     uint32_t neighbour = {}; // from which; one of WELCOME
     uint32_t buffer = {};
-    uint32_t size = {}; // bytes: as many as it pushes
-    uint32_t zero = {}; // 0
+    uint32_t size = {}; // as PUSH
+    uint32_t row = {}; // as PUSH
     uint64_t offset = {}; // bytes
     uint64_t token = {}; // as PUSH
-    void put(writer & out) const { out.put(neighbour); out.put(buffer); out.put(size); out.put(zero); out.put(offset); out.put(token); }
-    static take_body take(reader & in) { take_body body; in.take(body.neighbour); in.take(body.buffer); in.take(body.size); in.take_zero(body.zero); in.take(body.offset); in.take(body.token); return body; }
+    void put(writer & out) const { out.put(neighbour); out.put(buffer); out.put(size); out.put(row); out.put(offset); out.put(token); }
+    static take_body take(reader & in) { take_body body; in.take(body.neighbour); in.take(body.buffer); in.take(body.size); in.take(body.row); in.take(body.offset); in.take(body.token); return body; }
 };
 
 // what there is
 struct welcome_body {
-    static constexpr message number = message::welcome;
-    static constexpr size_t bytes = 20;
+    static constexpr message number = message::welcome; static constexpr size_t bytes = 20;
     uint32_t version = {}; // of this protocol
     uint32_t device_count = {};
     uint32_t operation_count = {};
@@ -278,8 +268,7 @@ struct welcome_body {
 
 // whether there is such a buffer now
 struct allocated_body {
-    static constexpr message number = message::allocated;
-    static constexpr size_t bytes = 4;
+    static constexpr message number = message::allocated; static constexpr size_t bytes = 4;
     uint32_t done = {}; // 1, or 0 where there was no memory for it
     void put(writer & out) const { out.put(done); }
     static allocated_body take(reader & in) { allocated_body body; in.take(body.done); return body; }
@@ -287,32 +276,28 @@ struct allocated_body {
 
 // the bytes
 struct data_body {
-    static constexpr message number = message::data;
-    static constexpr size_t bytes = 0;
+    static constexpr message number = message::data; static constexpr size_t bytes = 0;
     void put(writer & ) const { /* nothing */  }
     static data_body take(reader & ) { data_body body;  return body; }
 };
 
 // it has
 struct synced_body {
-    static constexpr message number = message::synced;
-    static constexpr size_t bytes = 0;
+    static constexpr message number = message::synced; static constexpr size_t bytes = 0;
     void put(writer & ) const { /* nothing */  }
     static synced_body take(reader & ) { synced_body body;  return body; }
 };
 
 // what became of each tensor
 struct loaded_body {
-    static constexpr message number = message::loaded;
-    static constexpr size_t bytes = 0;
+    static constexpr message number = message::loaded; static constexpr size_t bytes = 0;
     void put(writer & ) const { /* nothing */  }
     static loaded_body take(reader & ) { loaded_body body;  return body; }
 };
 
 // that it is there, and what it does; unasked, with the id 0
 struct progress_body {
-    static constexpr message number = message::progress;
-    static constexpr size_t bytes = 32;
+    static constexpr message number = message::progress; static constexpr size_t bytes = 32;
     uint64_t done = {}; // id of the last request that is done; the answers up to there have been said
     uint64_t request = {}; // id of the one that is worked on; 0: none
     uint32_t node = {}; // of its graph as many nodes are done, where the device says so
@@ -325,8 +310,7 @@ struct progress_body {
 
 // bytes, in the order in which the head had them pushed
 struct pushed_body {
-    static constexpr message number = message::pushed;
-    static constexpr size_t bytes = 8;
+    static constexpr message number = message::pushed; static constexpr size_t bytes = 8;
     uint64_t token = {}; // as PUSH
     void put(writer & out) const { out.put(token); }
     static pushed_body take(reader & in) { pushed_body body; in.take(body.token); return body; }
@@ -334,8 +318,7 @@ struct pushed_body {
 
 // why the worker ends the connection, in answer to any request
 struct failed_body {
-    static constexpr message number = message::failed;
-    static constexpr size_t bytes = 0;
+    static constexpr message number = message::failed; static constexpr size_t bytes = 0;
     void put(writer & ) const { /* nothing */  }
     static failed_body take(reader & ) { failed_body body;  return body; }
 };
@@ -348,7 +331,7 @@ inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t
         case 3: least = 4; most = 4; return from == sender::head; // FREE
         case 4: least = 24; most = 24; return from == sender::head; // FILL
         case 5: least = 16; most = 4194320; return from == sender::head; // WRITE
-        case 6: least = 16; most = 16; return from == sender::head; // READ
+        case 6: least = 24; most = 24; return from == sender::head; // READ
         case 7: least = 32; most = 32; return from == sender::head; // COPY
         case 8: least = 24; most = 8519704; return from == sender::head; // GRAPH
         case 9: least = 16; most = 16; return from == sender::head; // COMPUTE
@@ -356,7 +339,7 @@ inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t
         case 11: least = 0; most = 57344; return from == sender::head; // LOAD
         case 12: least = 32; most = 32; return from == sender::head; // PUSH
         case 13: least = 32; most = 32; return from == sender::head; // TAKE
-        case 129: least = 20; most = 4176; return from == sender::worker; // WELCOME
+        case 129: least = 20; most = 4240; return from == sender::worker; // WELCOME
         case 130: least = 4; most = 4; return from == sender::worker; // ALLOCATED
         case 134: least = 0; most = 4194304; return from == sender::worker; // DATA
         case 138: least = 0; most = 0; return from == sender::worker; // SYNCED

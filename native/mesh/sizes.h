@@ -9,6 +9,7 @@ namespace mesh {
 struct size_rule {
     uint32_t row_padding = 0;      // elements; as DEVICE of the protocol
     bool attention_copies = false; // likewise
+    bool working_room = false;     // likewise
 };
 
 // At least as much as the device wants

@@ -168,10 +168,15 @@ class MeshHead(Head):
         extra: Sequence[str] = (),
         ready: bool = True,
         devices: Sequence[int] | None = None,
+        activations: str = "",
     ) -> None:
-        """`devices`: how many the head is told that each worker has; one, if nothing is said."""
+        """`devices`: how many the head is told that each worker has; one, if nothing is said.
+
+        `activations`: how hidden states cross.
+        """
         names = ",".join(f"MESH{number}" for number in range(len(pairs)))
         self._build, self._pairs = build, pairs
+        self._hidden_states = activations
         self._devices = [1] * len(pairs) if devices is None else devices
         self._index = encode_index(index_of([model]), [-1]) if indexed else b""
         super().__init__(
@@ -193,6 +198,8 @@ class MeshHead(Head):
         env["GGML_MESH_DEVICES"] = ",".join(map(str, self._devices))
         if self._index:
             env["GGML_MESH_WEIGHTS_FD"] = str(handed.text(self._index))
+        if self._hidden_states:
+            env["GGML_MESH_ACTIVATIONS"] = self._hidden_states
         report = Report(handed)
         env["GGML_MESH_REPORT_FD"] = str(report.number)
         return report
@@ -215,12 +222,13 @@ class Mesh:
         ready: bool = True,
         push: bool = False,
         preload: Path | None = None,
+        activations: str = "",
     ) -> None:
         """With `weights` the workers have those files, and the head an index of its own one.
 
         `binary`: another llama-server than that of the pin. `push`: each two workers have a connection.
         Every connection goes through the firewall of a worker's node. `preload`: a library for the first
-        worker; all have two threads then.
+        worker; all have two threads then. `activations`: as MeshHead.
         """
         binary = stock().binaries[LLAMA_SERVER] if binary is None else binary
         self.pairs = [CountedPair(MeshFirewall()) for _ in range(workers)]
@@ -250,6 +258,7 @@ class Mesh:
                 indexed=bool(weights),
                 extra=extra,
                 ready=ready,
+                activations=activations,
             )
         except BaseException:
             self._close_workers()

@@ -10,6 +10,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
 from tests.e2e.models import smollm2, stock
+from tests.e2e.native_protocol import RPC, NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
 from tests.e2e.test_mesh_push import HEADLESS, TOKENS, WIDTH, pushes, sent_to
 from tests.soak import counts
@@ -25,10 +26,13 @@ async def log_of(home: Path) -> str:
     return await asyncio.to_thread((home / "logs" / "meshd.log").read_text)
 
 
+@both
 @pytest.mark.parametrize(("activations", "row"), [("f32", WIDTH), ("f16", HALF)])
-def test_a_token_takes_that_from_worker_to_worker(tmp_path: Path, activations: str, row: int) -> None:
+def test_a_token_takes_that_from_worker_to_worker(
+    tmp_path: Path, activations: str, row: int, protocol: NativeProtocol
+) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=protocol) as fleet:
             token, workers = await fleet.workers(smollm2(), smollm2())
             options = ("--min-workers", "2", "--activations", activations, *HEADLESS, *SAME_THREADS)
             head = await fleet.head(smollm2(), *options, token=token)
@@ -50,12 +54,13 @@ def test_a_token_takes_that_from_worker_to_worker(tmp_path: Path, activations: s
     play(check())
 
 
-def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path) -> None:
+@both
+def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path, protocol: NativeProtocol) -> None:
     """Over all links: two workers, no token twice, repeats taken out; the rest is states."""
 
     async def check() -> None:
         crossed = {}
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=protocol) as fleet:
             given = ("--compress", "on")
             token, workers = await fleet.workers(smollm2(), smollm2(), options=given)
             for activations in ("f32", "f16"):
@@ -85,12 +90,15 @@ async def all_links(head: LocalNode, worker: LocalNode) -> int:
 
 @pytest.mark.parametrize("who", ["worker", "head"])
 def test_who_does_not_know_how_is_named_in_the_log(tmp_path: Path, who: str) -> None:
-    """One has upstream's build; hidden states cross in f32, and the text is that of one node."""
+    """One has upstream's build; hidden states cross in f32, and the text is that of one node.
+
+    With the other protocol there is nobody who does not know.
+    """
     plain = ("--native-bin", str(stock().binaries[LLAMA_SERVER].parent))
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             token, _ = await fleet.workers(smollm2(), options=plain if who == "worker" else ())
             options = ("--activations", "f16", *(plain if who == "head" else ()), *SAME_THREADS)
             head = await fleet.head(smollm2(), *options, token=token)

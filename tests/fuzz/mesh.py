@@ -27,6 +27,8 @@ SAMPLES = (
     talk.write(offset=ROOM - 16),
     talk.read(),
     talk.read(identity=90, offset=ROOM - 16),
+    talk.write(row=3, data=bytes(16), offset=ROOM - 24),
+    talk.read(identity=92, row=4, size=32),
     talk.message(wire.FILL, BUFFER, 7, 16, 64),
     talk.message(wire.COPY, BUFFER, BUFFER, 0, 64, 64),
     talk.graph(uid=3),
@@ -37,6 +39,8 @@ SAMPLES = (
     talk.load(talk.load_entry(), talk.load_entry(kind=Q4_0, size=18)),
     talk.push(),
     talk.push(wire.TAKE, neighbour=0),
+    talk.push(row=4),
+    talk.push(wire.TAKE, row=2),
     talk.allocate(),
     talk.message(wire.FREE, BUFFER),
     talk.hello(),
@@ -150,17 +154,28 @@ def _places(number: int, body: bytes, size: int) -> Iterator[tuple[int, int, int
         buffer, _value, offset, count = struct.unpack("<IIQQ", body)
         yield buffer, offset, offset + count
     elif number == wire.WRITE:
-        buffer, _zero, offset = struct.unpack_from("<IIQ", body)
-        yield buffer, offset, offset + size - 16
+        buffer, row, offset = struct.unpack_from("<IIQ", body)
+        count = size - 16
+        if row:
+            assert 4 * row <= 4 << 20
+            assert count % (2 * (row + 1)) == 0
+            count = count // (2 * (row + 1)) * 4 * row
+            assert count <= 4 << 20
+        yield buffer, offset, offset + count
     elif number == wire.READ:
-        buffer, count, offset = struct.unpack("<IIQ", body)
+        buffer, count, offset, row, zero = struct.unpack("<IIQII", body)
+        assert not zero
+        assert 4 * row <= 4 << 20
+        assert not row or count % (4 * row) == 0
         yield buffer, offset, offset + count
     elif number == wire.COPY:
         source, target, start, to, count = struct.unpack("<IIQQQ", body)
         yield from ((source, start, start + count), (target, to, to + count))
     elif number in (wire.PUSH, wire.TAKE):
-        neighbour, buffer, count, _zero, offset, _token = struct.unpack("<IIIIQQ", body)
+        neighbour, buffer, count, row, offset, _token = struct.unpack("<IIIIQQ", body)
         assert neighbour in talk.NEIGHBOURS
+        assert 4 * row <= 4 << 20
+        assert not row or count % (4 * row) == 0
         assert count <= 4 << 20
         yield buffer, offset, offset + count
 

@@ -43,7 +43,7 @@ def cpp_header(schema: Schema) -> str:
     for struct in schema.structs:
         lines += _struct(struct, f"wire_{struct.name.lower()}")
     for message in schema.messages:
-        number = f"    static constexpr message number = message::{message.name.lower()};"
+        number = f"static constexpr message number = message::{message.name.lower()}; "
         lines += _struct(message.body, f"{message.name.lower()}_body", number)
     lines += [*_limits(schema), "", _names("TYPE_NAMES", schema.types)]
     lines += [_names(f"{name.upper()}_NAMES", names) for name, names in schema.kinds.items()]
@@ -58,9 +58,7 @@ def _names(name: str, values: tuple[str, ...]) -> str:
 
 def _struct(struct: Struct, name: str, extra: str = "") -> Iterator[str]:
     yield from ("", f"// {struct.what}", f"struct {name} {{")
-    if extra:
-        yield extra
-    yield f"    static constexpr size_t bytes = {struct.bytes};"
+    yield f"    {extra}static constexpr size_t bytes = {struct.bytes};"
     for field in struct.fields:
         size = "" if field.count == 1 else f"[{field.count}]"
         remark = f" // {field.what}" if field.what else ""

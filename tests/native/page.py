@@ -23,6 +23,16 @@ workers never wait for each other. A worker that lost a neighbour fails at its n
 numbered by their places in the head's list, from 0.
 """
 
+_HALF_ROWS = """\
+Rows of n values of f32 in a buffer take n + 1 words of 16 bits each in WRITE, DATA and PUSHED if the `row` of
+the request is n: an exponent e from 0 to HALF_EXPONENT, then the values divided by 2^e as IEEE half floats. e
+is the smallest exponent with which the finite values of the row fit into a half; it is 0 unless one exceeds
+65504. Infinities and NaN stay as they are. Pieces are of whole rows, a row is no longer than a piece, and
+sizes in requests are those in the buffer. PUSH and TAKE of the same bytes have the same `row`. The head
+chooses which values cross so
+([native-backend.md](native-backend.md#hidden-states-as-half-floats)).
+"""
+
 
 def page(schema: Schema) -> str:
     lines = [
@@ -38,6 +48,7 @@ def page(schema: Schema) -> str:
     for message in schema.messages:
         if message.body.fields or message.rest:
             lines += ["", f"### {message.name}", "", *_fields(message.body.fields), *_rest(message)]
+    lines += ["", "## Half rows", "", *_HALF_ROWS.splitlines()]
     lines += [
         "",
         "## Layouts",

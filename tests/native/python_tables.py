@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 
 from tests.native.schema import Message, Schema
 
+_COMMENT_CHARACTERS = 100
 _HEAD = '''\
 """The mesh-server protocol: messages, limits, operations and types.
 
@@ -63,7 +65,8 @@ def python_tables(schema: Schema) -> str:
     ]
     for struct in schema.structs:
         fields = ", ".join(field.name for field in struct.fields)
-        lines.append(f'{struct.name} = Struct("{struct.format}")  # {fields}')
+        lines += (f"# {line}" for line in textwrap.wrap(fields, _COMMENT_CHARACTERS))
+        lines.append(f'{struct.name} = Struct("{struct.format}")')
     lines.append("")
     for message in schema.messages:
         lines.append(f"{message.name} = {message.number}")

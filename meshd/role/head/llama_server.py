@@ -157,6 +157,7 @@ class LlamaServer:
             weights=self._outgoing.add(self._processes.hand_over(encode_index(self._model.index))),
             report=pipe.child_end,
             looks_out=children_may_poll(),
+            activations=self._model.options.activations,
         )
         return self._child_spec(renamed(plan, MESH_DEVICE), (), environment)
 
@@ -239,7 +240,7 @@ class LlamaServer:
             LOG.warning("weight_from_network", tensor=weight.name, node=weight.node, why=weight.reason)
         if len(self.report.from_network) > SHOWN_WEIGHTS:
             LOG.warning("weights_from_network", count=len(self.report.from_network))
-        if self._model.options.activations == "f32":
+        if self._model.options.activations == "f32" or self._native.mesh is not None:
             return
         if not self._native.patched:
             LOG.warning("activations_f32", why="llama-server has no patches")

@@ -174,11 +174,13 @@ def mesh_head_environment(
     weights: int,
     report: int,
     looks_out: bool = False,
+    activations: str = "f32",
 ) -> Mapping[str, str]:
     """For a llama-server that loads our module: descriptors, `sockets` in the order of the workers.
 
     `lent`: the bytes that each of those has reserved of each of its devices. One that has another number of
-    devices is lost, and so is one that refuses a buffer that they have room for.
+    devices is lost, and so is one that refuses a buffer that they have room for. `activations`: how hidden
+    states cross, f32 or f16.
     Preloaded, the module also keeps the loader from reading the workers' weights ahead; the linker takes no
     blank or colon in its path.
     """
@@ -193,6 +195,7 @@ def mesh_head_environment(
         "GGML_MESH_MEMORY": ",".join(str(count) for counts in lent for count in counts),
         "GGML_MESH_WEIGHTS_FD": str(weights),
         "GGML_MESH_REPORT_FD": str(report),
+        "GGML_MESH_ACTIVATIONS": activations,
     }
 
 

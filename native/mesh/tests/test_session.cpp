@@ -63,9 +63,10 @@ TEST(buffers_are_the_heads_own_and_have_ends) {
     write.buffer = 1;
     write.offset = 4095;
     CHECK(has(hand().refused(write, "ab"), "behind the end"));
-    write.offset = 0;
-    write.zero = 1;
-    CHECK(has(hand().refused(write, "ab"), "reserved"));
+    read_body read;
+    read.buffer = 1;
+    read.zero = 1;
+    CHECK(has(hand().refused(read), "reserved"));
     compute_body compute;
     compute.uid = 5;
     CHECK(has(hand().refused(compute), "not kept"));

@@ -30,16 +30,116 @@ TEST(a_head_knows_what_a_device_wants_for_a_tensor) {
 
 TEST(a_cpu_takes_what_elements_take) {
     const size_rule plain = find_size_rule(ggml_backend_cpu_buffer_type());
-    CHECK(plain.row_padding == 0 && !plain.attention_copies);
+    CHECK(plain.row_padding == 0 && !plain.attention_copies && !plain.working_room);
     late_device & device = *new late_device();
     const size_rule padded = find_size_rule(&device.memory);
-    CHECK(padded.row_padding == 512 && padded.attention_copies);
+    CHECK(padded.row_padding == 512 && padded.attention_copies && !padded.working_room);
     ggml_backend_buffer_type odd = device.memory;
     odd.iface.get_alloc_size = [](ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
         return ggml_nbytes(tensor) + (tensor->type == GGML_TYPE_Q8_0 ? 7 : 0);
     };
     const std::string why = thrown_by([&] { find_size_rule(&odd); });
     CHECK(why == "the memory `LATE` takes more for tensors of q8_0 than the protocol has a rule for");
+}
+
+// As ggml-metal says it, in the words of its own source at the pin
+static size_t metal_attention(const ggml_tensor * op) {
+    const ggml_tensor * k = op->src[1];
+    const ggml_tensor * v = op->src[2];
+    const ggml_tensor * mask = op->src[3];
+    const bool dequantized = op->src[0]->ne[1] >= 32 && k->type == GGML_TYPE_Q8_0;
+    const size_t k_row = dequantized ? 2 * k->ne[0] : k->nb[1];
+    const size_t v_row = dequantized ? 2 * v->ne[0] : v->nb[1];
+    const bool vec = op->src[0]->ne[1] < 20 && op->src[0]->ne[0] % 32 == 0;
+    size_t extra = 64 * (k_row * k->ne[2] * k->ne[3] + v_row * v->ne[2] * v->ne[3]);
+    extra += 4 * std::min<int64_t>(op->src[0]->ne[1], 32) * op->src[0]->ne[2] * op->src[0]->ne[3] * 32 * (v->ne[0] + 2);
+    extra += GGML_PAD(2 * ggml_nelements(k), 16) + GGML_PAD(2 * ggml_nelements(v), 16);
+    if (mask != nullptr) {
+        const int64_t queries = vec ? 1 : 8;
+        const int64_t places = vec ? 32 : 64;
+        const int64_t n1 = (op->src[0]->ne[1] + queries - 1) / queries;
+        const int64_t n0 = (mask->ne[0] + places - 1) / places;
+        extra += 64 * 2 * mask->ne[1] * mask->ne[2] * mask->ne[3];
+        extra += GGML_PAD(n0 * n1 * mask->ne[2] * mask->ne[3], 32);
+        const int32_t most = op->op_params[4];
+        if (most > 0 && most <= 4096) {
+            extra += GGML_PAD(4 * GGML_PAD(most, 32) * mask->ne[1] * mask->ne[2] * mask->ne[3], 16);
+        }
+    }
+    return extra;
+}
+
+static size_t metal_size(ggml_backend_buffer_type_t, const ggml_tensor * op) {
+    const size_t result = ggml_nbytes(op);
+    const std::string name = ggml_op_name(op->op);
+    if (name == "MUL_MAT_ID") {
+        return result + 4 * op->src[0]->ne[2] + 4 * op->src[0]->ne[2] * op->src[2]->ne[1] + 8 + 256 * sizeof(float);
+    }
+    if (name == "TOP_K") {
+        return 2 * sizeof(int32_t) * ggml_nelements(op->src[0]);
+    }
+    if (name == "FLASH_ATTN_EXT") {
+        return result + metal_attention(op);
+    }
+    return name == "CUMSUM" || name == "ARGSORT" ? 2 * result : result;
+}
+
+static std::vector<ggml_tensor *> attentions(ggml_context * ctx) {
+    std::vector<ggml_tensor *> all;
+    for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_Q8_0 }) {
+        for (const int64_t tokens : { 1, 7, 19, 20, 31, 32, 512 }) {
+            for (const int64_t width : { 64, 72, 128 }) {
+                if (width % ggml_blck_size(type) != 0) {
+                    continue;
+                }
+                ggml_tensor * query = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, width, tokens, 8);
+                ggml_tensor * cache =
+                    ggml_new_tensor_3d(ctx, type, width, 2, 1000); // of two heads, as llama.cpp has it
+                ggml_tensor * turned = ggml_permute(ctx, cache, 0, 2, 1, 3);
+                ggml_tensor * mask = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 1000, tokens);
+                all.push_back(ggml_flash_attn_ext(ctx, query, turned, turned, mask, 0.1f, 0, 0));
+                all.push_back(ggml_flash_attn_ext(ctx, query, turned, turned, nullptr, 0.1f, 0, 0));
+                all.push_back(ggml_flash_attn_ext(ctx, query, turned, turned, mask, 0.1f, 0, 0));
+                all.back()->op_params[4] = 1000;
+            }
+        }
+    }
+    return all;
+}
+
+TEST(a_device_that_works_behind_its_results_has_room_there) {
+    auto & device = *new late_device();
+    device.memory.iface.get_alloc_size = metal_size;
+    ggml_backend_t there = open_late_client(device);
+    ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(there);
+    ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 2048, nullptr, true }));
+    ggml_context * ctx = context.get();
+    std::vector<ggml_tensor *> all = attentions(ctx);
+    for (const int64_t tokens : { 1, 33, 512 }) {
+        ggml_tensor * experts = ggml_new_tensor_3d(ctx, GGML_TYPE_Q4_0, 64, 32, 60);
+        ggml_tensor * values = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 64, 4, tokens);
+        all.push_back(ggml_mul_mat_id(ctx, experts, values, ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 4, tokens)));
+        ggml_tensor * rows = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3000, tokens);
+        all.push_back(ggml_cumsum(ctx, rows));
+        all.push_back(ggml_argsort(ctx, rows, GGML_SORT_ORDER_ASC));
+        all.push_back(ggml_top_k(ctx, rows, 3000));
+        all.push_back(ggml_top_k(ctx, rows, 1));
+        all.push_back(ggml_soft_max(ctx, rows));
+    }
+    for (const ggml_tensor * one : all) {
+        const size_t wanted = metal_size(nullptr, one);
+        const size_t given = ggml_backend_buft_get_alloc_size(type, one);
+        CHECK(given >= wanted);
+        CHECK(given == wanted || one->op == GGML_OP_FLASH_ATTN_EXT); // whose strides and types decide on some of it
+        CHECK(given - wanted <= wanted);
+    }
+    const size_rule rule = find_size_rule(&device.memory);
+    CHECK(rule.row_padding == 0 && !rule.attention_copies && rule.working_room);
+    device.memory.iface.get_alloc_size = [](ggml_backend_buffer_type_t, const ggml_tensor * op) {
+        return metal_size(nullptr, op) + (ggml_op_name(op->op) == std::string("TOP_K") ? 4096 : 0);
+    };
+    CHECK(thrown_by([&] { find_size_rule(&device.memory); }).find("TOP_K than the protocol has") != std::string::npos);
+    ggml_backend_free(there);
 }
 
 TEST(padding_behind_weights_is_there_and_nothing) {

@@ -65,7 +65,6 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
     ("change", "words"),
     [
         ({"rpc": (HostPort("10.0.0.2", 50052),)}, "`--rpc`"),
-        ({"activations": "f16"}, "`--activations f16`"),
         ({"load_mode": "none"}, "`--load-mode none`"),
         ({"load_mode": "dio"}, "`--load-mode dio`"),
         ({"load_mode": "mlock"}, "`--load-mode mlock`"),
@@ -86,6 +85,12 @@ def test_what_the_mesh_protocol_has_not_is_refused(
 def test_with_the_mesh_protocol_a_file_is_mapped(model: Path, load_mode: str | None) -> None:
     serve = ServeConfig(model=model, load_mode=load_mode)
     check_serve(Config(serve=serve, native=NativeConfig(protocol="mesh")))
+
+
+def test_hidden_states_can_be_half_floats_with_both_protocols(model: Path) -> None:
+    for protocol in ("rpc", "mesh"):
+        serve = ServeConfig(model=model, activations="f16")
+        check_serve(Config(serve=serve, native=NativeConfig(protocol=protocol)))
 
 
 def test_binaries_can_be_named_with_both_protocols(model: Path, tmp_path: Path) -> None:

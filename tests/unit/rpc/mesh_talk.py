@@ -74,12 +74,20 @@ def allocated(done: int = 1, identity: int = 2) -> bytes:
     return message(wire.ALLOCATED, done, identity=identity)
 
 
-def write(buffer: int = BUFFER, offset: int = 0, data: bytes = bytes(16), zero: int = 0) -> bytes:
-    return message(wire.WRITE, buffer, zero, offset, rest=data)
+def write(buffer: int = BUFFER, offset: int = 0, data: bytes = bytes(16), row: int = 0) -> bytes:
+    return message(wire.WRITE, buffer, row, offset, rest=data)
 
 
-def read(buffer: int = BUFFER, offset: int = 0, size: int = 16, identity: int = 3) -> bytes:
-    return message(wire.READ, buffer, size, offset, identity=identity)
+def read(
+    buffer: int = BUFFER,
+    offset: int = 0,
+    size: int = 16,
+    identity: int = 3,
+    *,
+    row: int = 0,
+    zero: int = 0,
+) -> bytes:
+    return message(wire.READ, buffer, size, offset, row, zero, identity=identity)
 
 
 def data(size: int = 16, identity: int = 3) -> bytes:
@@ -126,10 +134,10 @@ def push(
     buffer: int = BUFFER,
     size: int = 16,
     offset: int = 0,
-    zero: int = 0,
+    row: int = 0,
 ) -> bytes:
     """Or with another number a TAKE, whose fields are the same."""
-    return message(number, neighbour, buffer, size, zero, offset, 99)
+    return message(number, neighbour, buffer, size, row, offset, 99)
 
 
 def pushed(size: int = 16) -> bytes:

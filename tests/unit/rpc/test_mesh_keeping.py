@@ -44,6 +44,15 @@ def test_what_was_missed_and_comes_is_kept() -> None:
     assert sink.pieces == 2, "what it has come to hold later is an input, no weight"
 
 
+def test_half_rows_are_no_weights() -> None:
+    sink = FakeSink()
+    it = asked(sink, (HIT, MISS, MISS))
+    it.say(talk.write(offset=128, data=b"c" * 16, row=7))
+    assert not sink.pieces
+    it.say(talk.write(offset=64, data=b"b" * 16))
+    assert sink.whole == {D2: b"b" * 16}
+
+
 @given(sizes=st.lists(st.integers(1, 7), max_size=16), cuts=st.lists(st.integers(1, 40), max_size=40))
 def test_in_whatever_pieces_it_comes(sizes: Sequence[int], cuts: Sequence[int]) -> None:
     sink = FakeSink()
@@ -107,7 +116,7 @@ def test_what_the_firewall_refuses_is_not_kept() -> None:
     sink = FakeSink()
     it = asked(sink, (MISS, MISS, MISS))
     with pytest.raises(RemoteProtocolError):
-        it.say(talk.write(offset=0, data=CONTENT, zero=1))
+        it.say(talk.write(offset=talk.ROOM, data=CONTENT))
     assert sink.pieces == 0
 
 

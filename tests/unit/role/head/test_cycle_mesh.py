@@ -65,6 +65,7 @@ def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tm
             assert it.argument("-dev") == "MESH0,MESH1"
             assert env["GGML_BACKEND_PATH"] == env["LD_PRELOAD"] == "libggml-mesh.so"
             assert env["GGML_MESH_DEVICES"] == "1,1"
+            assert env["GGML_MESH_ACTIVATIONS"] == "f32"
             reserved = [[*it.workers[name].children[-1].spec.argv] for name in NAMES]  # type: ignore[union-attr]
             memory = [argv[argv.index("--memory") + 1] for argv in reserved]
             assert env["GGML_MESH_MEMORY"] == ",".join(memory)

@@ -1,0 +1,172 @@
+// Bytes from and to workers, as they are or as half rows, and from one worker to another.
+#include "activations.h"
+#include "client.h"
+#include "half_rows.h"
+
+#include "ggml.h"
+
+#include <algorithm>
+
+namespace mesh {
+
+uint64_t offset_in(const client_buffer * buffer, const ggml_tensor * tensor) {
+    return reinterpret_cast<uint64_t>(tensor->data) - buffer->base;
+}
+
+// In pieces of whole rows
+static uint64_t most_rows(uint32_t row) {
+    return row == 0 ? PIECE_BYTES : PIECE_BYTES / (sizeof(float) * row) * sizeof(float) * row;
+}
+
+void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    const client_buffer * own = buffer_of(tensor);
+    for (size_t done = 0; done < size; done += PIECE_BYTES) {
+        write_body body;
+        body.buffer = own->number;
+        body.offset = offset_in(own, tensor) + offset + done;
+        const size_t piece = std::min<size_t>(size - done, PIECE_BYTES);
+        own->device->worker->link.send(body, static_cast<const uint8_t *>(data) + done, piece);
+    }
+}
+
+bool read_activation(const ggml_tensor * tensor, void * data) {
+    const uint32_t row = row_of_activation(tensor);
+    if (row == 0) {
+        return false;
+    }
+    const client_buffer * own = buffer_of(tensor);
+    connection & link = own->device->worker->link;
+    const uint64_t size = ggml_nbytes(tensor);
+    std::vector<uint8_t> halves(bytes_on_wire(size, row));
+    bool asked = own->device->worker->loading.settle();
+    for (uint64_t done = 0; asked && done < size; done += most_rows(row)) {
+        read_body body;
+        body.buffer = own->number;
+        body.offset = offset_in(own, tensor) + done;
+        body.size = static_cast<uint32_t>(std::min(size - done, most_rows(row)));
+        body.row = row;
+        asked =
+            link.ask(body, message::data, halves.data() + bytes_on_wire(done, row), bytes_on_wire(body.size, row)) != 0;
+    }
+    if (!asked || !link.wait_all()) {
+        std::memset(data, 0, size); // as get_tensor()
+    } else if (!from_half_rows(halves.data(), size, row, data)) {
+        std::memset(data, 0, size);
+        link.lose("it sends half floats with an exponent that there is not");
+    }
+    return true;
+}
+
+static void write_half_rows(const ggml_tensor * to, const uint8_t * values, uint32_t row) {
+    const client_buffer * own = buffer_of(to);
+    const uint64_t size = ggml_nbytes(to);
+    std::vector<uint8_t> halves(bytes_on_wire(std::min(size, most_rows(row)), row));
+    for (uint64_t done = 0; done < size; done += most_rows(row)) {
+        write_body body;
+        body.buffer = own->number;
+        body.row = row;
+        body.offset = offset_in(own, to) + done;
+        const uint64_t piece = std::min(size - done, most_rows(row));
+        to_half_rows(values + done, piece, row, halves.data());
+        own->device->worker->link.send(body, halves.data(), bytes_on_wire(piece, row));
+    }
+}
+
+bool write_activation(const ggml_tensor * from, const ggml_tensor * to) {
+    const uint32_t row = row_of_activation(from);
+    if (row == 0 || buffer_of(to) == nullptr || to->type != from->type || !ggml_is_contiguous(to) ||
+        ggml_nbytes(from) != ggml_nbytes(to)) {
+        return false;
+    }
+    if (ggml_backend_buffer_is_host(from->buffer)) {
+        write_half_rows(to, static_cast<const uint8_t *>(from->data), row);
+        return true;
+    }
+    std::vector<uint8_t> values(ggml_nbytes(from));
+    ggml_backend_tensor_get(from, values.data(), 0, values.size());
+    write_half_rows(to, values.data(), row);
+    return true;
+}
+
+bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    const client_buffer * own = buffer_of(tensor);
+    if (!own->device->worker->loading.settle()) {
+        return false;
+    }
+    for (size_t done = 0; done < size; done += PIECE_BYTES) {
+        read_body body;
+        body.buffer = own->number;
+        body.offset = offset_in(own, tensor) + offset + done;
+        body.size = static_cast<uint32_t>(std::min<size_t>(size - done, PIECE_BYTES));
+        if (own->device->worker->link.ask(body, message::data, static_cast<uint8_t *>(data) + done, body.size) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Piece by piece: the source's worker pushes, the target's takes
+static bool push_tensor(const client_buffer * source, uint64_t from, const client_buffer * target, uint64_t to,
+    uint64_t size, uint32_t row) {
+    static std::mutex order; // each worker has the pieces of a pair in the order of the other one
+    static uint64_t last_token = 0;
+    client_worker & sender = *source->device->worker;
+    client_worker & receiver = *target->device->worker;
+    for (uint64_t done = 0; done < size; done += most_rows(row)) {
+        push_body push;
+        push.neighbour = receiver.place;
+        push.buffer = source->number;
+        push.size = static_cast<uint32_t>(std::min(size - done, most_rows(row)));
+        push.row = row;
+        push.offset = from + done;
+        take_body take;
+        take.neighbour = sender.place;
+        take.buffer = target->number;
+        take.size = push.size;
+        take.row = row;
+        take.offset = to + done;
+        // before the lock: who does not read keeps nobody else waiting
+        if (!sender.link.wait_for_room() || !receiver.link.wait_for_room()) {
+            return false;
+        }
+        std::lock_guard<std::mutex> lock(order);
+        push.token = take.token = ++last_token;
+        // one right after the other, so that no two workers ever wait for each other
+        if (!sender.link.push_to(receiver.link, push, take)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool are_neighbours(const client_worker & one, const client_worker & other) {
+    return one.neighbours.count(other.place) != 0 && other.neighbours.count(one.place) != 0;
+}
+
+bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to) {
+    const client_buffer * source = buffer_of(from);
+    const client_buffer * target = buffer_of(to);
+    if (source == nullptr || target == nullptr || !ggml_is_contiguous(from) || !ggml_is_contiguous(to) ||
+        ggml_nbytes(from) != ggml_nbytes(to)) {
+        return false;
+    }
+    client_worker & worker = *source->device->worker;
+    const bool within = target->device->worker == &worker;
+    if (!within && !are_neighbours(worker, *target->device->worker)) {
+        return false;
+    }
+    worker.loading.settle();
+    if (!within) {
+        return push_tensor(
+            source, offset_in(source, from), target, offset_in(target, to), ggml_nbytes(from), row_of_activation(from));
+    }
+    copy_body body;
+    body.from_buffer = source->number;
+    body.to_buffer = target->number;
+    body.from_offset = offset_in(source, from);
+    body.to_offset = offset_in(target, to);
+    body.size = ggml_nbytes(from);
+    return worker.link.send(body);
+}
+
+} // namespace mesh
