@@ -41,7 +41,7 @@ class BufferedPipe(ABC):
         self._readable = asyncio.Event()  # bytes, or the end
         self._writable = asyncio.Event()
         self._writable.set()
-        self._take: Callable[[bytes], bool] | None = None
+        self._take: Callable[[bytes | memoryview], bool] | None = None
         self._secured = False
 
     # --- what a kind brings
@@ -119,7 +119,7 @@ class BufferedPipe(ABC):
         self._since_breath += size
         return True
 
-    def divert(self, take: Callable[[bytes], bool]) -> None:
+    def divert(self, take: Callable[[bytes | memoryview], bool]) -> None:
         """As `Link.divert`."""
         self._take = take
 

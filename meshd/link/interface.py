@@ -108,8 +108,10 @@ class Link(Protocol):
         """The next chunk (never empty), in order. Raises EndOfStream, Broken, Closed."""
         ...
 
-    def divert(self, take: Callable[[bytes], bool]) -> None:
+    def divert(self, take: Callable[[bytes | memoryview], bool]) -> None:
         """Offer each chunk to `take` as it comes, before `receive` gets it; True: taken, in order.
+
+        A memoryview shows a buffer that is larger than itself: what is kept of it should be copied.
 
         Saves a turn of the event loop for each message. A kind of link may leave it out by never asking;
         `take` raises nothing. The end of the link still comes through `receive` alone.

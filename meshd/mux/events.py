@@ -44,7 +44,8 @@ class StreamAccepted:
 class DataReceived:
     """Next bytes of a stream, in order. Say `consumed` once they have been handed on.
 
-    A memoryview pins at most twice its own length. Pieces can be small: join those that are kept.
+    A memoryview shows a buffer that may be larger than itself: copy what is kept. Pieces can be small: join
+    those.
     """
 
     stream_id: int

@@ -73,7 +73,7 @@ class FastPath:
         pacing.on_sent(sum(map(len, out)), now, starved=room > 0)
         return out
 
-    def receive(self, link_id: int, data: bytes, now: float) -> tuple[int, Piece, bool] | None:
+    def receive(self, link_id: int, data: Piece, now: float) -> tuple[int, Piece, bool] | None:
         """`receive` of one frame of data that comes in its turn, with acknowledgements before it or none: its
         stream, what it holds, and whether there may be something to send now (`Session.due` knows).
 

@@ -180,7 +180,7 @@ class Session:
             state.lead_to(link_id)
         return state.drain_events()
 
-    def receive(self, link_id: int, data: bytes, now: float) -> list[Event]:
+    def receive(self, link_id: int, data: bytes | memoryview, now: float) -> list[Event]:
         """Bytes that came over a link, in order. Raises RemoteProtocolError: the session is over then."""
         state = self._state
         state.now = now

@@ -156,7 +156,7 @@ class LinkDriver:
         while True:
             self._take(await self.link.receive())
 
-    def _took(self, data: bytes) -> bool:
+    def _took(self, data: bytes | memoryview) -> bool:
         if self._ending.is_set():
             return True  # of a link that is being closed
         try:
@@ -167,7 +167,7 @@ class LinkDriver:
             self.end(error.what)
         return True
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes | memoryview) -> None:
         self._turn = FEED[self._turn]
         session, now = self.session, self._now()
         try:

@@ -43,7 +43,7 @@ class MeshStream:
         self._peer = peer
         self._service = service
         self._metadata = metadata
-        self._chunks: deque[bytes | memoryview] = deque()  # bounded by the stream's window (mux)
+        self._chunks: deque[bytes] = deque()  # bounded by the stream's window (mux)
         self._take: Callable[[bytes | memoryview], bool] | None = None
         self._ended = False
         self._accepted = False
@@ -159,7 +159,7 @@ class MeshStream:
         """Received, in order."""
         if self._take is not None and not self._chunks and self._take(data):
             return
-        self._chunks.append(data)
+        self._chunks.append(bytes(data))  # a view would keep more alive than it shows
         self._reader.ring()
 
     def feed_eof(self) -> None:

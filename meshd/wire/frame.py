@@ -42,7 +42,7 @@ class FrameParser:
         self._stream_id = self._offset = self._left = self._skip = 0  # of the frame whose body is passing
         self._fin = False
 
-    def whole(self, data: bytes, at: int = 0) -> tuple[int, int] | None:
+    def whole(self, data: bytes | memoryview, at: int = 0) -> tuple[int, int] | None:
         """Stream and offset, if `data` from `at` to its end is one whole frame of data, and no end of one.
 
         None for whatever else; it is `feed`'s then. The payload is what follows DATA_OVERHEAD bytes.
@@ -57,12 +57,12 @@ class FrameParser:
             return None
         return None if offset + payload > MAX_OFFSET else (stream_id, offset)
 
-    def acks_before_data(self, data: bytes) -> tuple[list[LinkAck | Ack], int] | None:
+    def acks_before_data(self, data: bytes | memoryview) -> tuple[list[LinkAck | Ack], int] | None:
         """The acknowledgements that `data` begins with, and where the data behind them begins.
 
         None, and nothing done, where anything else stands there.
         """
-        bodies: list[tuple[int, bytes]] = []
+        bodies: list[tuple[int, bytes | memoryview]] = []
         at, size = 0, len(data)
         while size - at >= _DATA.size and not (self._left or self._skip or self._held):
             kind: int
@@ -76,7 +76,7 @@ class FrameParser:
             bodies.append((kind, data[start:at]))
         return None
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Frames, and pieces of Data frames, that `data` completes. Raises RemoteProtocolError."""
         frames: list[Frame] = []
         size = len(data)
@@ -97,7 +97,7 @@ class FrameParser:
                 at = self._begin(data, view, at, frames)
         return frames
 
-    def _piece(self, data: bytes, view: memoryview, at: int, count: int) -> Data:
+    def _piece(self, data: bytes | memoryview, view: memoryview, at: int, count: int) -> Data:
         whole = len(data)
         payload: bytes | memoryview
         if count == whole:
@@ -105,13 +105,13 @@ class FrameParser:
         elif count * 2 >= whole:
             payload = view[at : at + count]
         else:
-            payload = data[at : at + count]  # a view would keep more alive than it shows
+            payload = data[at : at + count]  # a view of bytes would keep more alive than it shows
         offset = self._offset
         self._offset = offset + count
         self._left -= count
         return Data(self._stream_id, offset, payload, self._fin and not self._left)
 
-    def _begin(self, data: bytes, view: memoryview, at: int, frames: list[Frame]) -> int:
+    def _begin(self, data: bytes | memoryview, view: memoryview, at: int, frames: list[Frame]) -> int:
         """Start on the frame at `at`; returns where parsing goes on."""
         there = len(data) - at
         if there >= FRAME_HEAD.size:
@@ -170,7 +170,7 @@ class FrameParser:
             frames.append(Data(self._stream_id, self._offset, b"", True))
 
 
-def _acks(bodies: list[tuple[int, bytes]]) -> list[LinkAck | Ack] | None:
+def _acks(bodies: list[tuple[int, bytes | memoryview]]) -> list[LinkAck | Ack] | None:
     """None if one of them is not as it must be."""
     acks: list[LinkAck | Ack] = []
     for kind, body in bodies:

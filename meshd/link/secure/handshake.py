@@ -47,7 +47,7 @@ class RawPipe(Protocol):
         """As `Link.try_send`. Raises Closed, Broken."""
         ...
 
-    def divert(self, take: Callable[[bytes], bool]) -> None:
+    def divert(self, take: Callable[[bytes | memoryview], bool]) -> None:
         """As `Link.divert`."""
         ...
 
@@ -86,7 +86,7 @@ class ProvenPipe:
         self.try_send = pipe.try_send
         self.aclose = pipe.aclose
 
-    def divert(self, take: Callable[[bytes], bool]) -> None:
+    def divert(self, take: Callable[[bytes | memoryview], bool]) -> None:
         """As `Link.divert`; what came along with the proof goes first."""
         first, self._leftover = self._leftover, b""
         if first and not take(first):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
+from meshd.link.tcp.lent_space import LentSpace
 from meshd.link.tcp.options import tune
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.stun import Endpoint
@@ -22,7 +23,8 @@ from meshd.wire.stun_answer import StreamAnswers
 _SEND_LOW_BYTES = 16 << 10
 RECEIVE_HIGH_BYTES = 256 << 10  # unread: then the socket is left alone
 RECEIVE_LOW_BYTES = 128 << 10
-_READ_BYTES = MAX_FRAME_BYTES  # one read of the socket once the pipe is wide and busy
+_READ_BYTES = 2 * MAX_FRAME_BYTES  # one read of the socket once the pipe is wide and busy
+_LENT_SHARE = 4  # a chunk that fills less than this part of the buffer is copied: a view would keep all of it
 _CHUNK_COST = 128  # what a waiting chunk costs beside its bytes, so that tiny ones are bounded too
 
 
@@ -46,7 +48,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self.local = self.remote = ""  # host:port
         self.local_host = self.remote_host = ""
         self._raw = memoryview(bytearray(MAX_UNPROVEN_BYTES))
-        self._plain = memoryview(bytearray(MAX_UNPROVEN_BYTES))
+        self._plain = LentSpace(MAX_UNPROVEN_BYTES)
         self._wide = False
         self._chunks: deque[bytes] = deque()
         self._handshake_bytes = 0
@@ -199,14 +201,8 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
 
     def _pull(self) -> None:
         try:
-            while count := self._engine.unseal(self._plain):
-                chunk = bytes(self._plain[:count])
-                if self._take is None or self._chunks or not self._take(chunk):
-                    self._chunks.append(chunk)
-                    self._unread += count + _CHUNK_COST
-                    self._readable.set()
-                if self._engine.drained:
-                    break
+            while self._pull_chunk():
+                pass
         except EndOfStream:
             self._finish(EndOfStream, f"`{self.remote}` ended the link")
             if self._transport is not None:
@@ -221,10 +217,30 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             if self._unread >= most and self._transport is not None:
                 self._transport.pause_reading()
 
+    def _pull_chunk(self) -> bool:
+        """Unseal one and hand it on; true while more may be there."""
+        space = self._plain.open()
+        count = self._engine.unseal(space)
+        if not count:
+            return False
+        if self._take is None or self._chunks:
+            self._keep(bytes(space[:count]))
+        else:
+            lends = count * _LENT_SHARE >= len(space)
+            chunk = space[:count].toreadonly() if lends else bytes(space[:count])
+            if not self._take(chunk):
+                self._keep(bytes(chunk))
+        return not self._engine.drained
+
+    def _keep(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._unread += len(chunk) + _CHUNK_COST
+        self._readable.set()
+
     def _grow(self, size: int = 0) -> None:
         size = max(size, min(_READ_BYTES, 4 * len(self._raw)))
         self._raw = memoryview(bytearray(size))
-        self._plain = memoryview(bytearray(size))
+        self._plain = LentSpace(size)
 
     def _write(self, data: bytes) -> None:
         if data and self._transport is not None and not self._transport.is_closing():

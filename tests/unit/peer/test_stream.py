@@ -170,6 +170,17 @@ def test_a_taker_gets_what_comes_until_it_says_no_and_order_is_kept() -> None:
     run(main())
 
 
+def test_what_waits_to_be_read_is_its_own() -> None:
+    async def main() -> None:
+        _, far, _, _ = streams()
+        buffer = bytearray(b"abcd")
+        far.feed(memoryview(buffer)[1:3])
+        buffer[:] = b"wxyz"  # the link uses it again
+        assert await far.read() == b"bc"
+
+    run(main())
+
+
 def test_two_readers_are_one_too_many() -> None:
     async def main() -> None:
         near, _, _, _ = streams()

@@ -112,6 +112,25 @@ def test_what_goes_in_comes_out_however_it_is_cut(frames: list[Frame], cuts: lis
     assert joined(parsed) == joined(frames)
 
 
+@given(st.lists(CONTROL | DATA, max_size=6), st.lists(st.integers(1, 60), max_size=40))
+def test_of_a_buffer_that_is_used_again_only_payload_is_shown(frames: list[Frame], cuts: list[int]) -> None:
+    stream = b"".join(map(encoded, frames))
+    parser = FrameParser()
+    parsed: list[Frame] = []
+    for cut in [*cuts, len(stream)]:
+        buffer = bytearray(stream[:cut])
+        stream = stream[cut:]
+        parsed += map(owned, parser.feed(memoryview(buffer).toreadonly()))
+        buffer[:] = bytes(len(buffer))
+    assert joined(parsed) == joined(frames)
+
+
+def owned(frame: Frame) -> Frame:
+    if isinstance(frame, Data):
+        frame.payload = bytes(frame.payload)
+    return frame
+
+
 @given(CONTROL | DATA)
 def test_every_frame_byte_by_byte(frame: Frame) -> None:
     parser = FrameParser()

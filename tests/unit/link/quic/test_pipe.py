@@ -181,10 +181,10 @@ def test_credit_is_given_for_what_was_read_alone() -> None:
 def test_what_is_taken_on_the_way_is_never_waiting() -> None:
     async def work() -> None:
         pipe, engine, _ = made()
-        taken: list[bytes] = []
+        taken: list[bytes | memoryview] = []
         refuse = [False]
 
-        def take(data: bytes) -> bool:
+        def take(data: bytes | memoryview) -> bool:
             if not refuse[0]:
                 taken.append(data)
             return not refuse[0]

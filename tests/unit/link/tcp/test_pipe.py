@@ -142,7 +142,56 @@ def test_the_buffer_grows_only_for_who_is_proven_and_busy() -> None:
         for _ in range(4):
             deliver(pipe, other.seal([bytes(100_000)]))
         assert len(pipe.get_buffer(-1)) == 256 << 10
+        for _ in range(3):
+            deliver(pipe, other.seal([bytes(600_000)]))
+        assert len(pipe.get_buffer(-1)) == 512 << 10
         assert len(await pipe.receive()) == 5
+
+    run(work())
+
+
+async def diverted(*sizes: int) -> list[bytes | memoryview]:
+    """What a taker that keeps everything gets of messages of these sizes, each of another letter."""
+    pipe, _, other = await secured()
+    pipe.widen()
+    kept: list[bytes | memoryview] = []
+
+    def take(data: bytes | memoryview) -> bool:
+        kept.append(data)
+        return True
+
+    pipe.divert(take)
+    for at, size in enumerate(sizes):
+        deliver(pipe, other.seal([bytes([ord("a") + at]) * size]))
+    return kept
+
+
+def test_what_a_taker_keeps_is_not_written_over() -> None:
+    async def work() -> None:
+        kept = await diverted(12_000, 12_000, 12_000)
+        assert [bytes(chunk) for chunk in kept] == [letter * 12_000 for letter in (b"a", b"b", b"c")]
+
+    run(work())
+
+
+def test_a_taker_gets_much_as_a_view_that_it_cannot_change_and_little_as_its_own() -> None:
+    async def work() -> None:
+        much, little = await diverted(12_000, 10)
+        assert isinstance(much, memoryview)
+        assert much.readonly
+        assert isinstance(little, bytes)
+
+    run(work())
+
+
+def test_what_a_taker_leaves_waits_as_it_was() -> None:
+    async def work() -> None:
+        pipe, _, other = await secured()
+        pipe.widen()
+        pipe.divert(lambda _data: False)
+        for letter in (b"a", b"b"):
+            deliver(pipe, other.seal([letter * 12_000]))
+        assert [await pipe.receive() for _ in range(2)] == [b"a" * 12_000, b"b" * 12_000]
 
     run(work())
 
