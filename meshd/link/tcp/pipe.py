@@ -24,6 +24,8 @@ _SEND_LOW_BYTES = 16 << 10
 RECEIVE_HIGH_BYTES = 256 << 10  # unread: then the socket is left alone
 RECEIVE_LOW_BYTES = 128 << 10
 _READ_BYTES = 2 * MAX_FRAME_BYTES  # one read of the socket once the pipe is wide and busy
+_CALM_BYTES = 16 << 10  # until then, and after so many
+_CALM_READS = 1000  # smaller ones in a row
 _LENT_SHARE = 4  # a chunk that fills less than this part of the buffer is copied: a view would keep all of it
 _CHUNK_COST = 128  # what a waiting chunk costs beside its bytes, so that tiny ones are bounded too
 
@@ -50,6 +52,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self._raw = memoryview(bytearray(MAX_UNPROVEN_BYTES))
         self._plain = LentSpace(MAX_UNPROVEN_BYTES)
         self._wide = False
+        self._calm_reads = 0  # in a row that small buffers would have taken
         self._chunks: deque[bytes] = deque()
         self._handshake_bytes = 0
         self._lost = asyncio.Event()  # the socket is closed
@@ -87,8 +90,8 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._shake()
         if self._secured:
             self._pull()
-        if self._wide and nbytes == len(self._raw) < _READ_BYTES:
-            self._grow()
+        if self._wide:
+            self._fit(nbytes)
 
     def eof_received(self) -> bool:
         """The other side closed its half without a goodbye inside TLS: cut off, not ended."""
@@ -118,7 +121,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
     def widen(self) -> None:
         """The other side has proven who it is: full buffers from here on."""
         self._wide = True
-        self._grow(16 << 10)
+        self._resize(_CALM_BYTES)
         if self._unread < RECEIVE_LOW_BYTES and self._transport is not None and self._end is None:
             self._transport.resume_reading()
 
@@ -237,8 +240,20 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self._unread += len(chunk) + _CHUNK_COST
         self._readable.set()
 
-    def _grow(self, size: int = 0) -> None:
-        size = max(size, min(_READ_BYTES, 4 * len(self._raw)))
+    def _fit(self, read: int) -> None:
+        """The buffers follow what comes: large where reads fill them, small after many small reads."""
+        size = len(self._raw)
+        if read == size:
+            self._resize(min(_READ_BYTES, 4 * size))
+        elif size > _CALM_BYTES:
+            self._calm_reads = self._calm_reads + 1 if read < _CALM_BYTES else 0
+            if self._calm_reads == _CALM_READS:
+                self._resize(_CALM_BYTES)
+
+    def _resize(self, size: int) -> None:
+        self._calm_reads = 0
+        if size == len(self._raw):
+            return
         self._raw = memoryview(bytearray(size))
         self._plain = LentSpace(size)
 

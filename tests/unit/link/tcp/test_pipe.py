@@ -150,6 +150,26 @@ def test_the_buffer_grows_only_for_who_is_proven_and_busy() -> None:
     run(work())
 
 
+def test_the_buffer_is_given_back_when_little_comes_for_long() -> None:
+    async def work() -> None:
+        pipe, _, other = await secured()
+        pipe.widen()
+        pipe.divert(lambda _data: True)
+        first = len(pipe.get_buffer(-1))
+        deliver(pipe, other.seal([bytes(100_000)]))
+        grown = len(pipe.get_buffer(-1))
+        for _ in range(999):
+            deliver(pipe, other.seal([b"small"]))
+        deliver(pipe, other.seal([bytes(20_000)]))  # not so little
+        for _ in range(999):
+            deliver(pipe, other.seal([b"small"]))
+        assert len(pipe.get_buffer(-1)) == grown > first
+        deliver(pipe, other.seal([b"small"]))
+        assert len(pipe.get_buffer(-1)) == first
+
+    run(work())
+
+
 async def diverted(*sizes: int) -> list[bytes | memoryview]:
     """What a taker that keeps everything gets of messages of these sizes, each of another letter."""
     pipe, _, other = await secured()
