@@ -50,7 +50,8 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self.local = self.remote = ""  # host:port
         self.local_host = self.remote_host = ""
         self._raw = memoryview(bytearray(MAX_UNPROVEN_BYTES))
-        self._plain = LentSpace(MAX_UNPROVEN_BYTES)
+        self._plain = memoryview(bytearray(MAX_UNPROVEN_BYTES))
+        self._lent: LentSpace | None = None  # in place of it for large reads, while the pipe is busy
         self._wide = False
         self._calm_reads = 0  # in a row that small buffers would have taken
         self._chunks: deque[bytes] = deque()
@@ -89,8 +90,8 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._handshake_bytes += nbytes
             self._shake()
         if self._secured:
-            self._pull()
-        if self._wide:
+            self._pull(nbytes)
+        if self._wide and (nbytes == len(self._raw) or self._lent is not None):
             self._fit(nbytes)
 
     def eof_received(self) -> bool:
@@ -202,9 +203,9 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._transport.resume_reading()
         return chunk
 
-    def _pull(self) -> None:
+    def _pull(self, read: int) -> None:
         try:
-            while self._pull_chunk():
+            while self._pull_chunk(None if read < _CALM_BYTES else self._lent):
                 pass
         except EndOfStream:
             self._finish(EndOfStream, f"`{self.remote}` ended the link")
@@ -220,16 +221,16 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             if self._unread >= most and self._transport is not None:
                 self._transport.pause_reading()
 
-    def _pull_chunk(self) -> bool:
+    def _pull_chunk(self, lent: LentSpace | None) -> bool:
         """Unseal one and hand it on; true while more may be there."""
-        space = self._plain.open()
+        space = self._plain if lent is None else lent.open()
         count = self._engine.unseal(space)
         if not count:
             return False
         if self._take is None or self._chunks:
             self._keep(bytes(space[:count]))
         else:
-            lends = count * _LENT_SHARE >= len(space)
+            lends = lent is not None and count * _LENT_SHARE >= len(space)
             chunk = space[:count].toreadonly() if lends else bytes(space[:count])
             if not self._take(chunk):
                 self._keep(bytes(chunk))
@@ -245,7 +246,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         size = len(self._raw)
         if read == size:
             self._resize(min(_READ_BYTES, 4 * size))
-        elif size > _CALM_BYTES:
+        else:
             self._calm_reads = self._calm_reads + 1 if read < _CALM_BYTES else 0
             if self._calm_reads == _CALM_READS:
                 self._resize(_CALM_BYTES)
@@ -255,7 +256,11 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         if size == len(self._raw):
             return
         self._raw = memoryview(bytearray(size))
-        self._plain = LentSpace(size)
+        if size > _CALM_BYTES:
+            self._lent = LentSpace(size)
+        else:
+            self._lent = None
+            self._plain = memoryview(bytearray(size))
 
     def _write(self, data: bytes) -> None:
         if data and self._transport is not None and not self._transport.is_closing():

@@ -181,6 +181,8 @@ async def diverted(*sizes: int) -> list[bytes | memoryview]:
         return True
 
     pipe.divert(take)
+    deliver(pipe, other.seal([bytes(100_000)]))  # it is busy
+    kept.clear()
     for at, size in enumerate(sizes):
         deliver(pipe, other.seal([bytes([ord("a") + at]) * size]))
     return kept
@@ -188,15 +190,15 @@ async def diverted(*sizes: int) -> list[bytes | memoryview]:
 
 def test_what_a_taker_keeps_is_not_written_over() -> None:
     async def work() -> None:
-        kept = await diverted(12_000, 12_000, 12_000)
-        assert [bytes(chunk) for chunk in kept] == [letter * 12_000 for letter in (b"a", b"b", b"c")]
+        kept = await diverted(70_000, 70_000, 70_000)
+        assert [bytes(chunk) for chunk in kept] == [letter * 70_000 for letter in (b"a", b"b", b"c")]
 
     run(work())
 
 
 def test_a_taker_gets_much_as_a_view_that_it_cannot_change_and_little_as_its_own() -> None:
     async def work() -> None:
-        much, little = await diverted(12_000, 10)
+        much, little = await diverted(70_000, 10)
         assert isinstance(much, memoryview)
         assert much.readonly
         assert isinstance(little, bytes)
@@ -208,10 +210,13 @@ def test_what_a_taker_leaves_waits_as_it_was() -> None:
     async def work() -> None:
         pipe, _, other = await secured()
         pipe.widen()
+        deliver(pipe, other.seal([bytes(100_000)]))
+        while pipe.unread_bytes:
+            await pipe.receive()
         pipe.divert(lambda _data: False)
         for letter in (b"a", b"b"):
-            deliver(pipe, other.seal([letter * 12_000]))
-        assert [await pipe.receive() for _ in range(2)] == [b"a" * 12_000, b"b" * 12_000]
+            deliver(pipe, other.seal([letter * 70_000]))
+        assert [await pipe.receive() for _ in range(2)] == [b"a" * 70_000, b"b" * 70_000]
 
     run(work())
 
