@@ -1,5 +1,6 @@
 #include "graphs.h"
 
+#include "choice.h"
 #include "layout.h"
 #include "names.h"
 #include "operations.h"
@@ -143,6 +144,7 @@ stored_graph::stored_graph(const graph_body & head, reader & in, const buffers &
         check_node(tensors[index], backend);
         add_node(tensors[index], uses[index]);
     }
+    correct_uses(made);
     note_results();
     guard = std::make_unique<graph_guard>(made);
 }

@@ -1,5 +1,6 @@
 #include "guard.h"
 
+#include "choice.h"
 #include "operations.h"
 #include "wire.h"
 
@@ -65,6 +66,18 @@ static int last_writer(const ggml_cgraph * graph, int node, const ggml_tensor * 
     return -1;
 }
 
+// Whether this tensor, which the writer writes last, is all in what a sort has really written
+static bool are_places(const ggml_cgraph * graph, int writer, const ggml_tensor * tensor) {
+    const ggml_tensor * source = graph->nodes[writer];
+    if (!sorts(source) || tensor->type != source->type) {
+        return false;
+    }
+    const ggml_tensor * only = only_places(graph, writer);
+    return only != nullptr ? tensor == only
+                           : start_of(tensor) >= start_of(source) && end_of(tensor) <= end_of(source) &&
+                                 (start_of(tensor) - start_of(source)) % sizeof(int32_t) == 0;
+}
+
 graph_guard::graph_guard(const ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
@@ -84,13 +97,8 @@ graph_guard::graph_guard(const ggml_cgraph * graph) {
 // As early as all is there, in as few parts as that allows: where the graph is cut already, else before this node
 void graph_guard::ask(const ggml_cgraph * graph, int node, const ggml_tensor * tensor, int64_t limit) {
     const int writer = last_writer(graph, node, tensor);
-    if (writer >= 0 && limit > 0) {
-        const ggml_tensor * source = graph->nodes[writer];
-        const bool inside = start_of(tensor) >= start_of(source) && end_of(tensor) <= end_of(source) &&
-                            (start_of(tensor) - start_of(source)) % sizeof(int32_t) == 0;
-        if (sorts(source) && inside && tensor->type == source->type && source->src[0]->ne[0] <= limit) {
-            return; // places in rows that are no longer than the limit
-        }
+    if (writer >= 0 && limit > 0 && are_places(graph, writer, tensor) && graph->nodes[writer]->src[0]->ne[0] <= limit) {
+        return; // in rows that are no longer than the limit
     }
     const int cut = questions.empty() ? 0 : questions.back().before;
     const int before = writer < cut ? (writer < 0 ? 0 : cut) : node;

@@ -1,55 +1,9 @@
 // Indices that a kernel must not follow, wherever they come from.
-#include "check.h"
-#include "guard.h"
-#include "wire.h"
-
-#include "ggml-alloc.h"
-#include "ggml-cpp.h"
-#include "ggml-cpu.h"
-#include "ggml-impl.h"
+#include "stage.h"
 
 #include <cmath>
 
 using namespace mesh;
-
-// A graph on the CPU, made by ggml's own constructors
-class stage {
-public:
-    stage() : cpu(ggml_backend_cpu_init()) {
-        context.reset(ggml_init({ ggml_tensor_overhead() * 64 + ggml_graph_overhead(), nullptr, true }));
-        graph = ggml_new_graph(context.get());
-        ggml_backend_cpu_set_n_threads(cpu.get(), 1); // TSan does not know what OpenMP's threads wait for
-    }
-
-    ggml_tensor * make(ggml_type type, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1) {
-        return ggml_new_tensor_3d(context.get(), type, ne0, ne1, ne2);
-    }
-
-    void ready(ggml_tensor * result) {
-        ggml_build_forward_expand(graph, result);
-        memory.reset(ggml_backend_alloc_ctx_tensors(context.get(), cpu.get()));
-        ggml_backend_buffer_clear(memory.get(), 0);
-    }
-
-    template <class Value> void set(ggml_tensor * tensor, std::vector<Value> values) {
-        ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(Value));
-    }
-
-    std::string why() const {
-        const graph_guard guard(graph);
-        return thrown_by([&] { CHECK(guard.compute(cpu.get(), graph) == GGML_STATUS_SUCCESS); });
-    }
-
-    size_t parts() const { return graph_guard(graph).parts(); }
-
-    ggml_context * ctx() { return context.get(); }
-
-private:
-    ggml_backend_ptr cpu;
-    ggml_context_ptr context;
-    ggml_backend_buffer_ptr memory;
-    ggml_cgraph * graph;
-};
 
 TEST(indices_of_a_node_that_is_not_computed_are_nobodys_concern) {
     stage s;
@@ -108,6 +62,32 @@ TEST(experts_that_are_chosen_in_the_graph_need_no_look) {
     CHECK(s.parts() == 2); // what is sorted is looked at
     s.set<float>(weights, { 3, NAN, 2 });
     CHECK(s.why() == "a value to be sorted is not a number");
+}
+
+// A device that fuses the choice of experts writes no more than the chosen places
+TEST(what_lies_behind_the_chosen_places_is_looked_at) {
+    stage s;
+    ggml_tensor * sorted = ggml_argsort(s.ctx(), s.make(GGML_TYPE_F32, 4), GGML_SORT_ORDER_DESC);
+    ggml_tensor * ids = s.make(GGML_TYPE_I32, 2); // no source of which is known
+    ggml_build_forward_expand(
+        s.graph, ggml_get_rows(s.ctx(), s.make(GGML_TYPE_F32, 4, 4), ggml_view_1d(s.ctx(), sorted, 2, 0)));
+    s.ready(ggml_get_rows(s.ctx(), s.make(GGML_TYPE_F32, 4, 4), ids));
+    CHECK(s.parts() == 1);
+    ids->data = static_cast<int32_t *>(sorted->data) + 2;
+    CHECK(s.parts() == 2);
+    sorted->flags |= GGML_TENSOR_FLAG_OUTPUT; // it is no matter of flags, which a head says
+    CHECK(s.parts() == 2);
+    ids->data = sorted->data; // where the chosen ones are, but in no order that is known
+    CHECK(s.parts() == 2);
+}
+
+TEST(all_places_are_written_if_more_than_a_choice_needs_them) {
+    stage s;
+    ggml_tensor * sorted = ggml_argsort(s.ctx(), s.make(GGML_TYPE_F32, 4), GGML_SORT_ORDER_DESC);
+    ggml_build_forward_expand(
+        s.graph, ggml_get_rows(s.ctx(), s.make(GGML_TYPE_F32, 4, 4), ggml_view_1d(s.ctx(), sorted, 2, 0)));
+    s.ready(ggml_get_rows(s.ctx(), s.make(GGML_TYPE_F32, 4, 4), ggml_view_1d(s.ctx(), sorted, 2, 2 * sizeof(int32_t))));
+    CHECK(s.parts() == 1);
 }
 
 TEST(more_places_than_experts_are_looked_at) {

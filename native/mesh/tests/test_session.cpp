@@ -172,6 +172,37 @@ TEST(a_device_is_shown_no_operation_that_it_is_not_to_compute) {
     CHECK(unflagged == 0);
 }
 
+static int32_t least_uses;
+
+static ggml_status note_uses(ggml_backend_t backend, ggml_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        least_uses = std::min(least_uses, ggml_node_get_use_count(graph, i));
+    }
+    return compute_on_cpu(backend, graph);
+}
+
+TEST(a_device_sees_each_use_whatever_the_head_says) {
+    least_uses = 100;
+    hand head(true, {}, [](ggml_backend_t backend) {
+        compute_on_cpu = backend->iface.graph_compute;
+        backend->iface.graph_compute = note_uses;
+    });
+    small_graph graph; // twice the sum of its first two rows
+    graph.rows.push_back(graph.rows[2]);
+    graph.rows[3].offset = 192;
+    graph.rows[3].sources[0] = graph.rows[3].sources[1] = 3;
+    graph.rows[2].uses = 1;
+    graph.rows[3].uses = 7; // by other devices
+    graph.nodes.push_back(3);
+    graph.body.node_count = 2;
+    graph.body.tensor_count = 4;
+    const std::string bytes = graph.bytes();
+    head.worker.write_body(3, graph.body, bytes.data(), bytes.size());
+    head.worker.write_body(4, sync_body());
+    CHECK(head.take().first == message::synced);
+    CHECK(least_uses == 2);
+}
+
 TEST(graphs_that_would_lead_a_kernel_astray_are_refused) {
     const auto why = [](const std::function<void(small_graph &)> & spoil) {
         small_graph graph;
