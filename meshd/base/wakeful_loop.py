@@ -33,6 +33,7 @@ class Wakefulness:
         self._until = 0.0
         self._rest = REST_SECONDS
         self._rests_until = 0.0
+        self.last_sent = -FOLLOW_SECONDS  # when a message of our own left, to whomever
 
     def passed(self, now: float) -> None:
         """A message did: is another one near?"""
@@ -53,6 +54,32 @@ class Wakefulness:
         self._until = 0.0
         self._rests_until = now + self._rest
         self._rest = min(2 * self._rest, MOST_REST_SECONDS)
+
+
+class Conversation:
+    """Messages with one peer. Those that nothing of our own came before say nothing: who drips bytes keeps
+    nobody awake.
+    """
+
+    def __init__(self, wakefulness: Wakefulness, clock: Callable[[], float], *, asks: bool) -> None:
+        """`asks`: it is the peer who asks, and it may have answers sent elsewhere, as a head with several
+        workers does. So what goes elsewhere counts as well.
+        """
+        self._wakefulness = wakefulness
+        self._clock = clock
+        self._asks = asks
+        self._last_sent = -FOLLOW_SECONDS
+
+    def sent(self) -> None:
+        """A message of a child of ours left."""
+        self._last_sent = self._wakefulness.last_sent = now = self._clock()
+        self._wakefulness.passed(now)
+
+    def received(self) -> None:
+        """One came for it."""
+        now = self._clock()
+        if now - (self._wakefulness.last_sent if self._asks else self._last_sent) < FOLLOW_SECONDS:
+            self._wakefulness.passed(now)
 
 
 class WakefulSelector(selectors.DefaultSelector):
@@ -110,10 +137,10 @@ class WakefulLoop(asyncio.SelectorEventLoop):
         """It polls for what comes before this loop time; 0: it does not."""
         return self._wakefulness.until() if self._wakefulness is not None else 0.0
 
-    def message_passed(self) -> None:
-        """A message went through this process, of a conversation in which others follow closely."""
-        if self._wakefulness is not None:
-            self._wakefulness.passed(self.time())
+    def conversation(self, *, asks: bool) -> Conversation | None:
+        """Messages that go through this process to a peer and back, closely; None where nothing polls."""
+        wakefulness = self._wakefulness
+        return Conversation(wakefulness, self.time, asks=asks) if wakefulness is not None else None
 
 
 def children_may_poll() -> bool:

@@ -54,7 +54,7 @@ async def _far(folder: Path, end: socket.socket) -> None:
     member = await member_at(folder, "far", "")
 
     async def handler(stream: Stream) -> None:
-        await join(stream, end, inspector=MeshFirewall(memory=BUFFER_BYTES), on_broken=_say)
+        await join(stream, end, inspector=MeshFirewall(memory=BUFFER_BYTES), on_broken=_say, asks=True)
 
     member.mesh.handle(BENCH_SERVICE, handler, allow=lambda _member, _metadata: None)
     async with Owner() as owner:

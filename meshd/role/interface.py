@@ -125,7 +125,13 @@ class Join(Protocol):
     """Connects a peer's stream to one end of a socketpair, which it then owns (tunnel/joined.py)."""
 
     async def __call__(
-        self, stream: Stream, end: socket, *, inspector: Inspector, on_broken: Callable[[MeshdError], None]
+        self,
+        stream: Stream,
+        end: socket,
+        *,
+        inspector: Inspector,
+        on_broken: Callable[[MeshdError], None],
+        asks: bool = False,
     ) -> None: ...
 
 

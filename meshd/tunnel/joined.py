@@ -4,6 +4,7 @@ Nothing listens, so nobody but that child can use it, and no secret has to prove
 """
 
 import asyncio
+import functools
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -106,9 +107,11 @@ async def join(
     *,
     inspector: Inspector,
     on_broken: Callable[[MeshdError], None],
+    asks: bool = False,
 ) -> None:
     """Connect a stream that came with `end`, which is ours from now on, past `inspector`.
 
+    `asks`: it is the child that answers, and the peer that asks (see base.wakeful_loop.Conversation).
     Returns when both ways have ended. Raises RemoteProtocolError for a stream that is compressed in an
     unknown way, Broken.
     """
@@ -117,7 +120,7 @@ async def join(
     except BaseException:
         end.close()
         raise
-    await _carry(end, agreed, inspector, Counter(), on_broken)
+    await _carry(end, agreed, inspector, Counter(), on_broken, asks=asks)
 
 
 async def _carry(
@@ -126,6 +129,8 @@ async def _carry(
     inspector: Inspector,
     counter: Counter,
     on_broken: Callable[[MeshdError], None],
+    *,
+    asks: bool = False,
 ) -> None:
     end.setblocking(False)
     try:
@@ -135,14 +140,9 @@ async def _carry(
         raise
     try:
         loop = asyncio.get_running_loop()
-        await pump(
-            local,
-            stream,
-            counter=counter,
-            inspector=inspector,
-            on_broken=on_broken,
-            on_message=loop.message_passed if isinstance(loop, WakefulLoop) else lambda: None,
-        )
+        talk = loop.conversation(asks=asks) if isinstance(loop, WakefulLoop) else None
+        copying = functools.partial(pump, on_sent=talk.sent, on_received=talk.received) if talk else pump
+        await copying(local, stream, counter=counter, inspector=inspector, on_broken=on_broken)
         await local.wait_closed()
     except Broken as error:
         stream.reset(Code.BROKEN, error.what)

@@ -31,14 +31,16 @@ async def pump(
     inspector: Inspector | None = None,
     flow: Flow | None = None,
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
-    on_message: Callable[[], None] = lambda: None,
+    on_sent: Callable[[], None] = lambda: None,
+    on_received: Callable[[], None] = lambda: None,
 ) -> None:
     """Copy both ways until both have ended, or one has broken: then both are reset.
 
-    `on_message` is called when bytes have passed at once, which is how small messages pass.
+    `on_sent` and `on_received` are called when bytes have passed at once, which is how small messages pass:
+    not for those that the inspector keeps, as it does with a part of a message.
     """
     nobody = Unwatched()
-    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, on_message)
+    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, on_sent, on_received)
     local.divert(copy.out)
     stream.divert(copy.inward)
     await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
@@ -103,14 +105,16 @@ class _Copy:
         counter: Counter,
         inspector: Inspector,
         flow: Flow,
-        on_message: Callable[[], None],
+        on_sent: Callable[[], None],
+        on_received: Callable[[], None],
     ) -> None:
         self._local = local
         self._stream = stream
         self._counter = counter
         self._inspector = inspector
         self._flow = flow
-        self._on_message = on_message
+        self._on_sent = on_sent
+        self._on_received = on_received
         self._passed: bytes | memoryview | None = None  # of the chunk that is read next: inspected, not sent
 
     def out(self, data: bytes) -> int:
@@ -121,7 +125,8 @@ class _Copy:
         taken = self._stream.try_write(passed) if len(passed) else 0
         self._counter.sent += taken
         if taken == len(passed):
-            self._on_message()
+            if len(passed):
+                self._on_sent()
             return len(data)
         self._passed = memoryview(passed)[taken:]
         return 0
@@ -136,7 +141,8 @@ class _Copy:
         self._local.try_write(passed)
         self._counter.received += len(data)
         self._stream.consumed(len(data))
-        self._on_message()
+        if len(passed):
+            self._on_received()
         return True
 
     async def keep_sending(self) -> None:

@@ -13,6 +13,7 @@ from meshd.base.wakeful_loop import (
     LEAST_PROCESSORS,
     MOST_REST_SECONDS,
     REST_SECONDS,
+    Conversation,
     WakefulLoop,
     Wakefulness,
     WakefulSelector,
@@ -54,6 +55,55 @@ def test_what_was_in_vain_is_not_tried_again_for_longer_and_longer() -> None:
     wakefulness.passed(now + REST_SECONDS + FOLLOW_SECONDS / 4)
     wakefulness.passed(now + REST_SECONDS + FOLLOW_SECONDS / 2)
     assert wakefulness.until()
+
+
+class Talk:
+    """Conversations of one loop at a time that is set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.wakefulness = Wakefulness()
+
+    def with_peer(self, *, asks: bool = False) -> Conversation:
+        return Conversation(self.wakefulness, lambda: self.now, asks=asks)
+
+    def drips(self, peer: Conversation, seconds: float = 1.0) -> float:
+        """How much of this time the loop polls for what this peer sends: a byte each 15 ms."""
+        awake = 0.0
+        for _ in range(round(seconds / 0.015)):
+            peer.received()
+            awake += min(0.015, max(0.0, self.wakefulness.until() - self.now))
+            self.now += 0.015
+        return awake
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_what_a_peer_drips_keeps_nobody_awake(asks: bool) -> None:
+    talk = Talk()
+    peer, other = talk.with_peer(asks=asks), talk.with_peer()
+    assert not talk.drips(peer)
+    peer.sent()
+    assert talk.drips(peer) <= 2 * FOLLOW_SECONDS
+    other.sent()
+    assert bool(talk.drips(peer)) is asks, "what went to somebody else counts for a head"
+
+
+def test_answers_that_follow_keep_the_loop_awake_whoever_asked() -> None:
+    talk = Talk()
+    head, worker, next_worker = talk.with_peer(asks=True), talk.with_peer(), talk.with_peer()
+    for _ in range(5):
+        worker.sent()
+        talk.now += FOLLOW_SECONDS / 2
+        worker.received()
+        assert talk.wakefulness.until() == talk.now + FOLLOW_SECONDS
+        talk.now += FOLLOW_SECONDS / 2
+    talk.now += 1
+    for turn in range(5):
+        head.received()
+        assert not turn or talk.wakefulness.until() == talk.now + FOLLOW_SECONDS
+        talk.now += FOLLOW_SECONDS / 2
+        next_worker.sent()
+        talk.now += FOLLOW_SECONDS / 2
 
 
 class Clock:
@@ -125,9 +175,12 @@ def test_a_timer_is_not_kept_waiting() -> None:
 def test_few_processors_are_left_to_others(processors: int) -> None:
     loop = WakefulLoop(processors)
     try:
-        loop.message_passed()
-        loop.message_passed()
-        assert (loop.waits_until > 0) == (processors == LEAST_PROCESSORS)
+        talk = loop.conversation(asks=False)
+        assert (talk is not None) == (processors == LEAST_PROCESSORS)
+        if talk is not None:
+            talk.sent()
+            talk.received()
+        assert (loop.waits_until > 0) == (talk is not None)
     finally:
         loop.close()
 
@@ -139,8 +192,10 @@ def test_a_loop_works_as_any() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
+            talk = loop.conversation(asks=False)
+            assert talk is not None
             for _ in range(3):
-                loop.message_passed()
+                talk.sent()
                 loop.call_later(0.001, theirs.send, b"x")
                 got = await loop.sock_recv(ours, 1)
             return got

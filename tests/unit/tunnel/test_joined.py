@@ -96,6 +96,28 @@ def test_the_loop_stays_awake_for_messages_that_follow_each_other_closely() -> N
         runner.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_bytes_of_a_peer_that_is_sent_nothing_keep_no_loop_awake(asks: bool) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, WakefulLoop)
+        near, far, _, _ = streams()
+        ours, child = socket.socketpair()
+        with child:
+            child.setblocking(False)
+            async with Owner() as owner:
+                work = join(near, ours, inspector=Unwatched(), on_broken=lambda _error: None, asks=asks)
+                owner.start(work, name="join")
+                for _ in range(100):
+                    await far.write(b"x")
+                    assert await loop.sock_recv(child, 1) == b"x"
+                    assert not loop.waits_until
+                owner.cancel()
+
+    with asyncio.Runner(loop_factory=lambda: WakefulLoop(LEAST_PROCESSORS)) as runner:
+        runner.run(asyncio.wait_for(main(), 60))
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_bytes_go_both_ways_and_the_end_too(compressed: bool) -> None:
     async def main() -> None:

@@ -352,6 +352,41 @@ class Upper:
         return whole[:even].upper()
 
 
+def test_only_what_passes_is_told_as_a_message() -> None:
+    async def main() -> None:
+        async with scene() as (it, owner):
+            told: list[str] = []
+            inspector = Upper()
+            copying = pump(
+                it.local,
+                it.near,
+                counter=it.counter,
+                inspector=inspector,
+                on_sent=lambda: told.append("sent"),
+                on_received=lambda: told.append("received"),
+            )
+            owner.start(copying, name="pump")
+            loop = asyncio.get_running_loop()
+            await it.client_sends(b"aa")
+            assert await it.far.read() == b"AA"  # by now it copies
+            told.clear()
+            await it.far.write(b"c")
+            await until(lambda: it.counter.received == 1)
+            assert told == [], "a part of a message is kept"
+            await it.far.write(b"d")
+            assert await loop.sock_recv(it.client, 100) == b"CD"
+            assert told == ["received"]
+            await it.client_sends(b"a")
+            await until(lambda: inspector.seen["to"] == b"aaa")
+            assert told == ["received"]
+            await it.client_sends(b"b")
+            assert await it.far.read() == b"AB"
+            assert told == ["received", "sent"]
+            owner.cancel()
+
+    run(main())
+
+
 @pytest.mark.parametrize(("window", "most"), [(1, 1), (7, 3), (256 << 10, 64 << 10)])
 def test_each_byte_is_inspected_once_however_little_is_taken(window: int, most: int) -> None:
     async def main() -> None:
