@@ -81,7 +81,7 @@ def _options(config: Config, member: MemberNode) -> "HeadOptions":
         rpc=tuple(str(address) for address in serve.rpc),
         load_mode=serve.load_mode or load_mode,
         push=not serve.no_push,
-        pipelined=speaks_mesh,
+        speaks_mesh=speaks_mesh,
         activations=serve.activations,
         output=serve.output,
         sample_on_worker=speaks_mesh and serve.sample == "auto",

@@ -51,7 +51,7 @@ class Upstream(Protocol):
 
     @property
     def device_sampling(self) -> DeviceSampling | None:
-        """What decides which requests take candidates from a worker; None: all take all logits."""
+        """What decides which requests take candidates from a worker, or may ask it; None: nobody cares."""
         ...
 
     def generated(self, total: int, *, alone: bool) -> None:

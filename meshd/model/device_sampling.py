@@ -48,10 +48,13 @@ def has_top_k(device: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSampling:
-    """`settings`: llama-server's own, by the names that they have in a request."""
+    """`settings`: llama-server's own, by the names that they have in a request. `adds`: requests are made to
+    take candidates; else clients alone are looked at.
+    """
 
     settings: Mapping[str, object]
     vocabulary: int
+    adds: bool = True
 
     def is_refused(self, request: Mapping[str, object]) -> bool:
         """A client's chain would be computed by a worker, which ends where values of it are not numbers."""
@@ -60,7 +63,7 @@ class DeviceSampling:
     def added_to(self, request: Mapping[str, object]) -> dict[str, object]:
         """Fields that make this request take candidates; none where it is to have all logits."""
         own = self.settings
-        if "backend_sampling" in request or own.get("backend_sampling") is not False:
+        if not self.adds or "backend_sampling" in request or own.get("backend_sampling") is not False:
             return {}  # decided by others
         if own.get("speculative.types") != "none" or any(_is_on(request.get(name)) for name in _ALL_LOGITS):
             return {}

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from meshd.gateway import routes
@@ -42,8 +43,9 @@ def test_a_request_gets_the_chain_for_the_device_and_stays_else_as_it_is(path: s
         ("/completion", b'{"prompt": "a", "mirostat": 2}', EXACT),
         ("/completion", b"{}", EXACT),
         ("/v1/embeddings", b'{"input": "a"}', EXACT),
+        ("/completion", b'{"prompt": "a"}', replace(EXACT, adds=False)),
     ],
-    ids=["not here", "not exact", "nothing asked", "no tokens"],
+    ids=["not here", "not exact", "nothing asked", "no tokens", "not wanted"],
 )
 def test_others_are_passed_on_byte_for_byte(path: str, body: bytes, sampling: DeviceSampling | None) -> None:
     assert asyncio.run(sent(path, body, sampling)) == body
@@ -57,10 +59,11 @@ def test_a_large_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (asyncio.run(sent("/completion", body, EXACT)) != body) is is_copied
 
 
+@pytest.mark.parametrize("adds", [True, False], ids=["auto", "head"])
 @pytest.mark.parametrize("own", [False, True], ids=["meshd decides", "with -bs"])
-def test_a_client_does_not_choose_what_a_worker_computes(own: bool) -> None:
+def test_a_client_does_not_choose_what_a_worker_computes(own: bool, adds: bool) -> None:
     """It would end where a value to be sorted is no number."""
-    sampling = DeviceSampling({**SETTINGS, "backend_sampling": own}, 50_000)
+    sampling = DeviceSampling({**SETTINGS, "backend_sampling": own}, 50_000, adds)
 
     async def scenario() -> None:
         async with world(says(200, {"content": "x"})) as here:

@@ -313,9 +313,10 @@ class HeadRun:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
     def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
-        known = plan.output_worker is not None and plan.output_worker.has_top_k
-        wanted = known and self._options.sample_on_worker
-        return DeviceSampling(settings, self._model.layers.widths.vocabulary) if wanted else None
+        if plan.output_worker is None or not self._options.speaks_mesh:
+            return None
+        vocabulary, wanted = self._model.layers.widths.vocabulary, self._options.sample_on_worker
+        return DeviceSampling(settings, vocabulary, adds=wanted and plan.output_worker.has_top_k)
 
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
@@ -332,8 +333,7 @@ class HeadRun:
         if not self._runtime.native.patched:  # it reports nothing itself; the tunnels do
             plain_rpc = {server.endpoint for server in self._model.plain_rpc}
             report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain_rpc)
-        now = asyncio.get_running_loop().time()
-        self.loaded, self.blame.loaded_at = True, now
+        self.loaded, self.blame.loaded_at = True, (now := asyncio.get_running_loop().time())
         self._push_plan.tell()
         self._server.tell()
         for lease in self._leases:

@@ -38,8 +38,8 @@ class PlainRpc:
 class HeadOptions:
     """What the user decided for a serving node.
 
-    `pipelined`: its workers compute parts of a prompt at the same time, and the plan sees to that
-    (pipelined_plan.py).
+    `speaks_mesh`: its workers take the mesh protocol, and compute parts of a prompt at the same time; the
+    plan sees to that (pipelined_plan.py).
     """
 
     min_workers: int = 1
@@ -49,7 +49,7 @@ class HeadOptions:
     rpc: tuple[str, ...] = ()
     load_mode: str = "none"
     push: bool = True
-    pipelined: bool = False
+    speaks_mesh: bool = False
     activations: str = "f32"
     output: str = "auto"
     sample_on_worker: bool = False  # as far as texts stay the same, where the output is on a worker
@@ -135,7 +135,7 @@ def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptio
     llama_args = read_llama_args(options.llama_args)
 
     def plan(given: SplitOptions) -> Plan:
-        if options.pipelined:
+        if options.speaks_mesh:
             return plan_pipelined(layers, devices, given, llama_args, pushed=options.push)
         return plan_split(layers, devices, given)
 
@@ -154,7 +154,7 @@ def _split_options(layers: ModelLayers, options: HeadOptions) -> SplitOptions:
         head_layers=options.devices != ("none",),
         local_output={"head": True, "worker": False}.get(options.output),
         sampled_with_output=options.sample_on_worker or llama_args.backend_sampling,
-        input_on_worker=options.pipelined,
+        input_on_worker=options.speaks_mesh,
     )
 
 

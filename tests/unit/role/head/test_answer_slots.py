@@ -98,7 +98,7 @@ def test_the_cache_of_each_counts(of: ModelLayers, each: int, together: int) -> 
 @pytest.mark.parametrize("layers", [(PLAIN,), (WINDOWED,), (RECURRENT,), (PLAIN, RECURRENT)])
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_as_many_as_the_memory_has_room_for(layers: tuple[LayerCache, ...], pipelined: bool) -> None:
-    of, options = keeping(*layers), replace(USUAL, pipelined=pipelined)
+    of, options = keeping(*layers), replace(USUAL, speaks_mesh=pipelined)
     found: list[int] = []
     for sixteenths in range(1, 40):
         free = sixteenths / 16

@@ -19,14 +19,19 @@ def sampling_of(it: Scene) -> DeviceSampling | None:
 
 
 @pytest.mark.parametrize(
-    ("output", "wanted", "expected"),
-    [("worker", True, True), ("worker", False, False), ("head", True, False)],
+    ("output", "wanted", "mesh", "expected"),
+    [
+        ("worker", True, True, True),
+        ("worker", False, True, False),  # but clients do not ask for it either
+        ("head", True, True, None),
+        ("worker", False, False, None),
+    ],
 )
 def test_candidates_are_taken_where_a_worker_makes_the_logits_and_the_user_allows_it(
-    tmp_path: Path, output: str, wanted: bool, expected: bool
+    tmp_path: Path, output: str, wanted: bool, mesh: bool, expected: bool | None
 ) -> None:
     async def main() -> None:
-        options = {"devices": ("none",), "output": output, "sample_on_worker": wanted}
+        options = {"devices": ("none",), "output": output, "sample_on_worker": wanted, "speaks_mesh": mesh}
         async with scene(tmp_path, **options) as it:
             it.worker("anna")
             ready = await held(it)
@@ -34,8 +39,9 @@ def test_candidates_are_taken_where_a_worker_makes_the_logits_and_the_user_allow
             ready.set_result(ReadyReport(True, "", 0.1, settings=SETTINGS))
             await it.until(ModelState.READY)
             sampling = sampling_of(it)
-            assert isinstance(sampling, DeviceSampling) is expected
+            assert (sampling.adds if sampling is not None else None) is expected
             if sampling is not None:
+                assert sampling.is_refused({"backend_sampling": True})
                 assert sampling.settings == SETTINGS
                 assert sampling.vocabulary > 0
             it.llama.die("ended by SIGKILL")
