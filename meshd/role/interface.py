@@ -132,6 +132,7 @@ class Join(Protocol):
         inspector: Inspector,
         on_broken: Callable[[MeshdError], None],
         asks: bool = False,
+        pause: Callable[[float], float] = ...,
     ) -> None: ...
 
 

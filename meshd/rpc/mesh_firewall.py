@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages
+from meshd.rpc.graph_budget import GraphBudget
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.tensors import refused
@@ -43,12 +44,17 @@ class MeshFirewall:
         self._buffers: dict[int, int] = {}  # their bytes
         self._held = 0  # bytes of all of them
         self._graphs: dict[int, dict[int, None]] = {}  # of each device the uids that it keeps, oldest first
+        self._budget = GraphBudget()
         self._unanswered: dict[int, tuple[int, int]] = {}  # by their ids: number of the request, and said
 
     @property
     def held_bytes(self) -> int:
         """Received and not handed on."""
         return self._requests.held_bytes + self._answers.held_bytes
+
+    def pause(self, now: float) -> float:
+        """How many seconds the head's next bytes have to wait, at a time of one clock (graph_budget.py)."""
+        return self._budget.pause(now)
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Requests. See Inspector."""
@@ -160,6 +166,7 @@ class MeshFirewall:
         self._check_device(device)
         assert self._offered is not None
         body = memoryview(data)[at + wire.MESSAGES[wire.GRAPH].body.size : at + size]
+        self._budget.spend(len(body) // wire.TENSOR.size)
         check_graph(body, nodes, tensors, self._buffers, self._offered)
         if uid:
             kept = self._graphs.setdefault(device, {})

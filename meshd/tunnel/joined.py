@@ -108,10 +108,13 @@ async def join(
     inspector: Inspector,
     on_broken: Callable[[MeshdError], None],
     asks: bool = False,
+    pause: Callable[[float], float] = lambda _now: 0.0,
 ) -> None:
     """Connect a stream that came with `end`, which is ours from now on, past `inspector`.
 
     `asks`: it is the child that answers, and the peer that asks (see base.wakeful_loop.Conversation).
+    `pause`: how many seconds what the peer sends has to wait, at a time of the loop.
+
     Returns when both ways have ended. Raises RemoteProtocolError for a stream that is compressed in an
     unknown way, Broken.
     """
@@ -120,7 +123,7 @@ async def join(
     except BaseException:
         end.close()
         raise
-    await _carry(end, agreed, inspector, Counter(), on_broken, asks=asks)
+    await _carry(end, agreed, inspector, Counter(), on_broken, asks=asks, pause=pause)
 
 
 async def _carry(
@@ -131,6 +134,7 @@ async def _carry(
     on_broken: Callable[[MeshdError], None],
     *,
     asks: bool = False,
+    pause: Callable[[float], float] = lambda _now: 0.0,
 ) -> None:
     end.setblocking(False)
     try:
@@ -142,7 +146,14 @@ async def _carry(
         loop = asyncio.get_running_loop()
         talk = loop.conversation(asks=asks) if isinstance(loop, WakefulLoop) else None
         copying = functools.partial(pump, on_sent=talk.sent, on_received=talk.received) if talk else pump
-        await copying(local, stream, counter=counter, inspector=inspector, on_broken=on_broken)
+        await copying(
+            local,
+            stream,
+            counter=counter,
+            inspector=inspector,
+            on_broken=on_broken,
+            pause=lambda: pause(loop.time()),
+        )
         await local.wait_closed()
     except Broken as error:
         stream.reset(Code.BROKEN, error.what)

@@ -4,6 +4,7 @@ Half-close, reset and back-pressure pass through: what the local socket has not 
 back to the peer, and what the peer has no credit for is not read from the local socket.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
@@ -33,14 +34,16 @@ async def pump(
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
     on_sent: Callable[[], None] = lambda: None,
     on_received: Callable[[], None] = lambda: None,
+    pause: Callable[[], float] = lambda: 0.0,
 ) -> None:
     """Copy both ways until both have ended, or one has broken: then both are reset.
 
     `on_sent` and `on_received` are called when bytes have passed at once, which is how small messages pass:
-    not for those that the inspector keeps, as it does with a part of a message.
+    not for those that the inspector keeps, as it does with a part of a message. `pause`: how many seconds
+    what the peer has sent has to wait by now.
     """
     nobody = Unwatched()
-    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, on_sent, on_received)
+    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, on_sent, on_received, pause)
     local.divert(copy.out)
     stream.divert(copy.inward)
     await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
@@ -107,6 +110,7 @@ class _Copy:
         flow: Flow,
         on_sent: Callable[[], None],
         on_received: Callable[[], None],
+        pause: Callable[[], float],
     ) -> None:
         self._local = local
         self._stream = stream
@@ -115,6 +119,7 @@ class _Copy:
         self._flow = flow
         self._on_sent = on_sent
         self._on_received = on_received
+        self._pause = pause
         self._passed: bytes | memoryview | None = None  # of the chunk that is read next: inspected, not sent
 
     def out(self, data: bytes) -> int:
@@ -132,7 +137,7 @@ class _Copy:
         return 0
 
     def inward(self, data: bytes | memoryview) -> bool:
-        if not self._local.writable:
+        if not self._local.writable or self._pause():
             return False
         try:
             passed = self._inspector.from_peer(data)
@@ -170,6 +175,8 @@ class _Copy:
                 return
             size = len(data)
             self._counter.received += size
+            if seconds := self._pause():
+                await asyncio.sleep(seconds)
             passed = self._inspector.from_peer(data)
             self._flow.target_waits(True)
             await self._local.write(passed)

@@ -88,7 +88,9 @@ class MeshServer(LentServer):
         end, self._end = self._end, None
         lease_cache = self.agreed.lease_cache
         firewall = MeshFirewall(keeping=MeshKeeping(lease_cache) if lease_cache is not None else None)
-        await self._join(stream, end, inspector=firewall, on_broken=on_broken, asks=True)
+        await self._join(
+            stream, end, inspector=firewall, on_broken=on_broken, asks=True, pause=firewall.pause
+        )
 
     async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
         """See LentServer."""

@@ -387,6 +387,37 @@ def test_only_what_passes_is_told_as_a_message() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("seconds", [0.001, 3600.0])
+def test_what_a_peer_sends_waits_as_long_as_it_has_to(seconds: float) -> None:
+    async def main() -> None:
+        async with scene() as (it, owner):
+            asked = 0
+
+            def pause() -> float:
+                nonlocal asked
+                asked += 1
+                return seconds
+
+            inspector = Upper()
+            copying = pump(it.local, it.near, counter=it.counter, inspector=inspector, pause=pause)
+            owner.start(copying, name="pump")
+            await it.client_sends(b"aa")
+            assert await it.far.read() == b"AA", "the other way goes on"
+            for _ in range(10):
+                await it.far.write(b"cd" * 10)
+            if seconds < 1:
+                loop, got = asyncio.get_running_loop(), b""
+                while len(got) < 200:
+                    got += await loop.sock_recv(it.client, 1000)
+                assert got == b"CD" * 100
+            else:
+                await until(lambda: asked > 1)
+                assert inspector.seen["from"] == b""
+            owner.cancel()
+
+    run(main())
+
+
 @pytest.mark.parametrize(("window", "most"), [(1, 1), (7, 3), (256 << 10, 64 << 10)])
 def test_each_byte_is_inspected_once_however_little_is_taken(window: int, most: int) -> None:
     async def main() -> None:

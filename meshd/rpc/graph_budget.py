@@ -1,0 +1,32 @@
+"""How much of a head's graphs is judged in a time: that takes the worker's loop from its other leases.
+
+A graph of the largest size takes 0.1 s, and 121 KiB of a compressed stream are enough for one. llama-server
+sends graphs while it loads, and one for each new shape: a micro batch, or every 256th token.
+"""
+
+from meshd.rpc.mesh_protocol import GRAPH_TENSORS
+
+TENSORS_PER_SECOND = (
+    100_000  # some 0.3 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
+)
+AT_ONCE = 4 * GRAPH_TENSORS
+
+
+class GraphBudget:
+    """Times in seconds, of one clock."""
+
+    __slots__ = ("_since", "_spent")
+
+    def __init__(self) -> None:
+        self._spent = 0.0  # tensors
+        self._since = 0.0
+
+    def spend(self, tensors: int) -> None:
+        """So many are about to be judged."""
+        self._spent += tensors
+
+    def pause(self, now: float) -> float:
+        """How long the next bytes of this head have to wait."""
+        self._spent = max(0.0, self._spent - (now - self._since) * TENSORS_PER_SECOND)
+        self._since = now
+        return max(0.0, (self._spent - AT_ONCE) / TENSORS_PER_SECOND)

@@ -1,0 +1,44 @@
+"""How long a head waits that has a worker judge graphs all the time."""
+
+import pytest
+from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.graph_budget import AT_ONCE, TENSORS_PER_SECOND, GraphBudget
+
+from tests.unit.rpc import mesh_talk as talk
+from tests.unit.rpc.mesh_talk import ADD, LEAVES, MeshTalk
+
+
+def test_graphs_of_a_load_and_of_prompts_need_not_wait() -> None:
+    budget, now = GraphBudget(), 1000.0
+    for _ in range(8):  # of the largest models, while one loads
+        budget.spend(10_000)
+        assert not budget.pause(now)
+    for _ in range(500):  # a prompt in micro batches on a fast device
+        now += 0.01
+        budget.spend(700)
+        assert not budget.pause(now)
+
+
+def test_one_that_sends_the_largest_graphs_has_a_share_of_the_time() -> None:
+    budget, now, judged = GraphBudget(), 1000.0, 0
+    while now < 1010.0:
+        budget.spend(wire.GRAPH_TENSORS)
+        judged += wire.GRAPH_TENSORS
+        pause = budget.pause(now)
+        assert pause < 2 * wire.GRAPH_TENSORS / TENSORS_PER_SECOND, "it is never kept for long"
+        now += pause
+    assert AT_ONCE <= judged <= AT_ONCE + 10 * TENSORS_PER_SECOND + 2 * wire.GRAPH_TENSORS
+
+
+def test_the_firewall_counts_the_tensors_of_graphs() -> None:
+    it = MeshTalk()
+    nothing = LEAVES[0]
+    large = talk.graph((*LEAVES, ADD, *([nothing] * (wire.GRAPH_TENSORS - 3))), (2,))
+    assert it.firewall.pause(50.0) == 0
+    for _ in range(4):
+        it.firewall.from_peer(large)
+        it.firewall.from_peer(talk.write(data=bytes(4096)))
+    assert it.firewall.pause(50.0) == 0
+    it.firewall.from_peer(large)
+    assert it.firewall.pause(50.0) == pytest.approx(wire.GRAPH_TENSORS / TENSORS_PER_SECOND)
+    assert it.firewall.pause(51.0) == 0
