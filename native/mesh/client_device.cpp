@@ -117,10 +117,11 @@ static client_device * make_device(client_worker * worker, uint32_t number, cons
     device->rule.row_padding = row.row_padding;
     device->rule.attention_copies = row.attention_copies != 0;
     device->rule.working_room = row.working_room != 0;
-    if (row.alignment == 0 || (row.alignment & (row.alignment - 1)) != 0 || row.alignment > 1 << 16) {
+    // llama.cpp asks for more memory by them, of which the plan that was made for the worker's devices knows nothing
+    if (row.alignment == 0 || (row.alignment & (row.alignment - 1)) != 0 || row.alignment > ALIGNMENT_BYTES) {
         throw bad_message("a device has an alignment that there is not");
     }
-    if ((row.row_padding & (row.row_padding - 1)) != 0 || row.row_padding > 1 << 16 || row.attention_copies > 1 ||
+    if ((row.row_padding & (row.row_padding - 1)) != 0 || row.row_padding > ROW_PADDING || row.attention_copies > 1 ||
         row.working_room > 1) {
         throw bad_message("a device has a rule for sizes that there is not");
     }

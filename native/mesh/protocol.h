@@ -18,6 +18,8 @@ constexpr uint32_t STORED_GRAPHS = 8; // graphs
 constexpr uint32_t LOAD_ENTRIES = 1024; // tensors
 constexpr uint32_t DEVICES = 16; // devices
 constexpr uint32_t NEIGHBOURS = 16; // workers
+constexpr uint32_t ALIGNMENT_BYTES = 256; // bytes
+constexpr uint32_t ROW_PADDING = 512; // elements
 constexpr uint32_t BUFFERS = 1024; // buffers
 constexpr uint32_t TEXT_BYTES = 256; // bytes
 constexpr uint32_t PROGRESS_SECONDS = 5; // seconds
@@ -78,11 +80,11 @@ struct wire_device {
     uint8_t name[64] = {}; // as ggml calls it, padded with zeros
     uint8_t description[128] = {}; // likewise
     uint32_t kind = {}; // 0 CPU, 1 GPU, 2 integrated GPU, 3 accelerator
-    uint32_t alignment = {}; // bytes, of tensors in its buffers
+    uint32_t alignment = {}; // bytes, of tensors in its buffers: a power of two, up to ALIGNMENT_BYTES
     uint64_t most_bytes = {}; // of one buffer
     uint64_t free_bytes = {}; // of its memory, and of what this head may take
     uint64_t total_bytes = {}; // likewise
-    uint32_t row_padding = {}; // elements: quantized tensors whose rows are no multiple of it take so many bytes more as a row would that fills the last one up; 0: they do not
+    uint32_t row_padding = {}; // elements: quantized tensors whose rows are no multiple of it take so many bytes more as a row would that fills the last one up: a power of two, up to ROW_PADDING; 0: they do not
     uint32_t attention_copies = {}; // 1: behind the result of FLASH_ATTN_EXT there is room for its second and third source as f16, each from the next multiple of 128 bytes on, unless they are f16; 0: there is none
     uint32_t working_room = {}; // 1: behind the results of MUL_MAT_ID, FLASH_ATTN_EXT, CUMSUM, ARGSORT and TOP_K there is room to work, as much as ggml's Metal wants at most (`allocation_size` in native/mesh/sizes.cpp); 0: there is none
     void put(writer & out) const { out.put_all(name); out.put_all(description); out.put(kind); out.put(alignment); out.put(most_bytes); out.put(free_bytes); out.put(total_bytes); out.put(row_padding); out.put(attention_copies); out.put(working_room); }

@@ -15,7 +15,7 @@ namespace mesh {
 static constexpr uint64_t COPY_ALIGNMENT = 128;
 
 // What is tried as row_padding, in elements
-static constexpr uint32_t PADDINGS[] = { 0, 64, 128, 256, 512, 1024, 2048, 4096 };
+static constexpr uint32_t PADDINGS[] = { 0, 64, 128, 256, ROW_PADDING };
 
 static uint64_t padding_of(const size_rule & rule, ggml_type type, int64_t width) {
     if (rule.row_padding == 0 || !ggml_is_quantized(type) || width % rule.row_padding == 0) {
@@ -181,6 +181,9 @@ static bool has_results(samples & asked, const size_rule & rule) {
 }
 
 size_rule find_size_rule(ggml_backend_buffer_type_t memory) {
+    if (ggml_backend_buft_get_alignment(memory) > ALIGNMENT_BYTES) {
+        refuse(memory, "the beginning of a tensor");
+    }
     samples asked(memory);
     const std::vector<ggml_type> types = all_types();
     size_rule rule;

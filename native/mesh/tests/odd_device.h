@@ -6,7 +6,7 @@
 
 namespace mesh {
 
-enum class oddity { none, wrong, fails, lacks, unopened };
+enum class oddity { none, wrong, inexact, fails, lacks, unopened };
 
 class odd_device {
 public:
@@ -46,6 +46,9 @@ private:
             }
             if (chosen.what == oddity::wrong) {
                 static_cast<float *>(node->data)[ggml_nelements(node) - 1] += 100.0f;
+            }
+            if (chosen.what == oddity::inexact) {
+                static_cast<float *>(node->data)[ggml_nelements(node) - 1] *= 1.00001f;
             }
         }
         return status;

@@ -2,6 +2,7 @@
 #include "hand.h"
 
 #include "ggml-backend-impl.h"
+#include "ggml-impl.h"
 
 using namespace mesh;
 

@@ -40,6 +40,10 @@ TEST(a_cpu_takes_what_elements_take) {
     };
     const std::string why = thrown_by([&] { find_size_rule(&odd); });
     CHECK(why == "the memory `LATE` takes more for tensors of q8_0 than the protocol has a rule for");
+    ggml_backend_buffer_type apart = device.memory;
+    apart.iface.get_alignment = [](ggml_backend_buffer_type_t) -> size_t { return 512; }; // a head would refuse it
+    CHECK(thrown_by([&] { find_size_rule(&apart); }).find("takes more for the beginning of a tensor") !=
+          std::string::npos);
 }
 
 // As ggml-metal says it, in the words of its own source at the pin

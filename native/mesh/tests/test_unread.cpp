@@ -44,6 +44,16 @@ TEST(a_welcome_that_cannot_be_is_refused_and_reported) {
     CHECK(refused(odd) == "a device has an alignment that there is not");
 }
 
+// llama.cpp would ask for more memory than was planned for
+TEST(a_welcome_that_exaggerates_what_tensors_take_is_refused) {
+    welcome_words apart;
+    apart.device.alignment = 2 * ALIGNMENT_BYTES;
+    CHECK(refused(apart) == "a device has an alignment that there is not");
+    welcome_words padded;
+    padded.device.row_padding = 2 * ROW_PADDING;
+    CHECK(refused(padded) == "a device has a rule for sizes that there is not");
+}
+
 static void drop(std::vector<uint32_t> & numbers, uint32_t one) {
     numbers.erase(std::remove(numbers.begin(), numbers.end(), one), numbers.end());
 }
