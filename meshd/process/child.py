@@ -59,6 +59,7 @@ class OwnedChild(Child):
         self._spec: ChildSpec | None = spec if isinstance(spec, ChildSpec) else None
         self._run: Run | None = None
         self._tail: tuple[str, ...] = ()
+        self._exited: Exited | None = None
         self._spawn_asked = asyncio.Event()
         self._changed = asyncio.Event()
         self._starters: set[asyncio.Future[None]] = set()
@@ -81,6 +82,8 @@ class OwnedChild(Child):
             reason=life.reason,
             tail=self._tail if troubled else (),
             crash_loop=life.record.looping,
+            exit_code=self._exited.code if self._exited is not None else None,
+            exit_signal=self._exited.signal if self._exited is not None else None,
         )
 
     async def serve(self) -> None:
@@ -220,6 +223,7 @@ class OwnedChild(Child):
             return
         self._spec = spec
         self._tail = ()
+        self._exited = None
         rules = Rules(spec.name, spec.ready_timeout, spec.stop_timeout, spec.restart)
         self._feed(SpawnBegun(rules))
         run = Run(spec)
@@ -239,7 +243,8 @@ class OwnedChild(Child):
             return
         self._run = None
         self._tail = run.tail
-        self._feed(Exited(*split_code(code)))
+        self._exited = Exited(*split_code(code))
+        self._feed(self._exited)
 
     async def _watch(self, run: Run, probe: ReadyProbe | None) -> int:
         try:

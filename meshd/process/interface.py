@@ -84,6 +84,8 @@ class ChildStatus:
     reason: str  # why it is in this state, in words; the last error
     tail: tuple[str, ...]  # last lines of output, filled when it failed
     crash_loop: bool = False  # fails again and again until something is changed
+    exit_code: int | None = None  # of its last process, once that has ended
+    exit_signal: int | None = None  # or what ended it
 
     @property
     def is_up(self) -> bool:

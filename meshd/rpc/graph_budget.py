@@ -9,7 +9,7 @@ from meshd.rpc.mesh_protocol import GRAPH_TENSORS
 TENSORS_PER_SECOND = (
     100_000  # some 0.3 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
 )
-AT_ONCE = 4 * GRAPH_TENSORS
+TENSORS_AT_ONCE = 4 * GRAPH_TENSORS
 
 
 class GraphBudget:
@@ -29,4 +29,4 @@ class GraphBudget:
         """How long the next bytes of this head have to wait."""
         self._spent = max(0.0, self._spent - (now - self._since) * TENSORS_PER_SECOND)
         self._since = now
-        return max(0.0, (self._spent - AT_ONCE) / TENSORS_PER_SECOND)
+        return max(0.0, (self._spent - TENSORS_AT_ONCE) / TENSORS_PER_SECOND)

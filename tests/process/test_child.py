@@ -140,6 +140,7 @@ def test_an_end_is_noticed_at_once_though_a_grandchild_holds_the_pipes(tmp_path:
             await child.ensure_ready()
             status = await until(child, ChildState.FAILED)
             assert "exit code 7" in status.reason
+            assert (status.exit_code, status.exit_signal) == (7, None)
             assert status.tail[-1] == "last words"
             assert not living({maker.pid_of("grandchild")})
 

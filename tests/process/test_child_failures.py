@@ -71,6 +71,7 @@ def test_a_crash_by_a_signal_names_it(tmp_path: Path, number: signal.Signals) ->
             await child.ensure_ready()
             status = await until(child, ChildState.FAILED)
             assert f"was ended by {number.name}" in status.reason
+            assert (status.exit_code, status.exit_signal) == (None, number)
 
     play(scene)
 

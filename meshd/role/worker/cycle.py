@@ -298,7 +298,7 @@ class Worker:
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
         await messages.send(Grant(lease.lease_id, compressed=self._runtime.tunnels.compressed).encode())
         why = await server.until_ended()
-        await messages.send(Lost(server.code_of_end(why), why).encode())
+        await messages.send(Lost(server.code_of_end(), why).encode())
 
     def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
         def loaded(count: int) -> None:

@@ -1,6 +1,7 @@
 """The server process of one lease: started for it, watched, ended with it; whatever protocol it speaks."""
 
 import asyncio
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,15 +25,11 @@ from meshd.wire.lease import RPC_SERVER_CRASHED, RPC_SERVER_ENDED
 
 PROGRESS_SECONDS = 2.0
 SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
-CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")  # none of these comes from somebody else
+# None of these comes from somebody else
+CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 LOG = log.get("worker")
 
 OnBroken = Callable[[MeshdError], None]
-
-
-def has_crashed(why: str) -> bool:
-    """Whether a server that ended so (process/lifecycle.py) did it through its own fault."""
-    return any(f" was ended by {name} " in f"{why} " for name in CRASHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +99,9 @@ class LentServer(ABC):
         """Why it is of no use any more although it runs; empty where nothing is known of that."""
         return ""
 
-    def code_of_end(self, why: str) -> str:
-        """Of Lost, for an end for this reason (`until_ended`)."""
-        return RPC_SERVER_CRASHED if has_crashed(why) else RPC_SERVER_ENDED
+    def code_of_end(self) -> str:
+        """Of Lost, for the end that `until_ended` has seen."""
+        return RPC_SERVER_CRASHED if self.child.status.exit_signal in CRASHES else RPC_SERVER_ENDED
 
     def model_loaded(self) -> None:
         """The head has sent all of its weights, and has a first token."""

@@ -96,10 +96,9 @@ class MeshServer(LentServer):
         """See LentServer."""
         await self._neighbours.serve(stream, on_broken)
 
-    def code_of_end(self, why: str) -> str:
+    def code_of_end(self) -> str:
         """See LentServer. mesh-server exits with 0 when its head has ended, and with 1 after a failure."""
-        done = why.startswith("`mesh-server` ended with exit code 0 ")  # process/lifecycle.py
-        return HEAD_ENDED if done else super().code_of_end(why)
+        return HEAD_ENDED if self.child.status.exit_code == 0 else super().code_of_end()
 
     def close(self) -> None:
         """See LentServer."""

@@ -96,8 +96,9 @@ class StubChild(Child):
         env = self.spec.env
         return int(env["GGML_MESH_REPORT_FD" if "GGML_MESH_REPORT_FD" in env else "GGML_RPC_REPORT_FD"])
 
-    def die(self, reason: str) -> None:
+    def die(self, reason: str, *, code: int | None = None, signal: int | None = None) -> None:
         """As a process that ends by itself."""
+        self.status_now = replace(self.status_now, exit_code=code, exit_signal=signal)
         self._end(ChildState.FAILED, reason)
 
     def _end(self, state: ChildState, reason: str) -> None:

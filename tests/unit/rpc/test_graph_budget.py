@@ -2,7 +2,7 @@
 
 import pytest
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.graph_budget import AT_ONCE, TENSORS_PER_SECOND, GraphBudget
+from meshd.rpc.graph_budget import TENSORS_AT_ONCE, TENSORS_PER_SECOND, GraphBudget
 
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.rpc.mesh_talk import ADD, LEAVES, MeshTalk
@@ -27,7 +27,7 @@ def test_one_that_sends_the_largest_graphs_has_a_share_of_the_time() -> None:
         pause = budget.pause(now)
         assert pause < 2 * wire.GRAPH_TENSORS / TENSORS_PER_SECOND, "it is never kept for long"
         now += pause
-    assert AT_ONCE <= judged <= AT_ONCE + 10 * TENSORS_PER_SECOND + 2 * wire.GRAPH_TENSORS
+    assert TENSORS_AT_ONCE <= judged <= TENSORS_AT_ONCE + 10 * TENSORS_PER_SECOND + 2 * wire.GRAPH_TENSORS
 
 
 def test_the_firewall_counts_the_tensors_of_graphs() -> None:

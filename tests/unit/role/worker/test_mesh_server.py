@@ -143,24 +143,6 @@ def test_what_the_server_reports_of_its_end_is_told(tmp_path: Path) -> None:
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("why", "code"),
-    [
-        ("`mesh-server` ended with exit code 0 1.1 s after it was ready", "head_ended"),
-        ("`mesh-server` ended with exit code 1 1.1 s after it was ready", "rpc_server_ended"),
-        ("`mesh-server` was ended by SIGKILL 1.1 s after it was ready", "rpc_server_ended"),
-        ("`mesh-server` was ended by SIGSEGV 1.1 s after it was ready", "rpc_server_crashed"),
-    ],
-)
-def test_whose_end_it_was_is_told(tmp_path: Path, why: str, code: str) -> None:
-    async def main() -> None:
-        async with lent(tmp_path) as (it, call, _grant, _server):
-            it.bench.children[0].die(why)
-            assert await call.hears() == Lost(code, why)
-
-    run(main())
-
-
 def test_a_lease_for_which_no_descriptor_is_free_is_refused_and_leaks_none(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path, mesh_programs=True) as it:

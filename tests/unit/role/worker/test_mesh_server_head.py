@@ -1,0 +1,59 @@
+"""A worker that speaks the mesh protocol: its head's graphs, and what it is told of the server's end."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from meshd.rpc import graph_budget
+from meshd.wire.lease import Lost
+
+from tests.sim.loop import run
+from tests.unit.role.worker.test_mesh_server import head_stream, heard, lent
+from tests.unit.rpc import mesh_talk as talk
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "told"),
+    [
+        (0, None, "head_ended"),
+        (1, None, "rpc_server_ended"),
+        (None, signal.SIGKILL, "rpc_server_ended"),
+        (None, signal.SIGSEGV, "rpc_server_crashed"),
+        (None, None, "rpc_server_ended"),
+    ],
+)
+def test_whose_end_it_was_is_told_whatever_the_words(
+    tmp_path: Path, code: int | None, number: int | None, told: str
+) -> None:
+    async def main() -> None:
+        async with lent(tmp_path) as (it, call, _grant, _server):
+            it.bench.children[0].die("crash loop: it ended", code=code, signal=number)
+            assert await call.hears() == Lost(told, "crash loop: it ended")
+
+    run(main())
+
+
+def test_a_head_waits_whose_graphs_take_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_budget, "TENSORS_AT_ONCE", 0)
+    monkeypatch.setattr(graph_budget, "TENSORS_PER_SECOND", 0.5)
+
+    async def main() -> None:
+        async with lent(tmp_path) as (it, call, grant, server):
+            stream = head_stream(it, call, grant)
+            await stream.write(talk.hello())
+            await asyncio.sleep(1)
+            server.head.send(talk.welcome())
+            assert await heard(stream) == talk.welcome()
+            graph = talk.allocate() + talk.graph()
+            await stream.write(graph)
+            await asyncio.sleep(1)
+            assert server.hears() == talk.hello() + graph
+            await stream.write(talk.write())
+            await asyncio.sleep(3)
+            assert server.hears() == b""
+            await asyncio.sleep(10)
+            assert server.hears() == talk.write()
+            await call.release()
+
+    run(main())
