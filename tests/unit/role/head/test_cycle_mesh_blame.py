@@ -52,7 +52,7 @@ async def fail_load(it: Scene, report: str) -> asyncio.Future[ReadyReport]:
     for name in NAMES:
         servers = [one for one in it.workers[name].children if one.status.is_up]
         for server in servers:
-            server.die(LEFT)
+            server.die(LEFT, code=0)
     await asyncio.sleep(0.2)
     child.die("`llama-server` ended with exit code 1")
     return ready
@@ -125,7 +125,7 @@ def test_a_worker_that_says_that_its_head_had_ended_is_believed_for_some_seconds
             (await held(it)).set_result(yes())
             await it.until(ModelState.READY)
             child, it.bench.ready = it.llama, None
-            it.workers["bert"].children[-1].die(LEFT)
+            it.workers["bert"].children[-1].die(LEFT, code=0)
             await it.until(ModelState.LOADING, f"worker bert is lost: {LEFT}", seconds=AFTER_HEAD_SECONDS + 1)
             await it.until(ModelState.READY)
             assert it.llama is not child

@@ -1,6 +1,7 @@
 """A device that cannot run the model is left out, and no load is tried with it again and again."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_a_crash_in_the_load_is_tried_once_more(tmp_path: Path) -> None:
                 await until_loading(it, number)
                 asked = it.bench.ready
                 it.bench.ready = None if number else asyncio.get_running_loop().create_future()
-                half.children[number].die(ABORTED)
+                half.children[number].die(ABORTED, signal=signal.SIGABRT)
                 assert asked is not None
                 asked.cancel()
             assert await ready(serve) == {"head", "b-good"}
@@ -108,7 +109,7 @@ def test_a_worker_with_other_devices_each_time_that_crashes_each_time_is_done_wi
                 total = (4096 + number) << 20
                 bad.device_lines = (f"device CPU cpu - {total} {3000 << 20} some processor",)
                 asked, it.bench.ready = it.bench.ready, asyncio.get_running_loop().create_future()
-                bad.children[number].die(ABORTED)
+                bad.children[number].die(ABORTED, signal=signal.SIGABRT)
                 asked.cancel()
             it.bench.ready.set_result(ReadyReport(True, "", 0.1))
             assert await ready(serve) == {"head", "b-good"}
