@@ -25,6 +25,7 @@ from meshd.build.interface import (
 )
 from meshd.build.machine import cpu_kind, need_compiler, need_tools
 from meshd.build.pin import native_folder, read_pin
+from meshd.build.renew import renew
 from meshd.build.tree import Tree
 from meshd.wire.native import STOCK_PATCHES, UNKNOWN
 
@@ -90,6 +91,10 @@ async def build_programs(
                 need_tools()
                 tree = await untouched(cache, backend, source=source, progress=progress)
                 await _compile(tree, backend, targets, progress)
+                if folder_of(cache, backend) != folder:
+                    raise UserError(
+                        "the sources of meshd's backend changed while they were compiled", hint="run it again"
+                    )
                 await asyncio.to_thread(_store, tree.build / "bin", folder, targets)
     return folder
 
@@ -132,10 +137,8 @@ def _joined(stock: NativeInfo, folder: Path) -> NativeInfo:
 
 
 async def _compile(tree: Tree, backend: str, targets: Mapping[str, str], progress: ProgressCallback) -> None:
-    # cmake ties a build folder to the path of its source, and the cache outlives any one checkout
-    copy = tree.folder / "mesh"
-    shutil.rmtree(copy, ignore_errors=True)
-    await asyncio.to_thread(shutil.copytree, sources(), copy)
+    copy = tree.folder / "mesh"  # the cache outlives any one checkout
+    await asyncio.to_thread(renew, copy, sources())
     flags = [f"-DCMAKE_PROJECT_INCLUDE={copy / 'inject.cmake'}"]
     await compile_tree(tree, backend=backend, targets=list(targets), progress=progress, flags=flags)
 

@@ -8,7 +8,6 @@ prints, with the session that repeats it; the exit code is then not 0.
 import argparse
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from meshd.build import mesh, native
 from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, find_tool
 from meshd.build.pin import read_pin
+from meshd.build.renew import renew
 from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
 
@@ -50,11 +50,9 @@ async def _build_mesh(cache: Path) -> Path:
 
 
 async def _compile(folder: Path, tree: Tree, target: str) -> Path:
-    # cmake ties a build folder to the path of its source, and the cache outlives any one checkout
     source, mesh, compiled = folder / "source", folder / "mesh", folder / "build"
     for original, copy in ((NATIVE / "fuzz", source), (NATIVE / "mesh", mesh)):
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(original, copy)
+        renew(copy, original)
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     configure += ["-S", str(source), "-B", str(compiled), f"-DSOURCE={tree.source}"]

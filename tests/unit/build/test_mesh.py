@@ -1,5 +1,6 @@
 """meshd.build.mesh: what is built of native/mesh is found beside a stock build, by its sources."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from meshd.build import mesh
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_SERVER
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
+from meshd.build.tree import Tree
 from meshd.config import Config, NativeConfig
 from meshd.daemon.role_runtime import find_native
 from meshd.rpc.mesh_protocol import VERSION
@@ -70,6 +72,29 @@ def test_other_sources_are_another_build(tmp_path: Path, monkeypatch: pytest.Mon
     assert before.name.endswith(f"-cpu-{cpu_kind()}")
     (folder / "inject.cmake").write_text("two")
     assert mesh.folder_of(tmp_path) != before
+
+
+def test_sources_that_change_meanwhile_are_not_taken_for_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "inject.cmake").write_text("one")
+
+    async def untouched(*_args: object, **_options: object) -> Tree:
+        return Tree(tmp_path / "tree")
+
+    async def compile_meanwhile(*_args: object) -> None:
+        (folder / "inject.cmake").write_text("two")
+
+    monkeypatch.setattr(mesh, "sources", lambda: folder)
+    monkeypatch.setattr(mesh, "untouched", untouched)
+    monkeypatch.setattr(mesh, "_compile", compile_meanwhile)
+    for need in ("need_compiler", "need_tools"):
+        monkeypatch.setattr(mesh, need, lambda: None)
+    with pytest.raises(UserError, match="changed while they were compiled"):
+        asyncio.run(mesh.build_programs(tmp_path, mesh.PROGRAMS, progress=lambda _progress: None))
+    assert not list((tmp_path / "native").glob("mesh-*"))
 
 
 def test_the_daemon_takes_it_by_its_protocol(tmp_path: Path) -> None:
