@@ -110,7 +110,7 @@ def serve(end: socket.socket, pause: float) -> None:
 def _answer(kind: int, identity: int, data: bytearray, at: int) -> list[bytes | memoryview]:
     match kind:
         case wire.HELLO:
-            device = wire.DEVICE.pack(b"BENCH", b"", 0, 64, BUFFER_BYTES, BUFFER_BYTES, BUFFER_BYTES, 0, 1)
+            device = wire.DEVICE.pack(b"BENCH", b"", 0, 64, BUFFER_BYTES, BUFFER_BYTES, BUFFER_BYTES, 0, 1, 0)
             body = wire.MESSAGES[wire.WELCOME].body.pack(wire.VERSION, 1, 0, 0, 0) + device
             return [message(wire.WELCOME, identity, body)]
         case wire.ALLOCATE:
