@@ -4,7 +4,19 @@
 #include <stdexcept>
 #include <string>
 
+#include <sys/resource.h>
+
 namespace mesh {
+
+long times_displaced() {
+#ifdef RUSAGE_THREAD
+    rusage used = {};
+    getrusage(RUSAGE_THREAD, &used);
+    return used.ru_nivcsw;
+#else
+    return 0;
+#endif
+}
 
 static constexpr int MOST_MILLISECONDS = 100;
 

@@ -25,10 +25,14 @@ private:
     std::string before;
 };
 
-// How often it looks for what is there at the third time
+static long never() {
+    return 0;
+}
+
+// How often it looks for what is there at the third time, and nobody else needs the processor
 static int looks(lookout & one) {
     int count = 0;
-    const auto began = one.look([&] { return ++count == 3; });
+    const auto began = one.look([&] { return ++count == 3; }, never);
     one.came(began);
     return count;
 }
@@ -48,11 +52,35 @@ TEST(who_looks_in_vain_sleeps_the_next_time) {
     lookout one;
     one.came(lookout::clock::now());
     int count = 0;
-    const auto began = one.look([&] { return ++count < 0; });
+    const auto began = one.look([&] { return ++count < 0; }, never);
     CHECK(count > 0);
     CHECK(lookout::clock::now() - began >= std::chrono::milliseconds(1));
     one.came(began);
     CHECK(looks(one) == 0);
+}
+
+TEST(who_takes_the_processor_from_others_rests_longer_and_longer) {
+    const allowed looking("100");
+    lookout one;
+    auto now = lookout::clock::now();
+    one.came(now);
+    long displaced = 0;
+    // How often it looks at this time, while somebody else has the processor in between
+    const auto looks_at = [&](lookout::clock::time_point at) {
+        int count = 0;
+        one.look([&] { return ++count < 0; }, [&] { return ++displaced; }, at);
+        return count;
+    };
+    for (auto rest = lookout::REST; rest < 8 * lookout::REST; rest *= 2) {
+        CHECK(looks_at(now) == 1);
+        CHECK(looks_at(now + rest - std::chrono::microseconds(1)) == 0);
+        now += rest;
+    }
+    int count = 0;
+    one.look([&] { return ++count == 3; }, never, now); // this time it gets what it looks for
+    CHECK(count == 3);
+    CHECK(looks_at(now) == 1);
+    CHECK(looks_at(now + lookout::REST) == 1);
 }
 
 TEST(nobody_looks_unless_it_is_allowed) {
