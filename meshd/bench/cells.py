@@ -6,8 +6,8 @@ from pathlib import Path
 
 from meshd.bench.interface import WITHOUT
 from meshd.build.interface import NativeInfo
+from meshd.config import MESH
 from meshd.fleet.rpc_count import RpcCounts
-from meshd.wire.native import RPC_PROTOCOL
 
 LOAD_SECONDS = 600.0
 DECODES = 3  # of TOKENS each, of which the median counts, where a cell has fewer runs than that
@@ -52,9 +52,7 @@ class Rig:
     stock: NativeInfo
     speed: bool  # prompt and tokens too, not the load alone
     devices: tuple[str, ...] = ()
-    protocol: str = (
-        RPC_PROTOCOL  # what meshd's programs speak: `patched` has those, or the programs of native/mesh
-    )
+    protocol: str = MESH  # what meshd's programs speak: `patched` has those, or the programs of native/mesh
     decodes: int = DECODES
     prompts: bool = True  # of `prompt_tokens`, too
     prompt_tokens: int = 512
@@ -71,7 +69,7 @@ class Rig:
     @property
     def node_options(self) -> tuple[str, ...]:
         """Of each node."""
-        return ("--native-protocol", self.protocol) if self.protocol != RPC_PROTOCOL else ()
+        return ("--native-protocol", self.protocol)
 
 
 Count = Callable[[], Awaitable[RpcCounts]]

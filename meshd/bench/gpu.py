@@ -37,7 +37,7 @@ from meshd.build.demo_model import demo_model
 from meshd.build.interface import MESH_PROGRAM, RPC_SERVER, BuildProgress, NativeInfo
 from meshd.build.native import build
 from meshd.build.pin import read_pin
-from meshd.config import PROTOCOLS, load
+from meshd.config import MESH, PROTOCOLS, load
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end
 from meshd.role.native.devices import list_devices, pick
@@ -114,9 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--protocol",
-        default=RPC_PROTOCOL,
+        default=MESH,
         choices=PROTOCOLS,
-        help="what meshd's programs speak (default: rpc)",
+        help="what meshd's programs speak (default: mesh)",
     )
     parser.add_argument(
         "--model", default="small,8b", metavar="LIST", help=f"{', '.join(SHAPES)} (random), smollm2, or files"

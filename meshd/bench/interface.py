@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from meshd.wire.native import RPC_PROTOCOL
+from meshd.config import MESH
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
@@ -24,14 +24,14 @@ class BenchOutput(Protocol):
 class RpcBenchArgs:
     """`model` None: SmolLM2, fetched into `cache`. `pairs`: runs with and without meshd, in turn.
 
-    `protocol`: of meshd's programs. A direct connection has the same binaries, with RPC_PROTOCOL also the
+    `protocol`: of meshd's programs. A direct connection has the same binaries, with RPC also the
     patches; with any other one it is llama.cpp's own RPC.
     """
 
     model: Path | None
     cache: Path
     pairs: int = 3
-    protocol: str = RPC_PROTOCOL
+    protocol: str = MESH
     as_json: bool = False
 
 
@@ -85,7 +85,7 @@ class DistanceArgs:
     without: tuple[str, ...] = ()  # of WITHOUT: meshd is measured without each, too
     defaults: int = 0  # with so many workers stock is measured as upstream ships it, too
     count: bool = True  # what RPC says, in runs of their own
-    protocol: str = RPC_PROTOCOL  # of meshd's programs; of another one nothing is counted
+    protocol: str = MESH  # of meshd's programs; only of RPC anything is counted
     prompts: bool = True  # of 512 tokens, too
     svg: Path | None = None
     as_json: bool = False
@@ -93,13 +93,17 @@ class DistanceArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyArgs:
-    """Cells are `workers` by `round_trips` (ms), each measured `runs` times. `model` None: SmolLM2."""
+    """Cells are `workers` by `round_trips` (ms), each measured `runs` times. `model` None: SmolLM2.
+
+    `protocol`: of meshd's programs.
+    """
 
     model: Path | None
     cache: Path
     workers: tuple[int, ...] = (1, 2, 4)
     round_trips: tuple[float, ...] = (0.0, 20.0, 50.0)
     runs: int = 3
+    protocol: str = MESH
     as_json: bool = False
 
 

@@ -20,7 +20,7 @@ from meshd.bench.published_figures import DELAYED
 from meshd.bench.ready_figures import ReadinessFigures
 from meshd.bench.ready_figures import promises as ready_promises
 from meshd.build.pin import read_pin
-from meshd.config import load
+from meshd.config import RPC, load
 
 WORKERS, DELAYS_MS = (1, 2, 4), (0.0, 20.0, 50.0)
 RUNS = 3  # of each cell
@@ -68,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
         pairs=args.pairs,
         without=tuple(WITHOUT),
         defaults=DEFAULTS_WORKERS,
+        protocol=RPC,
     )
     if args.short:
         asked = replace(asked, workers=(2,), round_trips=(0.0, 20.0))
@@ -80,7 +81,9 @@ def main(argv: Sequence[str]) -> int:
             return _code(ready)
         far = distance.measure(asked, out)
         delayed = _delayed(asked, out, short=args.short)
-        rows = rpc.measure_all(RpcBenchArgs(model=None, cache=cache, pairs=args.pairs), out)
+        rows = rpc.measure_all(
+            RpcBenchArgs(model=None, cache=cache, pairs=args.pairs, protocol=asked.protocol), out
+        )
     except MeshdError as error:
         raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
     args.write.write_text(page(made, far, delayed, rpc.as_table(rows), ready), encoding="utf-8")
@@ -114,6 +117,7 @@ def _ready(asked: DistanceArgs, out: _Console) -> ReadinessFigures:
             workers=asked.workers,
             round_trips=asked.round_trips,
             runs=asked.pairs,
+            protocol=asked.protocol,
         ),
         out,
     )

@@ -19,10 +19,9 @@ from meshd.bench.distant_run import until_head_serves
 from meshd.bench.llama import arguments_of, measure
 from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
-from meshd.config import PROTOCOLS, load
+from meshd.config import MESH, PROTOCOLS, load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.model.micro_batch import MOST
-from meshd.wire.native import RPC_PROTOCOL
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m meshd.bench.prompt", description=__doc__)
-    parser.add_argument("--protocol", choices=PROTOCOLS, default=RPC_PROTOCOL)
+    parser.add_argument("--protocol", choices=PROTOCOLS, default=MESH)
     parser.add_argument("--model", type=Path, metavar="FILE")
     parser.add_argument("--workers", default="1,2", metavar="N,…")
     parser.add_argument("--rtt", default="0", metavar="MS,…")

@@ -22,7 +22,6 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ready import http_200
 from meshd.role.native.command_lines import CALM_THREADS, LARGE_PAGES
-from meshd.wire.native import RPC_PROTOCOL
 
 _MICRO_BATCH = "-ub"
 
@@ -48,7 +47,7 @@ async def trio(
 
     `native` are the binaries without meshd, `protocol` is that of meshd's programs.
     """
-    node = ("--native-protocol", protocol) if protocol != RPC_PROTOCOL else ()
+    node = ("--native-protocol", protocol)
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         folder = Path(name)
         async with Owner() as owner:

@@ -24,10 +24,9 @@ from meshd.bench.distant_run import crossed, until_head_serves
 from meshd.bench.llama import completion
 from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
-from meshd.config import PROTOCOLS, load
+from meshd.config import MESH, PROTOCOLS, load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import LocalNode, model_ready
-from meshd.wire.native import RPC_PROTOCOL
 
 _PROMPT_TOKENS = 8
 _SHORT_SHARE = 4  # of the tokens of a short answer in those of a long one
@@ -41,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m meshd.bench.streams", description=__doc__)
-    parser.add_argument("--protocol", choices=PROTOCOLS, default=RPC_PROTOCOL)
+    parser.add_argument("--protocol", choices=PROTOCOLS, default=MESH)
     parser.add_argument("--model", type=Path, metavar="FILE")
     parser.add_argument("--workers", type=int, default=4, metavar="N")
     parser.add_argument("--rtt", type=float, default=50.0, metavar="MS")

@@ -23,7 +23,7 @@ from meshd.build.interface import (
     ProgressCallback,
     Stage,
 )
-from meshd.build.machine import cpu_kind, need_compiler, need_tools
+from meshd.build.machine import cpu_kind, how_to_build, need_compiler, need_tools
 from meshd.build.pin import native_folder, read_pin
 from meshd.build.renew import renew
 from meshd.build.tree import Tree
@@ -62,11 +62,26 @@ def read_bin_dir(path: Path, cache: Path, *, head: bool = True) -> NativeInfo | 
     return NativeInfo(UNKNOWN, STOCK_PATCHES, UNKNOWN, path, found)
 
 
+def not_built(cache: Path, what: str) -> UserError:
+    """That something is missing, and how to get it; whoever has a patched build may go on with that."""
+    hint = how_to_build()
+    if native.find(cache) is not None:
+        hint += "; until then `--native-protocol rpc` on all nodes uses the patched build that is there"
+    return UserError(what, hint=hint)
+
+
 async def build(
-    cache: Path, *, backend: str = "auto", source: Path | None = None, progress: ProgressCallback
+    cache: Path,
+    *,
+    backend: str = "auto",
+    source: Path | None = None,
+    tools: bool = False,
+    progress: ProgressCallback,
 ) -> NativeInfo:
     """Build what is missing and return it, as `native.build`."""
-    stock = await native.build(cache, backend=backend, source=source, patched=False, progress=progress)
+    stock = await native.build(
+        cache, backend=backend, source=source, tools=tools, patched=False, progress=progress
+    )
     folder = await build_programs(cache, PROGRAMS, backend=stock.backend, source=source, progress=progress)
     progress(BuildProgress(Stage.DONE, f"meshd's backend is ready ({folder.name})"))
     return _joined(stock, folder)

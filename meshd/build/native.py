@@ -20,10 +20,10 @@ from meshd.build.interface import (
     ProgressCallback,
     Stage,
 )
-from meshd.build.machine import cpu_kind, need_compiler, need_tools, resolve_backend
+from meshd.build.machine import cpu_kind, how_to_build, need_compiler, need_tools, resolve_backend
 from meshd.build.pin import Pin, read_pin
 from meshd.build.tree import Tree, check_source
-from meshd.wire.native import STOCK_PATCHES, UNKNOWN
+from meshd.wire.native import RPC_PROTOCOL, STOCK_PATCHES, UNKNOWN
 
 _TARGETS = {RPC_SERVER: "ggml-rpc-server", LLAMA_SERVER: "llama-server", LLAMA_BENCH: "llama-bench"}
 _FILES = {
@@ -49,6 +49,11 @@ def find(cache: Path, backend: str = "auto", *, patched: bool = True) -> NativeI
         if info is not None:
             return info
     return None
+
+
+def not_built(what: str) -> UserError:
+    """That there is no patched build, and how to get one."""
+    return UserError(what, hint=how_to_build("--native-protocol", RPC_PROTOCOL))
 
 
 async def build(

@@ -14,8 +14,7 @@ from pathlib import Path
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
-from meshd.config import PROTOCOLS, load
-from meshd.wire.native import RPC_PROTOCOL
+from meshd.config import MESH, PROTOCOLS, RPC, load
 
 WHAT = "load|nodes|latency|ready|rpc|trace|transport"
 _HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
@@ -29,11 +28,12 @@ _USUAL = {  # workers, round trips
 }
 _USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--compute-only]
-                                      [--without push] [--protocol rpc|mesh] [--svg FILE]
+                                      [--without push] [--protocol mesh|rpc] [--svg FILE]
                                       [--json]
        meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
-       meshd bench ready [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--json]
-       meshd bench rpc [--model FILE] [--pairs N] [--protocol rpc|mesh] [--json]
+       meshd bench ready [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N]
+                         [--protocol mesh|rpc] [--json]
+       meshd bench rpc [--model FILE] [--pairs N] [--protocol mesh|rpc] [--json]
        meshd bench trace [--model FILE] [--workers N] [--rtt MS] [--prompt N] [--tokens N] [--svg FILE]
                          [--json]
        meshd bench transport [--ways LIST] [--only loopback|lines|beside] [--json]"""
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--protocol",
         choices=PROTOCOLS,
-        default=RPC_PROTOCOL,
-        help="for load, nodes, latency and rpc: what meshd's programs speak (default: rpc; see "
+        default=MESH,
+        help="for load, nodes, latency, ready and rpc: what meshd's programs speak (default: mesh; see "
         "--native-protocol)",
     )
     _distance_arguments(parser)
@@ -173,6 +173,7 @@ def _ready(args: Arguments, out: Output) -> int:
             workers=workers,
             round_trips=round_trips,
             runs=runs,
+            protocol=args.protocol,
             as_json=args.json,
         ),
         out,
@@ -206,6 +207,8 @@ def _trace(args: Arguments, out: Output) -> int:
 def _distance(args: Arguments, out: Output) -> int:
     pairs = number("--pairs", args.pairs or "3", 1, 100)
     workers, round_trips = _cells(args)
+    if args.compute_only and args.protocol != RPC:
+        raise UserError("`--compute-only` delays requests of llama.cpp's RPC", hint="add `--protocol rpc`")
     from meshd.bench.distance import run as run_bench
     from meshd.bench.interface import DistanceArgs
 

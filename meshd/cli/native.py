@@ -1,40 +1,39 @@
-"""Build llama.cpp for this machine, at a pinned commit with meshd's patches, or show the build.
+"""Build llama.cpp at a pinned commit and meshd's backend for it, or show the build.
 
 `build` needs a C++ compiler, cmake and ninja; the last two come with meshd[build] or from your system. An
-existing build is kept.
+existing build is kept. With `--native-protocol rpc`: llama.cpp with meshd's patches instead.
 """
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.base.errors import UsageError, UserError
-from meshd.cli.options import Arguments, Parser
+from meshd.base.errors import UsageError
+from meshd.cli.options import Arguments, Parser, add_config_file, add_keys, load_role
 from meshd.cli.output import Json, Output
-from meshd.config import load
+from meshd.config import MESH, RPC, Paths
 
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
     from meshd.build.interface import BuildProgress, NativeInfo
 
+UPSTREAM_RPC_SERVER = "ggml-rpc-server"
 _BACKENDS = ("auto", "cpu", "metal", "cuda", "vulkan", "hip")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`build` and `info`."""
     below = parser.add_subparsers(dest="action", metavar="build | info", required=True, parser_class=Parser)
-    building = below.add_parser(
-        "build", description="Build llama.cpp, unless the cache already has this build."
-    )
+    building = below.add_parser("build", description="Build what the cache lacks.")
     _add_backend(building)
     building.add_argument("--source", metavar="DIR", help="llama.cpp source tree at the pinned commit")
     building.add_argument("--tools", action="store_true", help="also build llama-quantize")
-    _add_mesh(building)
+    _add_protocol(building)
     building.add_argument("--json", action="store_true", help="print JSON, for scripts")
     informing = below.add_parser(
         "info", description="Show commit, patches, backend and binaries of the build."
     )
     _add_backend(informing)
-    _add_mesh(informing)
+    _add_protocol(informing)
     informing.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
@@ -48,28 +47,22 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_mesh(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--mesh",
-        action="store_true",
-        help="llama.cpp without patches, and the programs for --native-protocol mesh (experimental)",
-    )
+def _add_protocol(parser: argparse.ArgumentParser) -> None:
+    add_config_file(parser)
+    add_keys(parser, ("native.protocol",))
+    parser.add_argument("--mesh", action="store_true", help="the same as `--native-protocol mesh`")
 
 
 def run(args: Arguments, out: Output) -> int:
     """Foreground work, without a daemon."""
-    paths = load().config.paths
-    if args.mesh and args.action == "build" and args.tools:
-        raise UsageError("`--mesh` has no tools", hint="omit --tools")
+    config = load_role(args, "worker").config
+    if args.mesh and vars(args)["native.protocol"] == RPC:
+        raise UsageError(f"`--mesh` and `--native-protocol {RPC}` exclude each other", hint="omit one")
+    protocol = MESH if args.mesh else config.native.protocol
     if args.action == "build":
-        source = Path(args.source).expanduser() if args.source else None
-        info = _build(paths.cache, args, source, out)
+        info = _build(config.paths.cache, args, protocol, out)
     else:
-        info = (
-            _find_mesh(paths.cache, args.backend, paths.native_bin)
-            if args.mesh
-            else _find(paths.cache, args.backend, paths.native_bin)
-        )
+        info = _find(config.paths, args.backend, protocol)
     if args.json:
         out.json(to_json(info))
     else:
@@ -82,7 +75,7 @@ def run(args: Arguments, out: Output) -> int:
     return 0
 
 
-def _build(cache: Path, args: Arguments, source: Path | None, out: Output) -> "NativeInfo":
+def _build(cache: Path, args: Arguments, protocol: str, out: Output) -> "NativeInfo":
     import asyncio
 
     from meshd.build import mesh, native
@@ -91,44 +84,38 @@ def _build(cache: Path, args: Arguments, source: Path | None, out: Output) -> "N
         share = progress.done / progress.total if progress.total else None
         out.progress(f"{progress.stage}: {progress.text}" if progress.text else str(progress.stage), share)
 
-    if args.mesh:
-        return asyncio.run(mesh.build(cache, backend=args.backend, source=source, progress=show))
-    return asyncio.run(
-        native.build(cache, backend=args.backend, source=source, tools=args.tools, progress=show)
-    )
+    build = mesh.build if protocol == MESH else native.build
+    source = Path(args.source).expanduser() if args.source else None
+    return asyncio.run(build(cache, backend=args.backend, source=source, tools=args.tools, progress=show))
 
 
-def _find_mesh(cache: Path, backend: str, native_bin: Path | None) -> "NativeInfo":
-    from meshd.build import mesh
-    from meshd.build.machine import how_to_build
+def _find(paths: Paths, backend: str, protocol: str) -> "NativeInfo":
+    from meshd.build import mesh, native
 
-    found = mesh.read_bin_dir(native_bin, cache) if native_bin is not None else mesh.find(cache, backend)
+    found: NativeInfo | None
+    cache, named = paths.cache, paths.native_bin
+    if protocol == MESH:
+        found = mesh.read_bin_dir(named, cache) if named else mesh.find(cache, backend)
+    else:
+        found = native.read_bin_dir(named) if named else native.find(cache, backend)
     if found is None:
-        raise UserError(f"meshd's own backend is not built in `{cache}`", hint=how_to_build("--mesh"))
-    return found
-
-
-def _find(cache: Path, backend: str, native_bin: Path | None) -> "NativeInfo":
-    from meshd.build.machine import how_to_build
-    from meshd.build.native import find, read_bin_dir
-
-    if native_bin is not None:
-        return read_bin_dir(native_bin)
-    found = find(cache, backend)
-    if found is None:
-        raise UserError(
-            f"there is no native build for `{backend}` in `{cache}`",
-            hint=how_to_build(),
-        )
+        what = f"there is no native build for `{backend}` in `{cache}`"
+        raise mesh.not_built(cache, what) if protocol == MESH else native.not_built(what)
     return found
 
 
 def to_json(info: "NativeInfo") -> Json:
-    """As docs/cli.md has it."""
+    """As docs/cli.md has it: `rpc-server` is what a worker runs, whatever it is called."""
+    from meshd.build.interface import MESH_PROGRAM, RPC_SERVER
+
+    binaries = {name: str(path) for name, path in info.binaries.items()}
+    if MESH_PROGRAM in binaries:
+        upstreams = {UPSTREAM_RPC_SERVER: binaries[RPC_SERVER]} if RPC_SERVER in binaries else {}
+        binaries |= upstreams | {RPC_SERVER: binaries[MESH_PROGRAM]}
     return {
         "pin": info.pin,
         "patches_sha256": info.patches_sha256,
         "backend": info.backend,
         "bin_dir": str(info.bin_dir),
-        "binaries": {name: str(path) for name, path in sorted(info.binaries.items())},
+        "binaries": dict(sorted(binaries.items())),
     }

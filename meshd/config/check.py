@@ -60,17 +60,15 @@ def check_serve(config: Config) -> None:
 
 def _check_mesh(serve: ServeConfig) -> None:
     """What this protocol lacks would have no effect, and nobody should have to find that out."""
-    if serve.rpc:
-        raise _not_with_mesh("--rpc", "an rpc-server without meshd does not speak it")
     if serve.load_mode is not None and serve.load_mode not in MAPPED:
-        needed = f"the file must be mapped: {', '.join(MAPPED)}"
+        needed = f"with `mesh` the file must be mapped ({', '.join(MAPPED)})"
         raise _not_with_mesh(f"--load-mode {serve.load_mode}", needed)
 
 
 def _not_with_mesh(option: str, why: str) -> UserError:
     return UserError(
-        f"`{option}` cannot be combined with `--native-protocol mesh`",
-        hint=f"{why}; omit it, or use `--native-protocol rpc` on all nodes",
+        f"`{option}` needs the other native protocol: {why}",
+        hint="omit it, or start with `--native-protocol rpc` on all nodes",
     )
 
 

@@ -54,11 +54,11 @@ KEYS: tuple[Key, ...] = (
         field="protocol",
         form=choice(*PROTOCOLS),
         option="--native-protocol",
-        metavar="rpc|mesh",
-        help="what llama.cpp's processes speak with each other: rpc, or mesh (experimental), the same on all "
-        "nodes",
-        more='"mesh" is meshd\'s own backend for an unpatched llama.cpp; `meshd native build '
-        "--mesh` makes it.",
+        metavar="mesh|rpc",
+        help="what llama.cpp's processes speak with each other, the same on all nodes: mesh, or rpc, which "
+        "will be removed",
+        more='"mesh" is meshd\'s own backend in an unpatched llama.cpp, "rpc" a patched llama.cpp, which '
+        "`meshd native build --native-protocol rpc` makes.",
     ),
     *LINK_KEYS,
     *WORKER_KEYS,

@@ -15,8 +15,8 @@ from meshd.link.transport import LinkKind
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
 DEFAULT_API_PORT = 8090
-MESH = "mesh"
-PROTOCOLS = ("rpc", MESH)
+MESH, RPC = "mesh", "rpc"
+PROTOCOLS = (MESH, RPC)
 LINK_KINDS = tuple(kind.value for kind in LinkKind)
 DEFAULT_STUN = ("stun.cloudflare.com:3478", "stun.l.google.com:19302")
 
@@ -58,9 +58,9 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeConfig:
-    """What llama.cpp's processes speak: llama.cpp's RPC, or the protocol of native/mesh."""
+    """What llama.cpp's processes speak: the protocol of native/mesh, or llama.cpp's RPC with patches."""
 
-    protocol: str = PROTOCOLS[0]
+    protocol: str = MESH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

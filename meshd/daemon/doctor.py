@@ -28,9 +28,7 @@ from meshd.wire.native import UNKNOWN
 UNFIT_HINT = "try another driver; a model that needs fewer operations may still run on it"
 HOME_HINT = "free space on that disk, check its owner and that it is mounted read-write, or set MESHD_HOME"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
-UNKNOWN_HINT = (
-    "it works if it is of the commit that `meshd native info --mesh` names; build it with git to be sure"
-)
+UNKNOWN_HINT = "it works if it is of the commit that `meshd native info` names; build it with git to be sure"
 State = Literal["ok", "warning", "error"]
 
 

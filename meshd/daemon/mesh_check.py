@@ -23,7 +23,7 @@ from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.native import UNKNOWN
 
 LOG = log.get("daemon")
-MESH_BUILD = "remove it, or omit --native-bin; then run `meshd native build --mesh`"
+MESH_BUILD = "remove it, or omit --native-bin; then run `meshd native build`"
 _HOST = "host "  # a line of the module's report: the ggml of the program that loaded it
 _SAID = re.compile(r"version: (\S+) \((?:build \d+, commit )?(\S+)\)")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -123,7 +123,7 @@ async def _load_module(program: Path, module: Path, pin: Pin, logs: Path) -> Non
 
 
 def _other_release(pin: Pin) -> str:
-    ours = "omit --native-bin and run `meshd native build --mesh`"
+    ours = "omit --native-bin and run `meshd native build`"
     return f"build llama.cpp at commit {pin.commit[:9]}, or {ours}"
 
 

@@ -12,13 +12,11 @@ from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
-from meshd.base.errors import UserError
 from meshd.base.listening_socket import LOOPBACK_HOST, listen_in, remove_stale
 from meshd.base.stopped_process import is_stopped
 from meshd.build import mesh as mesh_build
+from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_SERVER, NativeInfo
-from meshd.build.machine import how_to_build
-from meshd.build.native import find, read_bin_dir
 from meshd.build.pin import read_pin
 from meshd.config import MESH, Config, Paths
 from meshd.gateway.interface import ReadyReport
@@ -52,6 +50,7 @@ from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.wire.native import NativeVersion, mesh_protocol
 
 LOG = log.get("daemon")
+NOT_BUILT = "llama.cpp is not built yet"
 
 
 def find_native(config: Config, *, head: bool = True) -> NativeBuild:
@@ -60,14 +59,11 @@ def find_native(config: Config, *, head: bool = True) -> NativeBuild:
         return _find_mesh(config.paths, head=head)
     info: NativeInfo | None
     if config.paths.native_bin is not None:
-        info = read_bin_dir(config.paths.native_bin, head=head)
+        info = native_build.read_bin_dir(config.paths.native_bin, head=head)
     else:
-        info = find(config.paths.cache)
+        info = native_build.find(config.paths.cache)
     if info is None:
-        raise UserError(
-            "llama.cpp is not built yet",
-            hint=how_to_build(),
-        )
+        raise native_build.not_built(NOT_BUILT)
     version = NativeVersion(
         rpc=read_pin().rpc_protocol, pin=info.pin, patches=info.patches_sha256, backend=info.backend
     )
@@ -82,7 +78,7 @@ def _find_mesh(paths: Paths, *, head: bool) -> NativeBuild:
     else:
         info = mesh_build.find(paths.cache)
     if info is None:
-        raise UserError("meshd's own backend is not built yet", hint=how_to_build("--mesh"))
+        raise mesh_build.not_built(paths.cache, NOT_BUILT)
     speaks = mesh_protocol(MESH_VERSION)
 
     def program(name: str) -> Path:
@@ -93,7 +89,7 @@ def _find_mesh(paths: Paths, *, head: bool) -> NativeBuild:
         llama_server=program(LLAMA_SERVER),
         patched=info.patched,
         version=NativeVersion(speaks, info.pin, info.patches_sha256, info.backend),
-        mesh=MeshPrograms(program(MESH_PROGRAM), program(MESH_MODULE)),
+        mesh=MeshPrograms(program(MESH_PROGRAM), program(MESH_MODULE), read_pin().rpc_protocol),
     )
 
 

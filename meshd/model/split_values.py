@@ -16,7 +16,8 @@ class Device:
 
     `pool` names the memory when several devices draw on the same (two nodes on one machine, two processes on
     one GPU): its `free` is counted once, the smallest that a member gives. Empty: memory of its own.
-    `path`: to the head, None where nothing is known of it.
+    `path`: to the head, None where nothing is known of it. `is_plain`: of an rpc-server without meshd, which
+    claims to have every operation.
     """
 
     node: str
@@ -26,6 +27,7 @@ class Device:
     is_head: bool = False
     pool: str = ""
     path: DevicePath | None = None
+    is_plain: bool = False
 
     @property
     def label(self) -> str:

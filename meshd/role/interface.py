@@ -23,10 +23,14 @@ from meshd.wire.native import NativeVersion
 
 @dataclass(frozen=True, slots=True)
 class MeshPrograms:
-    """What is built of native/mesh: a worker's program, and the module that llama-server loads."""
+    """What is built of native/mesh: a worker's program, and the module that llama-server loads.
+
+    `rpc`: the version of llama.cpp's own protocol, which that llama-server speaks to plain rpc-servers.
+    """
 
     server: Path
     module: Path
+    rpc: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,11 @@ class NativeBuild:
     patched: bool
     version: NativeVersion
     mesh: MeshPrograms | None = None
+
+    @property
+    def plain_rpc(self) -> str:
+        """The version of llama.cpp's own protocol, for an rpc-server without meshd."""
+        return self.version.rpc if self.mesh is None else self.mesh.rpc
 
     @property
     def device_program(self) -> Path:

@@ -6,6 +6,7 @@ UNKNOWN = "unknown"  # pin of binaries that meshd did not build, and their patch
 STOCK_PATCHES = "stock"  # in place of the patches' hash: upstream as it is
 RPC_PROTOCOL = "rpc"  # llama.cpp's protocol, whose version its own greeting compares
 _MESH = "mesh "  # that of native/mesh, before its version
+_BUILD = f"`meshd native build --native-protocol {RPC_PROTOCOL}`"  # of the patched llama.cpp
 _PATCHES_SHOWN = 12  # digits of the hash that a short form keeps
 
 
@@ -52,8 +53,8 @@ def difference(mine: NativeVersion, theirs: NativeVersion) -> Difference | None:
         return Difference(
             fits=False,
             what=f"speaks llama.cpp's RPC protocol {theirs.rpc}, this node {mine.rpc}",
-            hint=f"{older} has the older llama.cpp: build both from one version (`meshd native build` on "
-            "both, without --native-bin)",
+            hint=f"{older} has the older llama.cpp: build both from one version ({_BUILD} on both, without "
+            "--native-bin)",
         )
     if UNKNOWN not in (mine.pin, theirs.pin) and mine.pin != theirs.pin:
         return Difference(
@@ -70,7 +71,7 @@ def other_protocol(mine: str, theirs: str) -> Difference | None:
         return None
     hint = "start all nodes with the same `--native-protocol`"
     if mine.startswith(_MESH) and theirs.startswith(_MESH):
-        hint = "install the same version of meshd on both and run `meshd native build --mesh`"
+        hint = "install the same version of meshd on both and run `meshd native build`"
     return Difference(
         fits=False, what=f"speaks the native protocol `{theirs}`, this node `{mine}`", hint=hint
     )
@@ -84,14 +85,14 @@ def _by_patches(ours: str, others: str) -> Difference | None:
         return Difference(
             fits=True,
             what=f"{who} a llama.cpp without meshd's patches",
-            hint="run `meshd native build` for a faster one; this one works, with weights from local files",
+            hint=f"run {_BUILD} for a faster one; this one works, with weights from local files",
         )
     if UNKNOWN in (ours, others):
         return None
     return Difference(
         fits=True,
         what=f"has other patches of llama.cpp ({others}) than this node ({ours})",
-        hint="the common features are used; install the same meshd on both and run `meshd native build`",
+        hint=f"the common features are used; install the same meshd on both and run {_BUILD}",
     )
 
 

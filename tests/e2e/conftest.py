@@ -18,18 +18,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--patches",
         type=int,
         metavar="N",
-        help="take the build with the first N patches only, to see what fails",
+        help="take the build with the first N patches only, to see what fails, with --native-protocol rpc",
     )
     parser.addoption(
         "--native-protocol",
-        choices=("rpc", "mesh"),
-        default="rpc",
+        choices=("mesh", "rpc"),
+        default="mesh",
         help="of the daemons in tests that name none, to see what fails",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    native_protocol.choose(config.getoption("--native-protocol", "rpc"))
+    native_protocol.choose(config.getoption("--native-protocol", "mesh"))
     count = config.getoption("--patches", None)
     if count is not None:
         from tests.e2e.patch_builds import build_first  # which needs the whole build itself

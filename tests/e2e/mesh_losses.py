@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api, Streamed, generation
@@ -50,12 +51,10 @@ class Scene:
 
     async def loading(self, number: int, loss: Loss) -> None:
         """Somewhere between the start of the worker's server and the first token."""
-        before = child_pid(await self.worker.status(), self.protocol.server)
+        before = child_pid(await self.worker.status(), RPC_SERVER)
         os.kill(before, signal.SIGKILL)
         await self.worker.until(
-            lambda status: any(
-                c.name == self.protocol.server and c.pid not in (None, before) for c in status.children
-            )
+            lambda status: any(c.name == RPC_SERVER and c.pid not in (None, before) for c in status.children)
         )
         await asyncio.sleep(STEP * (number % 30))
         await self._answers_again(await self.lose(), loss)

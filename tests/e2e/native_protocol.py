@@ -1,7 +1,7 @@
 """The two native protocols that daemons speak: what a test that runs with both of them needs to know.
 
-RPC is that of the patched rpc-server. MESH needs `make mesh` and is skipped without it. Tests that name none
-run with RPC, or with MESH under `pytest tests/e2e --native-protocol mesh`, which shows what that one lacks.
+MESH is the default, and skipped where it is not built. RPC is that of the patched rpc-server. Tests that name
+none run with MESH, or with RPC under `pytest tests/e2e --native-protocol rpc`.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from tests.e2e.models import cache_folder
 
 @dataclass(frozen=True, slots=True)
 class NativeProtocol:
-    """`server`: the child of a worker that is lent. `place`: in the table of lost workers."""
+    """`program`: what a worker runs for a lease. `place`: in the table of lost workers."""
 
     options: tuple[str, ...]
-    server: str
+    program: str
     place: str
 
 
-RPC = NativeProtocol((), RPC_SERVER, "mesh")
+RPC = NativeProtocol(("--native-protocol", "rpc"), RPC_SERVER, "mesh")
 MESH = NativeProtocol(("--native-protocol", "mesh"), MESH_PROGRAM, "mesh protocol")
 
-_chosen = [RPC]
+_chosen = [MESH]
 
 
 def usual() -> NativeProtocol:
@@ -40,7 +40,7 @@ def choose(name: str) -> None:
 
 needs_mesh = pytest.mark.skipif(
     not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
-    reason="native/mesh is not built: `meshd native build --mesh`",
+    reason="native/mesh is not built: `make mesh`",
 )
 both = pytest.mark.parametrize(
     "protocol", [pytest.param(RPC, id="rpc"), pytest.param(MESH, id="mesh", marks=needs_mesh)]

@@ -12,7 +12,8 @@ from meshd.build.interface import RPC_SERVER
 
 from tests.e2e.alone import alone
 from tests.e2e.crossed import CONTEXT, PROMPT_TOKENS, WIDTH, prompt_bytes, stock_bytes
-from tests.e2e.models import cache_folder, patched, smollm2, stock
+from tests.e2e.models import cache_folder, smollm2, stock
+from tests.e2e.native_protocol import RPC
 from tests.e2e.nodes import PROMPT, SAME_THREADS, TEST_SECONDS, Fleet, api_of, model_of, play
 from tests.e2e.spaces import skip_reason
 from tests.soak import drawn
@@ -23,6 +24,7 @@ GRAPH_BYTES = 384_000  # of SmolLM2; the first token sends one
 CONTROL_BYTES = 100_000  # of a load and its first token, most, beside a graph or with it compressed
 MOST = 1 / 3  # of stock's bytes
 STEP_TOKENS = 512
+NO_LOGITS = ("--output-on", "head")  # else the token by which a model is tried brings them all
 
 
 def _crossed(status: Status) -> int:
@@ -76,7 +78,7 @@ def test_a_load_crosses_in_less_than_its_graph(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             token, _ = await fleet.workers(smollm2())
-            given = ("--device", "none", "--ctx-size", str(CONTEXT))
+            given = ("--device", "none", "--ctx-size", str(CONTEXT), *NO_LOGITS)
             crossed = {}
             for when in ("on", "off"):
                 head = await fleet.head(
@@ -97,7 +99,7 @@ def test_a_stock_worker_takes_it_too(tmp_path: Path) -> None:
     native = ("--native-bin", str(stock().binaries[RPC_SERVER].parent))
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             token, _ = await fleet.workers(smollm2(), options=native)
             head = await fleet.head(smollm2(), "--compress", "on", *SAME_THREADS, token=token)
             status = await fleet.ready(head)
@@ -111,11 +113,15 @@ def test_a_stock_worker_takes_it_too(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
 def test_the_demo_over_a_distance_is_compressed(tmp_path: Path) -> None:
     """In a process of its own, which goes into a network namespace and stays there."""
-    patched()
     smollm2()
     done = subprocess.run(
         [sys.executable, "-m", "meshd", "demo", "--latency", "30"],
-        env={**os.environ, "MESHD_HOME": str(tmp_path), "MESHD_CACHE": str(cache_folder())},
+        env={
+            **os.environ,
+            "MESHD_HOME": str(tmp_path),
+            "MESHD_CACHE": str(cache_folder()),
+            "MESHD_NATIVE_PROTOCOL": "rpc",  # whose head has the output: no logits cross
+        },
         capture_output=True,
         text=True,
         timeout=TEST_SECONDS,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
+from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone
@@ -51,7 +52,7 @@ def test_two_heads_share_a_worker_and_its_memory_comes_back(tmp_path: Path) -> N
             await two.stop()
             fleet.forget(two)
             now = await worker.until(lambda status: len(status.children) == 1)
-            await gone({pid for pid in servers if pid is not None} - {child_pid(now, fleet.protocol.server)})
+            await gone({pid for pid in servers if pid is not None} - {child_pid(now, RPC_SERVER)})
             assert await api_of(first).complete(PROMPT, TOKENS) == reference
 
     play(check())
@@ -64,7 +65,7 @@ def test_leases_together_stay_within_the_memory_limit(tmp_path: Path) -> None:
         async with Fleet(tmp_path) as fleet:
             worker = await fleet.worker("worker", "--memory", "400M", model=smollm2())
             token = await worker.token()
-            options = ("--device", "none", *SMALL_CONTEXT)
+            options = ("--device", "none", *SMALL_CONTEXT, "--", "-np", "1")  # more would take all there is
             one = await fleet.head(smollm2(), *options, token=token, name="one")
             await fleet.ready(one)
             two = await fleet.head(smollm2(), *options, token=token, name="two")
@@ -197,7 +198,8 @@ def test_extra_arguments_reach_llama_server_and_win(tmp_path: Path) -> None:
             pid = child_pid(status, "llama-server")
             argv = _proc(pid, "cmdline").split("\0")[:-1]
             assert argv[-2:] == ["-t", str(THREADS)]
-            assert (argv.count("-c"), argv[argv.index("-c") + 1]) == (1, "768")  # it entered the plan
+            slots = int(argv[argv.index("-np") + 1])  # each has that context
+            assert (argv.count("-c"), argv[argv.index("-c") + 1]) == (1, str(768 * slots)), "not in the plan"
             props = await api_of(status).ask("GET", "/props")
             settings = props.body["default_generation_settings"]
             assert isinstance(settings, dict)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
@@ -18,6 +19,7 @@ from tests.e2e.frozen import Frozen, skip_reason
 from tests.e2e.losses import noted
 from tests.e2e.mesh_losses import LONG_PROMPT, TOKENS, crashes
 from tests.e2e.models import smollm2
+from tests.e2e.native_protocol import RPC
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, gone, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -46,7 +48,7 @@ def test_one_of_two_workers_hangs_in_an_answer(tmp_path: Path, frozen: Frozen, w
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             plain = await fleet.worker("plain", model=smollm2())
             token = await plain.token()
             name = "another" if which == 0 else "somebody"  # the split takes them by name
@@ -56,7 +58,7 @@ def test_one_of_two_workers_hangs_in_an_answer(tmp_path: Path, frozen: Frozen, w
             options = ("--min-workers", "2", "--tensor-split", "1,1", *SAME_THREADS)
             head = await fleet.head(smollm2(), *options, token=token)
             api = api_of(await fleet.ready(head))
-            server = child_pid(await hangs.status(), fleet.protocol.server)
+            server = child_pid(await hangs.status(), RPC_SERVER)
 
             def on_piece(streamed: Streamed) -> None:
                 if streamed.pieces == 10:
@@ -84,7 +86,7 @@ def test_the_only_worker_hangs(tmp_path: Path, frozen: Frozen, state: str) -> No
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             options = ("--native-bin", str(frozen.bin), *TWO_THREADS)
             worker = await fleet.worker("worker", *options, model=smollm2())
             if state == "load":
@@ -93,11 +95,11 @@ def test_the_only_worker_hangs(tmp_path: Path, frozen: Frozen, state: str) -> No
             with noted("mesh", state, "hangs", told_within=FOUND_SECONDS) as loss:
                 if state == "load":
                     await worker.until(lambda status: bool(status.children))
-                    server = child_pid(await worker.status(), fleet.protocol.server)
+                    server = child_pid(await worker.status(), RPC_SERVER)
                     await gone({server}, seconds=FOUND_SECONDS + 5.0)
                 else:
                     api = api_of(await fleet.ready(head))
-                    server = child_pid(await worker.status(), fleet.protocol.server)
+                    server = child_pid(await worker.status(), RPC_SERVER)
                     frozen.stop()
                     streamed = await api.stream(LONG_PROMPT if state == "prompt" else PROMPT, TOKENS)
                     assert (streamed.text, streamed.done) == ("", False)
@@ -119,17 +121,17 @@ def test_a_step_that_takes_long_is_not_taken_for_that(tmp_path: Path, frozen: Fr
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             options = ("--native-bin", str(frozen.bin), *TWO_THREADS)
             worker = await fleet.worker("worker", *options, model=smollm2())
             head = await fleet.head(smollm2(), *SAME_THREADS, token=await worker.token())
             api = api_of(await fleet.ready(head))
-            server = child_pid(await worker.status(), fleet.protocol.server)
+            server = child_pid(await worker.status(), RPC_SERVER)
             frozen.be_slow()
             began = time.monotonic()
             streamed = await api.stream(PROMPT, TOKENS)
             assert (streamed.text, streamed.error) == (reference, "")
             assert time.monotonic() - began > FOUND_SECONDS, "the step was not long at all"
-            assert child_pid(await worker.status(), fleet.protocol.server) == server
+            assert child_pid(await worker.status(), RPC_SERVER) == server
 
     play(check())

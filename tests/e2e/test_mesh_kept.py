@@ -12,12 +12,13 @@ from meshd.fleet.node import LocalNode, model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.models import FINE_TUNED, copy_to, fine_tune, own_cache, smollm2, stock, tensor_of
+from tests.e2e.native_protocol import RPC, usual
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, peer_of, play
 from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-ON_WORKER = ("--device", "none")  # the head computes nothing: every layer's tensor is a worker's
+ON_WORKER = ("--device", "none", "--output-on", "head")  # a worker has all of the layers, each time
 MB = 1_000_000
 
 
@@ -47,10 +48,11 @@ def test_a_worker_without_a_file_misses_nothing_the_second_time(tmp_path: Path, 
     reference = alone(smollm2(), 24)
     cache = own_cache(tmp_path)
     native = ("--native-bin", str(stock().binaries[RPC_SERVER].parent)) if is_stock else ()
+    protocol = RPC if is_stock else usual()
     theirs, ours = (native if is_stock == role else () for role in ("worker", "head"))
 
     async def check() -> None:
-        async with Fleet(tmp_path, cache=cache) as fleet:
+        async with Fleet(tmp_path, cache=cache, protocol=protocol) as fleet:
             token, [worker] = await fleet.workers(None, options=theirs)
             head = await fleet.head(smollm2(), *ON_WORKER, *ours, *SAME_THREADS, token=token)
             first = await fleet.ready(head)

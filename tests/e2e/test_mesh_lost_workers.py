@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
 
 from tests.e2e import spaces
@@ -84,7 +85,7 @@ async def _with_a_process(
         within = again_within(began)
 
         async def lose() -> float:
-            await asyncio.to_thread(hit, child_pid(await worker.status(), protocol.server))
+            await asyncio.to_thread(hit, child_pid(await worker.status(), RPC_SERVER))
             return time.monotonic()
 
         yield Scene(

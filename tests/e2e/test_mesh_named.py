@@ -67,7 +67,7 @@ def test_what_was_found_is_shown(tmp_path: Path) -> None:
         assert "ok       mesh protocol version" in shown.stdout
         shown = await cli(home, "native", "info", "--mesh", MESHD_NATIVE_BIN=str(tmp_path / "bin"))
         assert f"binaries  {tmp_path}/bin\n" in shown.stdout
-        assert "llama-server    llama-server\n" in shown.stdout
+        assert "llama-server     llama-server\n" in shown.stdout
         assert f"{mesh.folder_of(cache_folder())}/{MESH_MODULE}" in shown.stdout
 
     play(check())

@@ -28,6 +28,7 @@ from meshd.wire.lease import (
 
 from tests.e2e.bare_node import bare_node, connected
 from tests.e2e.models import patched, smollm2
+from tests.e2e.native_protocol import RPC
 from tests.e2e.nodes import Fleet, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -43,7 +44,7 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
     """The lease's id alone is worth nothing: its head has to name the member."""
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             worker = await fleet.worker("worker", model=smollm2())
             token = await worker.token()
             async with (

@@ -10,6 +10,7 @@ from meshd.build.interface import RPC_SERVER
 
 from tests.e2e.alone import alone
 from tests.e2e.models import patched, small, smollm2, stock
+from tests.e2e.native_protocol import RPC
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, model_of, peer_of, play
 from tests.soak import drawn
 
@@ -29,7 +30,7 @@ async def _heads(
 ) -> AsyncIterator[AsyncIterator[Status]]:
     """The status of each of these heads, stock or not, which use the same workers one after the other."""
     binaries = {is_stock: _bin(is_stock) for is_stock in (False, True)}
-    async with Fleet(folder) as fleet:
+    async with Fleet(folder, protocol=RPC) as fleet:
         token, _ = await fleet.workers(*[has] * count, options=binaries[worker_is_stock])
 
         async def served() -> AsyncGenerator[Status, None]:

@@ -11,6 +11,7 @@ from tests.e2e.alone import alone
 from tests.e2e.api_client import generation
 from tests.e2e.half_able import install
 from tests.e2e.models import patched, smollm2
+from tests.e2e.native_protocol import RPC
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
 from tests.e2e.test_mesh_unable import both, ready_without, servers_started
 
@@ -47,7 +48,7 @@ def test_the_others_serve_without_it(tmp_path: Path, then: str, why: str) -> Non
     native = card_that(tmp_path / "native", then)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             token, half = await both(fleet, native)
             head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
             status = await ready_without(head)
@@ -55,7 +56,7 @@ def test_the_others_serve_without_it(tmp_path: Path, then: str, why: str) -> Non
             assert await api_of(status).complete(PROMPT, 16) == reference
             told = await half.until(lambda s: any(w.code == "device_unfit" for w in s.warnings))
             assert any(why in warning.what for warning in told.warnings)
-            shown = await cli(half.spec.home, "doctor")
+            shown = await cli(half.spec.home, "doctor", *RPC.options)
             assert why in " ".join(shown.stdout.split())
             assert servers_started(half) == 0
 
@@ -66,7 +67,7 @@ def test_alone_it_is_waited_for_and_its_reason_told(tmp_path: Path) -> None:
     native = card_that(tmp_path / "native", CRASH[0])
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             half = await fleet.worker("half", "--native-bin", str(native), model=smollm2())
             head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=await half.token())
             told = f"half CARD0: {CRASH[1]}"
@@ -85,7 +86,7 @@ def test_a_card_that_computes_as_the_processor_is_lent(tmp_path: Path) -> None:
     native = card_that(tmp_path / "native", f"exec '{real}' --try-device CPU --try \"$4\"")
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             token, half = await both(fleet, native)
             await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
             log = half.spec.home / "logs" / "device-trial.log"

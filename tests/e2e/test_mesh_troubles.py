@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from meshd.build import mesh
+from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone
@@ -69,7 +70,7 @@ def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
             first = model_of(await fleet.ready(head))
             assert first.weights_network_bytes > 0
             copy_to(smollm2(), tmp_path, "new.gguf").replace(copy)
-            pid = child_pid(await worker.status(), fleet.protocol.server)
+            pid = child_pid(await worker.status(), RPC_SERVER)
             os.kill(pid, signal.SIGKILL)
             again = await head.until(
                 lambda s: model_ready(s) and s.model is not None and s.model.weights_network_bytes == 0
@@ -85,8 +86,8 @@ def _broken_native(folder: Path, protocol: NativeProtocol) -> Path:
     folder.mkdir()
     info = patched()
     (folder / "llama-server").symlink_to(info.binaries["llama-server"])
-    server = folder / protocol.server
-    real = info.binaries.get(protocol.server, mesh.folder_of(cache_folder()) / protocol.server)
+    server = folder / protocol.program
+    real = info.binaries.get(protocol.program, mesh.folder_of(cache_folder()) / protocol.program)
     fails = 'case "$*" in *"--device CPU"*) echo no such luck >&2; exit 3;; esac'
     server.write_text(f'#!/bin/sh\n{fails}\nexec {real} "$@"\n')
     server.chmod(0o755)

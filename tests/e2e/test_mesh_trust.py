@@ -14,6 +14,7 @@ import pytest
 from meshd.admin.socket_path import find_socket
 from meshd.admin.status import Status
 from meshd.base.errors import Refused
+from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
 from meshd.identity.invite import encode_token, parse_token
 from meshd.identity.keys import PeerId
@@ -328,10 +329,7 @@ def test_another_local_user_gets_no_word_at_any_port_or_socket(
             shown = await worker.status()
             assert head.pid is not None and worker.pid is not None
             ports = {int(place.rpartition(":")[2]) for place in (*status.node.listen, *shown.node.listen)}
-            heard = [
-                _listening_ports(pid)
-                for pid in (head.pid, worker.pid, child_pid(shown, fleet.protocol.server))
-            ]
+            heard = [_listening_ports(pid) for pid in (head.pid, worker.pid, child_pid(shown, RPC_SERVER))]
             assert set().union(*heard) == {*ports, api_port}, "what is between them has no port"
             [tunnel] = status.tunnels
             hops = [*_sockets_of(head), *_sockets_of(worker)]

@@ -14,6 +14,7 @@ from tests.e2e.alone import alone
 from tests.e2e.api_client import generation
 from tests.e2e.half_able import SET_ROWS, Lack, install
 from tests.e2e.models import patched, smollm2
+from tests.e2e.native_protocol import RPC
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -57,7 +58,7 @@ def test_the_others_serve_without_it(tmp_path: Path, crash: bool) -> None:
     why = crashed if crash else "half CPU left out: it cannot compute SET_ROWS"
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             token, half = await both(fleet, native)
             head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
             status = await ready_without(head)
@@ -75,7 +76,7 @@ def test_alone_it_is_not_tried_again_and_again(tmp_path: Path) -> None:
     native = install(patched(), tmp_path / "native", [Lack(SET_ROWS)])
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             half = await fleet.worker("half", "--native-bin", str(native), model=smollm2())
             head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=await half.token())
             told = "half CPU: it cannot compute SET_ROWS"

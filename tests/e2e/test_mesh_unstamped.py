@@ -8,6 +8,7 @@ from meshd.build.interface import NativeInfo
 
 from tests.e2e.alone import alone
 from tests.e2e.models import patched, smollm2, stock
+from tests.e2e.native_protocol import RPC
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -31,7 +32,7 @@ def test_a_load_goes_as_with_a_stamp(tmp_path: Path, side: str) -> None:
     head_bin, worker_bin = (native if side in ("both", one) else () for one in ("head", "worker"))
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path, protocol=RPC) as fleet:
             token, workers = await fleet.workers(smollm2(), smollm2(), options=worker_bin)
             options = ("--min-workers", "2", *head_bin, *SAME_THREADS)
             head = await fleet.head(smollm2(), *options, token=token)
@@ -52,9 +53,9 @@ def test_a_stock_build_is_known_as_one(tmp_path: Path) -> None:
     native = unstamped(tmp_path / "native", stock())
 
     async def check() -> None:
-        shown = await cli(tmp_path / "home", "doctor", *native)
+        shown = await cli(tmp_path / "home", "doctor", *RPC.options, *native)
         assert "without meshd's patches" in shown.stdout
-        own = await cli(tmp_path / "home", "doctor", *unstamped(tmp_path / "ours", patched()))
+        own = await cli(tmp_path / "home", "doctor", *RPC.options, *unstamped(tmp_path / "ours", patched()))
         assert "with meshd's patches" in own.stdout
 
     play(check())
@@ -64,7 +65,9 @@ def test_programs_of_two_builds_are_refused_at_the_start(tmp_path: Path) -> None
     native = unstamped(tmp_path / "native", stock(), patched())
 
     async def check() -> None:
-        done = await cli(tmp_path / "home", "serve", "--model", str(smollm2()), "--min-workers", "0", *native)
+        done = await cli(
+            tmp_path / "home", "serve", *RPC.options, "--model", str(smollm2()), "--min-workers", "0", *native
+        )
         assert done.returncode == 1
         assert "llama-server` has meshd's patches" in done.stderr
         assert "rpc-server` does not" in done.stderr

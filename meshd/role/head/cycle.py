@@ -196,7 +196,7 @@ class Serve:
         workers = await self._wait_for_workers()
         try:
             await self._know_file()
-            plain_rpc = await ask_plain(self._options.rpc, protocol=self._runtime.native.version.rpc)
+            plain_rpc = await ask_plain(self._options.rpc, protocol=self._runtime.native.plain_rpc)
         except MeshdError as error:
             return await self._failed(error)
         run = self._run = self._new_run(plain_rpc)

@@ -159,7 +159,9 @@ class LlamaServer:
             looks_out=children_may_poll(),
             activations=self._model.options.activations,
         )
-        return self._child_spec(renamed(plan, MESH_DEVICE), (), environment)
+        plain = [server.endpoint for server in self._model.plain_rpc]
+        count = sum(len(lease.lent) for lease in leases)
+        return self._child_spec(renamed(plan, MESH_DEVICE, count), plain, environment)
 
     def _child_spec(
         self,

@@ -105,7 +105,8 @@ def make_plan(
     for item in offers:
         devices += [_remote(item.node, device, item.offer.machine, item.path) for device in item.devices]
     for server in plain_rpc:
-        devices += [_remote(server.endpoint, device, "", None) for device in server.devices]
+        plain = [_remote(server.endpoint, device, "", None) for device in server.devices]
+        devices += [replace(device, is_plain=True) for device in plain]
     able, excluded = _own(own, own_excluded or {}, options)
     devices += able
     excluded += [
@@ -245,12 +246,14 @@ def without_idle(plan: Plan, offers: Sequence[NodeOffer]) -> tuple[Plan, list[No
     )
 
 
-def renamed(plan: Plan, prefix: str) -> Plan:
-    """The plan where `RPC<i>` is called otherwise."""
+def renamed(plan: Plan, prefix: str, count: int) -> Plan:
+    """The plan where the first `count` of `RPC<i>` are called otherwise; those behind them count from 0."""
 
     def name_of(name: str) -> str:
         number = name.removeprefix("RPC")
-        return f"{prefix}{number}" if name != number and number.isdigit() else name
+        if name == number or not number.isdigit():
+            return name
+        return f"{prefix}{number}" if int(number) < count else f"RPC{int(number) - count}"
 
     return replace(
         plan,

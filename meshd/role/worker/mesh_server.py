@@ -36,8 +36,11 @@ class MeshServer(LentServer):
         outgoing: Outgoing,
         log_path: Path,
     ) -> None:
-        """`messages` lead to the head. Raises OSError."""
-        super().__init__("mesh-server", runtime.processes, agreed, outgoing=outgoing, log_path=log_path)
+        """`messages` lead to the head. Raises OSError.
+
+        Users know the child of a worker by one name, whichever program it is.
+        """
+        super().__init__("rpc-server", runtime.processes, agreed, outgoing=outgoing, log_path=log_path)
         self._program = str(programs.server)
         self._threads = threads if threads is not None else max(1, (os.cpu_count() or 2) // 2)
         self._join = runtime.tunnels.join

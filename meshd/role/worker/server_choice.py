@@ -25,7 +25,7 @@ def make_server(
 
     `sharers`: how many other leases compute on one of the devices now. Raises MeshdError.
     """
-    logs = runtime.paths.logs
+    log_path = runtime.paths.logs / f"rpc-server-{log_number}.log"
     try:
         if runtime.native.mesh is not None:
             return MeshServer(
@@ -35,7 +35,7 @@ def make_server(
                 messages=messages,
                 threads=threads,
                 outgoing=outgoing,
-                log_path=logs / f"mesh-server-{log_number}.log",
+                log_path=log_path,
             )
         return RpcServer(
             runtime,
@@ -43,7 +43,7 @@ def make_server(
             messages=messages,
             threads=threads,
             outgoing=outgoing,
-            log_path=logs / f"rpc-server-{log_number}.log",
+            log_path=log_path,
             sharers=sharers,
         )
     except OSError as error:

@@ -81,7 +81,14 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
     ):
         monkeypatch.setattr(distance, name, value)
     asked = DistanceArgs(
-        what="latency", model=Path(), cache=Path(), workers=(1,), round_trips=(20.0,), pairs=3, count=False
+        what="latency",
+        model=Path(),
+        cache=Path(),
+        workers=(1,),
+        round_trips=(20.0,),
+        pairs=3,
+        count=False,
+        protocol="rpc",
     )
     figures = asyncio.run(distance._figures(asked, _Console()))
     assert figures.one_way == {20.0: 0.012}

@@ -100,7 +100,7 @@ def test_sources_that_change_meanwhile_are_not_taken_for_those_before(
 def test_the_daemon_takes_it_by_its_protocol(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not built yet") as caught:
         find_native(_config(tmp_path))
-    assert "meshd native build --mesh" in (caught.value.hint or "")
+    assert "`meshd native build` once" in (caught.value.hint or "")
     _programs(tmp_path)
     store(tmp_path, "cpu", patched=False)
     native = find_native(_config(tmp_path))

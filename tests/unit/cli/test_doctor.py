@@ -19,6 +19,7 @@ from tests.unit.daemon.mesh_programs import named_programs, says
 from .shell import meshd, refused
 
 FINDINGS = list[dict[str, str]]
+RPC = ("--native-protocol", "rpc")
 
 
 def _findings(*options: str) -> tuple[int, FINDINGS]:
@@ -58,9 +59,9 @@ def test_the_programs_of_the_mesh_protocol_say_what_they_are(
     assert bool(found.hint) == (state != "ok")
 
 
-def test_without_a_build_for_the_mesh_protocol_it_says_how_to_get_one() -> None:
-    _code, found = _findings("--native-protocol", "mesh")
-    assert "meshd native build --mesh" in found[1]["hint"]
+def test_without_a_patched_build_it_says_how_to_get_one() -> None:
+    _code, found = _findings(*RPC)
+    assert "meshd native build --native-protocol rpc" in found[1]["hint"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_home_that_is_a_file(home: Path) -> None:
 
 def test_a_folder_without_an_rpc_server(tmp_path: Path) -> None:
     (tmp_path / "llama-server").write_text("")
-    ran = meshd("doctor", "--native-bin", str(tmp_path))
+    ran = meshd("doctor", *RPC, "--native-bin", str(tmp_path))
     assert ran.code == 1
     assert f"error    llama.cpp    `{tmp_path}` has no `ggml-rpc-server`" in ran.out
     assert "-DGGML_RPC=ON" in ran.out
@@ -97,7 +98,7 @@ def test_programs_that_are_none(tmp_path: Path) -> None:
     for name in ("llama-server", "ggml-rpc-server"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 3\n")
         (tmp_path / name).chmod(0o700)
-    code, found = _findings("--native-bin", str(tmp_path))
+    code, found = _findings(*RPC, "--native-bin", str(tmp_path))
     assert code == 1
     states = {one["name"]: one["state"] for one in found}
     assert states == {"home": "ok", "llama.cpp": "ok", "RPC": "error", "device": "error", "daemon": "ok"}

@@ -186,10 +186,12 @@ def test_config_init_writes_the_example_once(tmp_path: Path) -> None:
     refused(meshd("config", "init", str(tmp_path / "no" / "m.toml")), 1, "cannot write")
 
 
-def test_native_info_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_info_of_a_patched_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rpc = ("native", "info", "--native-protocol", "rpc")
+    refused(meshd(*rpc), 1, "meshd native build --native-protocol rpc")
     info = NativeInfo("p" * 40, "a" * 64, "cpu", tmp_path, {"rpc-server": tmp_path / "ggml-rpc-server"})
     monkeypatch.setattr("meshd.build.native.find", lambda cache, backend: info)
-    body = json.loads(meshd("native", "info", "--json").out)
+    body = json.loads(meshd(*rpc, "--json").out)
     assert body == {
         "pin": "p" * 40,
         "patches_sha256": "a" * 64,
@@ -197,32 +199,54 @@ def test_native_info_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "bin_dir": str(tmp_path),
         "binaries": {"rpc-server": str(tmp_path / "ggml-rpc-server")},
     }
-    assert "ggml-rpc-server" in meshd("native", "info").out
+    assert "ggml-rpc-server" in meshd(*rpc).out
 
 
-def test_native_info_of_what_the_mesh_protocol_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused(meshd("native", "info", "--mesh"), 1, "meshd native build --mesh")
-    programs = {"mesh-server": tmp_path / "mesh-server"}
+@pytest.mark.parametrize("words", [(), ("--mesh",), ("--native-protocol", "mesh")])
+def test_native_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    """What a worker runs is its `rpc-server`, whatever it is called."""
+    refused(meshd("native", "info", *words), 1, "run `meshd native build` once")
+    places = {"mesh-server": "mesh-server", "rpc-server": "ggml-rpc-server", "llama-server": "llama-server"}
+    programs = {name: tmp_path / file for name, file in places.items()}
     info = NativeInfo("p" * 40, "stock", "cpu", tmp_path, programs)
     monkeypatch.setattr("meshd.build.mesh.find", lambda cache, backend: info)
-    body = json.loads(meshd("native", "info", "--mesh", "--json").out)
-    assert (body["patches_sha256"], body["binaries"]) == (
-        "stock",
-        {"mesh-server": str(programs["mesh-server"])},
-    )
+    body = json.loads(meshd("native", "info", *words, "--json").out)
+    assert (body["patches_sha256"], body["bin_dir"]) == ("stock", str(tmp_path))
+    assert body["binaries"] == {
+        "rpc-server": str(tmp_path / "mesh-server"),
+        "mesh-server": str(tmp_path / "mesh-server"),
+        "ggml-rpc-server": str(tmp_path / "ggml-rpc-server"),
+        "llama-server": str(tmp_path / "llama-server"),
+    }
 
 
-def test_the_mesh_protocol_has_no_tools() -> None:
-    refused(meshd("native", "build", "--tools", "--mesh"), 2, "has no tools")
-
-
-def test_native_build_of_what_the_mesh_protocol_needs(
+def test_who_has_the_patched_build_alone_is_told_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def build(_cache: Path, *, backend: str, source: Path | None, progress: object) -> NativeInfo:
-        return NativeInfo("p" * 40, "stock", backend, source or tmp_path, {})
+    info = NativeInfo("p" * 40, "a" * 64, "cpu", tmp_path, {})
+    monkeypatch.setattr("meshd.build.native.find", lambda *_, patched=True: info if patched else None)
+    told = meshd("native", "info")
+    refused(told, 1, "run `meshd native build` once")
+    assert "until then `--native-protocol rpc` on all nodes uses the patched build" in told.err
 
-    monkeypatch.setattr("meshd.build.mesh.build", build)
-    words = ("--mesh", "--backend", "cuda", "--source", "/src", "--json")
-    body = json.loads(meshd("native", "build", *words).out)
-    assert (body["bin_dir"], body["backend"]) == ("/src", "cuda")
+
+def test_mesh_and_rpc_exclude_each_other() -> None:
+    refused(meshd("native", "build", "--mesh", "--native-protocol", "rpc"), 2, "exclude each other")
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [((), "mesh"), (("--mesh",), "mesh"), (("--native-protocol", "rpc"), "native")],
+)
+def test_native_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], module: str
+) -> None:
+    async def build(
+        _cache: Path, *, backend: str, source: Path | None, tools: bool, progress: object
+    ) -> NativeInfo:
+        return NativeInfo("p" * 40, "stock" if tools else "", backend, source or tmp_path, {})
+
+    monkeypatch.setattr(f"meshd.build.{module}.build", build)
+    given = (*words, "--backend", "cuda", "--source", "/src", "--tools", "--json")
+    body = json.loads(meshd("native", "build", *given).out)
+    assert (body["bin_dir"], body["backend"], body["patches_sha256"]) == ("/src", "cuda", "stock")

@@ -64,7 +64,6 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rpc": (HostPort("10.0.0.2", 50052),)}, "`--rpc`"),
         ({"load_mode": "none"}, "`--load-mode none`"),
         ({"load_mode": "dio"}, "`--load-mode dio`"),
         ({"load_mode": "mlock"}, "`--load-mode mlock`"),
@@ -75,16 +74,21 @@ def test_what_the_mesh_protocol_has_not_is_refused(
 ) -> None:
     make: Callable[..., ServeConfig] = ServeConfig
     serve = make(**{"model": model, **change})
-    check_serve(Config(serve=serve))
+    check_serve(Config(serve=serve, native=NativeConfig(protocol="rpc")))
     with pytest.raises(UserError, match=words) as caught:
-        check_serve(Config(serve=serve, native=NativeConfig(protocol="mesh")))
-    assert "--native-protocol rpc" in (caught.value.hint or "")
+        check_serve(Config(serve=serve))
+    assert "start with `--native-protocol rpc` on all nodes" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("load_mode", [None, "auto", "mmap", "mmap+mlock"])
 def test_with_the_mesh_protocol_a_file_is_mapped(model: Path, load_mode: str | None) -> None:
-    serve = ServeConfig(model=model, load_mode=load_mode)
-    check_serve(Config(serve=serve, native=NativeConfig(protocol="mesh")))
+    check_serve(Config(serve=ServeConfig(model=model, load_mode=load_mode)))
+
+
+def test_rpc_servers_of_the_lan_can_be_named_with_both_protocols(model: Path) -> None:
+    serve = ServeConfig(model=model, rpc=(HostPort("10.0.0.2", 50052),))
+    for protocol in ("rpc", "mesh"):
+        check_serve(Config(serve=serve, native=NativeConfig(protocol=protocol)))
 
 
 def test_hidden_states_can_be_half_floats_with_both_protocols(model: Path) -> None:

@@ -43,7 +43,7 @@ def named_programs(
         llama_server=llama,
         patched=False,
         version=NativeVersion(mesh_protocol(VERSION), pin, "stock", "unknown"),
-        mesh=MeshPrograms(mesh, folder / "libggml-mesh.so"),
+        mesh=MeshPrograms(mesh, folder / "libggml-mesh.so", read_pin().rpc_protocol),
     )
 
 

@@ -87,7 +87,7 @@ def test_programs_of_ours_that_are_others(tmp_path: Path, which: str, text: str,
     named = tmp_path / ("mesh-server" if which == "server" else "libggml-mesh.so")
     assert f"`{named}`" in caught.value.what
     assert what in caught.value.what
-    assert "meshd native build --mesh" in (caught.value.hint or "")
+    assert "run `meshd native build`" in (caught.value.hint or "")
 
 
 def test_a_worker_asks_its_own_program_alone(tmp_path: Path) -> None:

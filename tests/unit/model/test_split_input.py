@@ -71,3 +71,11 @@ def test_embeddings_stay_with_a_head_that_has_the_first_layers_or_where_there_is
     alone = replace(options, head_layers=False)
     assert plan_split(large, [cpu("a", 4.0), HEAD], alone).input_device == "RPC0"
     assert plan_split(large, [cpu("a", 2.0), HEAD], alone).input_device == ""
+
+
+def test_embeddings_stay_with_a_head_whose_first_worker_is_a_plain_rpc_server() -> None:
+    """It claims to have every operation, and not each device has rows of each quantized type."""
+    options = SplitOptions(ContextShape(8192), head_layers=False, local_output=True, input_on_worker=True)
+    plain, worker = replace(cpu("a"), is_plain=True), cpu("b")
+    assert plan_split(split_model(tied=False), [plain, worker, HEAD], options).input_device == ""
+    assert plan_split(split_model(tied=False), [worker, plain, HEAD], options).input_device == "RPC0"

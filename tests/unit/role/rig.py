@@ -53,7 +53,7 @@ def _native(mesh: FakeMesh, version: NativeVersion, *, patched: bool, mesh_progr
     if not mesh_programs:
         return NativeBuild(*programs, patched, version)
     mesh.native = replace(version, rpc=SPEAKS_MESH, patches="stock")
-    ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"))
+    ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"), "7.0.0")
     return NativeBuild(*programs, False, mesh.native, ours)
 
 

@@ -3,16 +3,19 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from meshd.model.status import ModelState, SplitPart
+from meshd.role.head import cycle as head_cycle
 from meshd.role.head.push_plan import UNCONNECTED, WHY_APART
+from meshd.role.head.split_plan import PlainRpc
 from meshd.role.worker import cycle as worker_cycle
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_head_view import MeshHeadView
+from meshd.wire.lease import OfferedDevice
 
 from tests.sim.loop import run
 from tests.unit.role.head.scene import Scene, scene
@@ -25,8 +28,10 @@ NAMES = ("anna", "bert")
 
 
 @asynccontextmanager
-async def mesh_scene(folder: Path, *, push: bool = True, least: int = 2) -> AsyncIterator[Scene]:
-    async with scene(folder, min_workers=least, devices=("none",), push=push) as it:
+async def mesh_scene(
+    folder: Path, *, push: bool = True, least: int = 2, rpc: tuple[str, ...] = ()
+) -> AsyncIterator[Scene]:
+    async with scene(folder, min_workers=least, devices=("none",), push=push, rpc=rpc) as it:
         it.head(mesh_programs=True)
         for name in NAMES:
             it.worker(name, mesh_programs=True)
@@ -81,6 +86,31 @@ def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tm
                 with ours, end:
                     ours.send(b"x")
                     assert end.recv(10) == b"x"
+
+    run(main())
+
+
+def test_plain_rpc_servers_come_behind_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By llama.cpp's own protocol: what they are sent crosses, and our module does not see it."""
+    lent = OfferedDevice("RPC0", "gpu", "", 4 << 30, 4 << 30)
+
+    async def ask(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRpc, ...]:
+        assert protocol == "7.0.0"
+        return tuple(PlainRpc(endpoint, (lent,)) for endpoint in endpoints)
+
+    monkeypatch.setattr(head_cycle, "ask_plain", ask)
+
+    async def main() -> None:
+        async with mesh_scene(tmp_path, rpc=("10.0.0.9:50052",)) as it:
+            (await held(it)).set_result(yes())
+            await it.until(ModelState.READY)
+            assert it.argument("--rpc") == "10.0.0.9:50052"
+            assert it.argument("-dev") == "MESH0,MESH1,RPC0"
+            assert "RPC0" not in it.argument("-ot")
+            status = it.serve.status.model
+            assert status is not None and not status.tensors_from_network
+            sent = {part.node: part.bytes for part in split_of(it)}["10.0.0.9:50052"]
+            assert status.weights_network_bytes == sent > 0
 
     run(main())
 

@@ -37,7 +37,7 @@ async def until_started_anew(it: Scene, child: StubChild) -> None:
         await asyncio.sleep(0.05)
 
 
-LEFT = "`mesh-server` ended with exit code 0 1.1 s after it was ready"
+LEFT = "`rpc-server` ended with exit code 0 1.1 s after it was ready"
 
 
 async def fail_load(it: Scene, report: str) -> asyncio.Future[ReadyReport]:

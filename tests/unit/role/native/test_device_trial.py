@@ -78,7 +78,7 @@ def test_of_devices_that_are_one_card_the_first_fit_one_is_used(tmp_path: Path) 
 def test_a_mesh_server_tries_devices_and_what_they_lack_is_a_failure(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
-            ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"))
+            ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"), "7.0.0")
             native = replace(it.bench.runtime.native, patched=False, mesh=ours)
             it.bench.trial_lines = ["trying rms_norm:64", "lacks rms_norm:64 RMS_NORM", "tried 2"]
             tried = device_trials(it.bench, tmp_path, native=native)

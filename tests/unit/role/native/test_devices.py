@@ -125,7 +125,7 @@ def test_a_program_that_lists_nothing_is_an_error(patched: bool, mesh: bool, ask
         return Ended(127, None, ("one", "error while loading shared libraries"))
 
     native = NativeBuild(Path("rpc"), Path("llama"), patched, NativeVersion("7.0.0", "pin", "patches", "cpu"))
-    native = replace(native, mesh=MeshPrograms(Path("server"), Path("module")) if mesh else None)
+    native = replace(native, mesh=MeshPrograms(Path("server"), Path("module"), "7.0.0") if mesh else None)
     with pytest.raises(MeshdError, match=r"lists no devices: one \| error while"):
         asyncio.run(
             list_devices(

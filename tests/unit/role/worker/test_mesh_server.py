@@ -134,10 +134,10 @@ def test_what_the_server_reports_of_its_end_is_told(tmp_path: Path) -> None:
             (child,) = it.bench.children
             child.report("failed the device does not come back")
             await asyncio.sleep(1)
-            child.die("`mesh-server` ended with exit code 1")
+            child.die("`rpc-server` ended with exit code 1")
             answer = await call.hears()
             assert answer == Lost(
-                "rpc_server_ended", "`mesh-server` ended with exit code 1: the device does not come back"
+                "rpc_server_ended", "`rpc-server` ended with exit code 1: the device does not come back"
             )
 
     run(main())
