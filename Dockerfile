@@ -16,16 +16,18 @@ COPY meshd meshd
 RUN /opt/tools/bin/pip install --no-cache-dir '.[build]' \
  && python3 -m venv --without-pip /opt/meshd \
  && /opt/tools/bin/pip --python /opt/meshd install --no-cache-dir .
-# llama.cpp at the pinned commit, with the patches, for a common CPU (x86-64 with AVX2, or ARMv8): where
+# llama.cpp at the pinned commit, and meshd's backend for it, for a common CPU (x86-64 with AVX2, or ARMv8): where
 # SOURCE_DATE_EPOCH is set it does not ask what the CPU that compiles can do, and CFLAGS say what there is instead.
 # The cache makes the next build of the image short.
 RUN --mount=type=cache,target=/var/cache/meshd \
     case $(uname -m) in x86_64) common=-march=x86-64-v3 ;; *) common= ;; esac \
  && export SOURCE_DATE_EPOCH=1735689600 CFLAGS="$common" CXXFLAGS="$common" \
  && MESHD_CACHE=/var/cache/meshd/portable /opt/tools/bin/meshd native build --backend cpu \
- && bin=$(MESHD_CACHE=/var/cache/meshd/portable /opt/tools/bin/meshd native info --backend cpu --json \
-    | python3 -c 'import json, sys; print(json.load(sys.stdin)["bin_dir"])') \
- && cp -a "$(dirname "$bin")" /opt/native
+ && MESHD_CACHE=/var/cache/meshd/portable /opt/tools/bin/meshd native info --backend cpu --json > /tmp/native.json \
+ && python3 -c 'import json; print(*set(json.load(open("/tmp/native.json"))["binaries"].values()), sep="\n")' \
+    > /tmp/programs \
+ && mkdir -p /opt/native/bin \
+ && xargs -a /tmp/programs cp -a -t /opt/native/bin
 
 FROM debian:bookworm-slim
 RUN apt-get update \

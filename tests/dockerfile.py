@@ -1,7 +1,7 @@
 """The Dockerfile, read; and carried out where there is no Docker, with mmdebstrap and chroot.
 
     python -m tests.dockerfile DIR                  # root, Debian, mmdebstrap; compiles llama.cpp
-    python -m tests.dockerfile DIR --native BUILD   # takes a finished build, CACHE/native/KEY
+    python -m tests.dockerfile DIR --native BUILD   # takes finished programs, those in BUILD/bin
 
 The last stage is left in DIR/1. Only what our Dockerfile uses is understood: FROM, RUN, COPY of plain names,
 ENV, WORKDIR, and the words that need nothing done.
@@ -138,7 +138,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--native", type=Path, help="a finished build: CACHE/native/KEY")
+    parser.add_argument(
+        "--native", type=Path, help="a folder whose `bin` has llama-server, mesh-server and libggml-mesh.so"
+    )
     args = parser.parse_args()
     print(carry_out(read(), args.folder, args.native))  # noqa: T201
 

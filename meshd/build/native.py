@@ -99,7 +99,10 @@ async def _make(
     """Patch, compile, and store what came of it. Raises UserError, OSError."""
     patched = key.patches_sha256 != STOCK_PATCHES
     await asyncio.to_thread(tree.patch, pin.patches if patched else ())
-    await compile_tree(tree, backend=key.backend, targets=list(targets.values()), progress=progress)
+    # an archive has no git to tell it: so that each program can say what it is, wherever it is copied to
+    flags = [f"-DLLAMA_BUILD_COMMIT={pin.commit[:9]}"]
+    made = list(targets.values())
+    await compile_tree(tree, backend=key.backend, targets=made, progress=progress, flags=flags)
     built = {name: tree.build / "bin" / target for name, target in targets.items()}
     info = await asyncio.to_thread(builds.store, folder, key, built)
     await asyncio.to_thread(builds.prune, tree.folder.parent, tree=tree.folder)

@@ -16,7 +16,7 @@ from meshd.config import MESH, RPC, Paths
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
     from meshd.build.interface import BuildProgress, NativeInfo
 
-UPSTREAM_RPC_SERVER = "ggml-rpc-server"
+UPSTREAMS = "ggml-rpc-server"  # llama.cpp's own server, where workers run another one
 _BACKENDS = ("auto", "cpu", "metal", "cuda", "vulkan", "hip")
 
 
@@ -70,8 +70,8 @@ def run(args: Arguments, out: Output) -> int:
         out.line(f"patches   {info.patches_sha256}")
         out.line(f"backend   {info.backend}")
         out.line(f"binaries  {info.bin_dir}")
-        for name, path in sorted(info.binaries.items()):
-            out.line(f"  {name:<14}  {path.name if path.parent == info.bin_dir else path}")
+        for name, path in _binaries(info):
+            out.line(f"  {name:<15}  {path.name if path.parent == info.bin_dir else path}")
     return 0
 
 
@@ -105,17 +105,23 @@ def _find(paths: Paths, backend: str, protocol: str) -> "NativeInfo":
 
 
 def to_json(info: "NativeInfo") -> Json:
-    """As docs/cli.md has it: `rpc-server` is what a worker runs, whatever it is called."""
-    from meshd.build.interface import MESH_PROGRAM, RPC_SERVER
-
-    binaries = {name: str(path) for name, path in info.binaries.items()}
-    if MESH_PROGRAM in binaries:
-        upstreams = {UPSTREAM_RPC_SERVER: binaries[RPC_SERVER]} if RPC_SERVER in binaries else {}
-        binaries |= upstreams | {RPC_SERVER: binaries[MESH_PROGRAM]}
+    """As docs/cli.md has it."""
     return {
         "pin": info.pin,
         "patches_sha256": info.patches_sha256,
         "backend": info.backend,
         "bin_dir": str(info.bin_dir),
-        "binaries": dict(sorted(binaries.items())),
+        "binaries": {name: str(path) for name, path in _binaries(info)},
     }
+
+
+def _binaries(info: "NativeInfo") -> list[tuple[str, Path]]:
+    """In order of their names: `rpc-server` is what a worker runs, whatever it is called."""
+    from meshd.build.interface import MESH_PROGRAM, RPC_SERVER
+
+    binaries = dict(info.binaries)
+    if MESH_PROGRAM in binaries:
+        if RPC_SERVER in binaries:
+            binaries[UPSTREAMS] = binaries[RPC_SERVER]
+        binaries[RPC_SERVER] = binaries[MESH_PROGRAM]
+    return sorted(binaries.items())

@@ -91,7 +91,8 @@ def _build(config: Config) -> Iterator[Finding]:
     patches, where = _patches(native), native.rpc_server.parent
     if native.mesh is not None:
         where = native.llama_server.parent
-        patches = f"{patches}, with meshd's backend ({native.version.protocol})"
+        others = f"{patches}, " if native.version.pin == UNKNOWN else ""
+        patches = f"{others}with meshd's backend ({native.version.protocol})"
     if native.version.pin not in (read_pin().commit, "unknown"):
         yield Finding(
             "llama.cpp",

@@ -3,6 +3,7 @@
 #include "half_rows.h"
 #include "names.h"
 #include "release.h"
+#include "report.h"
 #include "tensor_range.h"
 #include "trace.h"
 #include "welcome.h"
@@ -269,8 +270,17 @@ void executor::load(uint64_t id, reader & in) {
     }
     files.fill(wanted, doing);
     blob results;
+    uint64_t count = 0;
+    uint64_t bytes = 0;
     for (const auto & one : wanted) {
         results.push_back(static_cast<uint8_t>(one.result));
+        if (one.result == load_result::loaded) {
+            count++;
+            bytes += one.size;
+        }
+    }
+    if (count > 0) {
+        report("loaded " + std::to_string(count) + " " + std::to_string(bytes));
     }
     answer(message::loaded, id, std::move(results));
 }

@@ -54,6 +54,8 @@ def test_one_worker_has_its_weights_and_the_text_is_that_of_one_machine(tmp_path
             model, api = model_of(status), api_of(status)
             assert (model.weights_network_bytes, model.weights_local_bytes) == (0, WEIGHTS)
             assert crossed(status)["worker-0"] < BEFORE
+            log = (worker.spec.home / "logs" / "meshd.log").read_text()
+            assert "weights_loaded" in log and f"bytes={WEIGHTS} " in log, "told while the model loads"
             assert await api.complete(PROMPT, TOKENS) == reference
             pid = child_pid(await worker.status(), RPC_SERVER)
             streamed, left = await hit_in_mid_answer(api, pid, signal.SIGKILL, within=AGAIN_SECONDS)

@@ -86,6 +86,6 @@ def test_a_llama_server_of_another_release_is_refused_at_the_start(tmp_path: Pat
         done = await cli(tmp_path / "home", *words)
         assert done.returncode == 1
         assert f"`{server}` is llama.cpp 0.1.0-dev (commit unknown); meshd's module is for" in done.stderr
-        assert "meshd native build --mesh" in done.stderr
+        assert "run `meshd native build`" in done.stderr
 
     play(check())

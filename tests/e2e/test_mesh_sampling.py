@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.timeout(3000),
     pytest.mark.skipif(
         not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
-        reason="native/mesh is not built: `meshd native build --mesh`",
+        reason="native/mesh is not built: `meshd native build`",
     ),
 ]
 

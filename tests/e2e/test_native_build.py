@@ -53,6 +53,7 @@ def test_upstream_knows_the_options_of_every_backend(tmp_path: Path) -> None:
     source = _copy_of_the_tree(tmp_path).source
     places = (".", "ggml", "ggml/src/ggml-rpc", "common")
     text = "".join((source / place / "CMakeLists.txt").read_text() for place in places)
+    assert "(NOT DEFINED LLAMA_BUILD_COMMIT)" in text, "we say it"
     for backend in BACKENDS:
         for option in options_of(backend):
             name = option.removeprefix("-D").partition("=")[0]

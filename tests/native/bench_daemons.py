@@ -4,7 +4,7 @@ Every way serves the same model by llama-server, and one client asks all of them
 first device, `box` on all in one process, `rpc` with stock's rpc-servers, `worker` and `workers` with one and
 with all devices lent by meshd's workers, through its links, to a head that computes nothing. Prompts are
 counted as llama-server does; streams by how much longer the answers of all take if they have more tokens.
-Best of the tries, and their ratio to `box`. `meshd native build --mesh` has made what workers need.
+Best of the tries, and their ratio to `box`. `meshd native build` has made what workers need.
 """
 
 import argparse

@@ -8,7 +8,7 @@ from meshd.base.errors import UserError
 from meshd.build import native
 from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER
 from meshd.build.pin import read_pin
-from meshd.config import Config
+from meshd.config import Config, NativeConfig
 from meshd.daemon.role_runtime import find_native
 from meshd.wire.native import STOCK_PATCHES
 
@@ -75,7 +75,8 @@ def test_a_worker_needs_no_llama_server(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no `llama-server`"):
         native.read_bin_dir(tmp_path)
     assert native.read_bin_dir(tmp_path, head=False).binaries == {RPC_SERVER: tmp_path / "rpc-server"}
-    config = replace(Config(), paths=replace(Config().paths, native_bin=tmp_path))
+    rpc = NativeConfig(protocol="rpc")
+    config = replace(Config(native=rpc), paths=replace(Config().paths, native_bin=tmp_path))
     assert find_native(config, head=False).rpc_server == tmp_path / "rpc-server"
 
 
