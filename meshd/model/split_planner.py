@@ -233,9 +233,8 @@ class _Planner:
     def _input_on(self, order: Sequence[Device]) -> Device:
         """Where the embeddings lie; those of a tied model make the logits, too, and are in one place."""
         first = order[0] if order else self._cpu
-        movable = not self._model.tied or self._output_on(order) is first
-        able = not first.is_head and not first.is_plain  # not each device has each type of quantized rows
-        return first if self._options.input_on_worker and able and movable else self._cpu
+        movable = not first.is_plain and (not self._model.tied or self._output_on(order) is first)
+        return first if self._options.input_on_worker and not first.is_head and movable else self._cpu
 
     def _output_choice(self, last: Device) -> OutputChoice:
         options = self._options

@@ -17,7 +17,7 @@ class Device:
     `pool` names the memory when several devices draw on the same (two nodes on one machine, two processes on
     one GPU): its `free` is counted once, the smallest that a member gives. Empty: memory of its own.
     `path`: to the head, None where nothing is known of it. `is_plain`: of an rpc-server without meshd, which
-    claims to have every operation.
+    claims to have every operation; not each device has rows of each quantized type, though.
     """
 
     node: str

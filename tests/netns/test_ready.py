@@ -26,6 +26,7 @@ from meshd.fleet.node import ready_or_raise
 from meshd.fleet.proxy import run_loop
 
 from tests.e2e.models import cache_folder, patched, smollm2
+from tests.e2e.native_protocol import RPC
 from tests.soak import SOAK
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -55,7 +56,8 @@ async def serving(owner: Owner, model: Path, folder: Path, workers: int, rtt_ms:
         model=model,
         worker_model=model,
         round_trips=[rtt_ms / 1000] * workers,
-        head_options=REMOTE,
+        head_options=(*RPC.options, *REMOTE),
+        worker_options=[RPC.options] * workers,
         wire=True,
     )
     return await Serving.start(owner, Fleet(spec))
@@ -90,7 +92,7 @@ def test_round_trips_from_asking_to_ready(workers: int) -> None:
 
 def test_tcp_sees_the_distance(tmp_path: Path) -> None:
     """The kernel's own estimate of the round trip, and meshd's, are that of the wire."""
-    patched(), smollm2()
+    smollm2()
 
     async def main() -> list[float]:
         with tempfile.TemporaryDirectory(prefix="meshd-wire-") as name:
