@@ -9,7 +9,7 @@ from meshd.build import mesh
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 
 from tests.e2e.alone import alone
-from tests.e2e.models import cache_folder, small, smollm2, stock
+from tests.e2e.models import cache_folder, patched, small, smollm2, stock
 from tests.e2e.native_protocol import MESH, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
 
@@ -52,6 +52,22 @@ def test_a_llama_server_that_somebody_else_built_is_a_head(tmp_path: Path, whole
             assert await api_of(status).complete(PROMPT, TOKENS) == reference
             for node, folder in ((head, "head-bin"), (worker, "worker-bin")):
                 assert _folders(await node.status()) == {tmp_path / folder}
+
+    play(check())
+
+
+def test_a_folder_of_the_patched_build_still_serves(tmp_path: Path) -> None:
+    """Whoever named one before goes on with it: its llama-server loads our module, too."""
+    reference = alone(smollm2(), TOKENS)
+    named = ("--native-bin", str(patched().bin_dir))
+
+    async def check() -> None:
+        async with Fleet(tmp_path, protocol=MESH) as fleet:
+            token, _ = await fleet.workers(smollm2(), options=named)
+            head = await fleet.head(smollm2(), "--device", "none", *named, *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            assert model_of(status).weights_network_bytes == 0
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
 
     play(check())
 
