@@ -95,8 +95,9 @@ SERVE_KEYS: tuple[Key, ...] = (
         metavar="MODE",
         help="how llama-server reads the model file: none (plain reads), mmap, mlock, mmap+mlock, dio "
         "(direct I/O), or auto (mmap where the devices allow it)",
-        default="none",
-        example='"mmap"',
+        default="mmap",
+        example='"mmap+mlock"',
+        more='"none", "mlock" and "dio" need native.protocol = "rpc", where "none" is the default.',
     ),
     Key(
         section="serve",
