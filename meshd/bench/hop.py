@@ -105,7 +105,7 @@ def _write(data: bytes) -> bytes:
 
 
 def _read(size: int, identity: int = 1) -> bytes:
-    return message(wire.READ, identity, wire.MESSAGES[wire.READ].body.pack(_BUFFER, size, 0))
+    return message(wire.READ, identity, wire.MESSAGES[wire.READ].body.pack(_BUFFER, size, 0, 0, 0))
 
 
 class _HopPath:

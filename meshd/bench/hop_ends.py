@@ -116,7 +116,7 @@ def _answer(kind: int, identity: int, data: bytearray, at: int) -> list[bytes | 
         case wire.ALLOCATE:
             return [message(wire.ALLOCATED, identity, wire.MESSAGES[wire.ALLOCATED].body.pack(1))]
         case wire.READ:
-            _buffer, size, _offset = wire.MESSAGES[wire.READ].body.unpack_from(data, at)
+            _buffer, size, *_rest = wire.MESSAGES[wire.READ].body.unpack_from(data, at)
             return [message(wire.DATA, identity, bytes(size))]
         case wire.SYNC:
             return [message(wire.SYNCED, identity, b"")]
