@@ -121,6 +121,7 @@ class _Copy:
         self._on_received = on_received
         self._pause = pause
         self._passed: bytes | memoryview | None = None  # of the chunk that is read next: inspected, not sent
+        self._waits = False  # a chunk of the peer does, that its queue has given away
 
     def out(self, data: bytes) -> int:
         try:
@@ -137,7 +138,7 @@ class _Copy:
         return 0
 
     def inward(self, data: bytes | memoryview) -> bool:
-        if not self._local.writable or self._pause():
+        if not self._local.writable or self._waits or self._pause():
             return False
         try:
             passed = self._inspector.from_peer(data)
@@ -176,7 +177,9 @@ class _Copy:
             size = len(data)
             self._counter.received += size
             if seconds := self._pause():
+                self._waits = True  # until this task runs again, which may be after its time
                 await asyncio.sleep(seconds)
+                self._waits = False
             passed = self._inspector.from_peer(data)
             self._flow.target_waits(True)
             await self._local.write(passed)

@@ -73,3 +73,29 @@ def test_what_a_peer_sends_waits_as_long_as_it_has_to(seconds: float) -> None:
             owner.cancel()
 
     run(main())
+
+
+def test_nothing_overtakes_what_waits() -> None:
+    """Its time may be over before the task that waits runs again: more can arrive in between."""
+
+    async def main() -> None:
+        async with scene() as (it, owner):
+            loop, pauses = asyncio.get_running_loop(), [0.05, 0.05]
+
+            def pause() -> float:
+                if len(pauses) == 1:  # the first one is about to wait, and the second one comes late enough
+                    loop.call_soon(it.far.try_write, b"ef")
+                return pauses.pop() if pauses else 0.0
+
+            copying = pump(it.local, it.near, counter=it.counter, inspector=Upper(), pause=pause)
+            owner.start(copying, name="pump")
+            await it.client_sends(b"aa")
+            assert await it.far.read() == b"AA"  # by now it copies
+            await it.far.write(b"cd")
+            got = b""
+            while len(got) < 4:
+                got += await loop.sock_recv(it.client, 100)
+            assert got == b"CDEF"
+            owner.cancel()
+
+    run(main())
