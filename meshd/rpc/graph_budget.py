@@ -1,7 +1,8 @@
-"""How much of a head's graphs is judged in a time: that takes the worker's loop from its other leases.
+"""How much of what a head sends is judged in a time: that takes the worker's loop from its other leases.
 
-A graph of the largest size takes 0.1 s, and 121 KiB of a compressed stream are enough for one. llama-server
-sends graphs while it loads, and one for each new shape: a micro batch, or every 256th token.
+A graph of the largest size takes 0.1 s, and 121 KiB of a compressed stream are enough for one; 13 KiB are
+enough for 0.1 s of requests that do nothing. llama-server sends graphs while it loads, and one for each new
+shape: a micro batch, or every 256th token. Of other requests it sends some tens for a token.
 """
 
 from meshd.rpc.mesh_protocol import GRAPH_TENSORS
@@ -10,6 +11,7 @@ TENSORS_PER_SECOND = (
     100_000  # some 0.3 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
 )
 TENSORS_AT_ONCE = 4 * GRAPH_TENSORS
+REQUEST_TENSORS = 0.4  # a request takes as long as so much of a tensor, beside those that it has
 
 
 class GraphBudget:
@@ -21,7 +23,7 @@ class GraphBudget:
         self._spent = 0.0  # tensors
         self._since = 0.0
 
-    def spend(self, tensors: int) -> None:
+    def spend(self, tensors: float) -> None:
         """So many are about to be judged."""
         self._spent += tensors
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages
-from meshd.rpc.graph_budget import GraphBudget
+from meshd.rpc.graph_budget import REQUEST_TENSORS, GraphBudget
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.tensors import refused
@@ -79,6 +79,7 @@ class MeshFirewall:
         needed = _WRITE_HEAD_BYTES if message.number == wire.WRITE else wire.HEADER.size + size
         if have < needed:
             return -needed
+        self._budget.spend(REQUEST_TENSORS)
         try:
             said = _JUDGES[message.number](self, data, at + wire.HEADER.size, size)
         except RemoteProtocolError as error:

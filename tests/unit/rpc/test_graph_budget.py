@@ -2,7 +2,7 @@
 
 import pytest
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.graph_budget import TENSORS_AT_ONCE, TENSORS_PER_SECOND, GraphBudget
+from meshd.rpc.graph_budget import REQUEST_TENSORS, TENSORS_AT_ONCE, TENSORS_PER_SECOND, GraphBudget
 
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.rpc.mesh_talk import ADD, LEAVES, MeshTalk
@@ -38,7 +38,19 @@ def test_the_firewall_counts_the_tensors_of_graphs() -> None:
     for _ in range(4):
         it.firewall.from_peer(large)
         it.firewall.from_peer(talk.write(data=bytes(4096)))
-    assert it.firewall.pause(50.0) == 0
+    assert it.firewall.pause(50.001) == 0
     it.firewall.from_peer(large)
-    assert it.firewall.pause(50.0) == pytest.approx(wire.GRAPH_TENSORS / TENSORS_PER_SECOND)
+    more = wire.GRAPH_TENSORS + 9 * REQUEST_TENSORS - 0.001 * TENSORS_PER_SECOND
+    assert it.firewall.pause(50.001) == pytest.approx(more / TENSORS_PER_SECOND, rel=1e-9)
     assert it.firewall.pause(51.0) == 0
+
+
+def test_the_firewall_counts_requests_that_do_nothing() -> None:
+    it = MeshTalk()
+    many = talk.message(wire.FILL, talk.BUFFER, 0, 0, 0) * 10_000
+    assert it.firewall.pause(50.0) == 0
+    sent = 0
+    while not it.firewall.pause(50.0):
+        assert sent < TENSORS_AT_ONCE / REQUEST_TENSORS, "whoever sends nothing else has a share as well"
+        it.firewall.from_peer(many)
+        sent += 10_000
