@@ -10,11 +10,17 @@ def renew(copy: Path, sources: Path) -> None:
     of its own, which may be older than what was compiled of another version, would be taken for compiled.
     """
     wanted = {path.relative_to(sources) for path in sources.rglob("*") if path.is_file()}
+    folders = {folder for name in wanted for folder in name.parents}
+    # first what goes, what is in a folder before it: a file may take the place of a folder, or the other way
+    for place in sorted(copy.rglob("*"), reverse=True):
+        name = place.relative_to(copy)
+        if not place.is_dir():
+            if name not in wanted:
+                place.unlink()
+        elif name not in folders:
+            place.rmdir()
     for name in wanted:
         place, content = copy / name, (sources / name).read_bytes()
         if not (place.is_file() and place.read_bytes() == content):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(content)
-    for place in [path for path in copy.rglob("*") if path.is_file()]:
-        if place.relative_to(copy) not in wanted:
-            place.unlink()

@@ -38,3 +38,14 @@ def test_what_is_gone_goes(tmp_path: Path) -> None:
     put(sources, "a.cpp", "a")
     renew(copy, sources)
     assert [path.name for path in copy.rglob("*") if path.is_file()] == ["a.cpp"]
+
+
+def test_a_file_and_a_folder_change_places(tmp_path: Path) -> None:
+    sources, copy = tmp_path / "sources", tmp_path / "copy"
+    put(copy, "one/deep/old.cpp", "old")
+    put(copy, "other", "old")
+    put(sources, "one", "file")
+    put(sources, "other/a.cpp", "a")
+    renew(copy, sources)
+    assert (copy / "one").read_text() == "file"
+    assert (copy / "other/a.cpp").read_text() == "a"
