@@ -170,8 +170,8 @@ void executor::put(uint64_t id, const place & where, const uint8_t * data, size_
     ggml_backend_tensor_set_async(devices[where.device].backend, tensor_range(where, size).get(), data, 0, size);
     if (under_way.leaves(where.device)) {
         recent.wrote(where, data, size);
-        under_way.keep(where.device, id, std::move(whole));
     }
+    under_way.keep(where.device, id, std::move(whole));
 }
 
 // They are there when the device has done what it has been given

@@ -46,7 +46,7 @@ flights::~flights() {
 void flights::keep(uint32_t device, uint64_t id, blob bytes) {
     lane & one = lanes[device];
     if (!one.leaves) {
-        return;
+        return ggml_backend_synchronize(one.backend); // it may read them later, and nothing says when
     }
     one.kept_bytes += bytes.size();
     one.kept.push_back(std::move(bytes));
@@ -58,6 +58,7 @@ void flights::keep(uint32_t device, uint64_t id, blob bytes) {
 void flights::behind(uint32_t device, uint64_t id, std::function<void()> action) {
     lane & one = lanes[device];
     if (!one.leaves) {
+        ggml_backend_synchronize(one.backend);
         return action();
     }
     flight next = { device, id, nullptr, std::move(one.kept), std::move(action) };
@@ -90,11 +91,9 @@ void flights::order(uint32_t device, uint32_t next) {
 
 void flights::wait() {
     for (lane & one : lanes) {
-        if (one.leaves) {
-            ggml_backend_synchronize(one.backend);
-            one.kept.clear();
-            one.kept_bytes = 0;
-        }
+        ggml_backend_synchronize(one.backend);
+        one.kept.clear();
+        one.kept_bytes = 0;
     }
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return flying.empty() && !landing; });

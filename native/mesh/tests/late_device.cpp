@@ -170,7 +170,8 @@ static void device_props(ggml_backend_dev_t device, ggml_backend_dev_props * pro
     *props = {};
     props->name = props->description = device_name(device);
     props->type = device_type(device);
-    props->caps.async = props->caps.events = true;
+    props->caps.async = true;
+    props->caps.events = static_cast<late_device *>(device->context)->has_events;
 }
 static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t device) {
     return &static_cast<late_device *>(device->context)->memory;
@@ -187,7 +188,7 @@ static void free_backend(ggml_backend_t backend) {
     delete backend;
 }
 
-late_device::late_device() : cpu(ggml_backend_cpu_init()) {
+late_device::late_device(bool has_events) : has_events(has_events), cpu(ggml_backend_cpu_init()) {
     static ggml_backend_reg registry = {};
     ggml_backend_cpu_set_n_threads(cpu.get(), 1);
     device.iface.get_name = device.iface.get_description = device_name;

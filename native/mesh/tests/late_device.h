@@ -17,8 +17,8 @@ namespace mesh {
 
 class late_device {
 public:
-    // For as long as the process is
-    late_device();
+    // For as long as the process is. Some devices do things later and have no events, which tell when
+    explicit late_device(bool has_events = true);
     late_device(const late_device &) = delete;
     late_device & operator=(const late_device &) = delete;
 
@@ -40,6 +40,7 @@ public:
     void wait_all();
     void compute(const ggml_cgraph * graph);
 
+    const bool has_events;
     ggml_backend_device device = {};
     ggml_backend_buffer_type memory = {};
 

@@ -2,6 +2,8 @@
 #include "hand.h"
 #include "late_device.h"
 
+#include <future>
+
 using namespace mesh;
 
 // In case of a hang the test ends with the others, by their time limit
@@ -219,4 +221,25 @@ TEST(indices_that_came_in_another_way_are_asked_of_the_device) {
         const std::string bytes = sum.bytes();
         one.head.worker.write_body(13, sum.body, bytes.data(), bytes.size());
     }) == "index 1065353216 of 3");
+}
+
+TEST(a_device_without_events_is_waited_for) {
+    late_device & device = *new late_device(false);
+    small_graph graph;
+    hand head(true, {}, [](ggml_backend_t) {}, std::chrono::seconds(1), device.open());
+    device.hold();
+    const float values[4] = { 1, 2, 3, 4 };
+    write_body write;
+    write.buffer = 1;
+    head.worker.write_body(3, write, values, sizeof values);
+    read_body read;
+    read.buffer = 1;
+    read.size = sizeof values;
+    head.worker.write_body(4, read);
+    auto answer = std::async(std::launch::async, [&] { return head.take(); });
+    CHECK(answer.wait_for(std::chrono::milliseconds(200)) == std::future_status::timeout);
+    device.release();
+    const auto said = answer.get();
+    CHECK(said.first == message::data && said.second.size() == sizeof values);
+    CHECK(std::memcmp(said.second.data(), values, sizeof values) == 0);
 }
