@@ -1,4 +1,4 @@
-"""The native part: llama.cpp at one pinned commit with meshd's patches, built once and kept in the cache.
+"""The native part: llama.cpp at one pinned commit, and meshd's backend for it or patches, kept in the cache.
 
 `native/UPSTREAM.toml` is the *pin*, `native/patches` the patches; a *key* names one build of them (commit,
 patches, backend, kind of CPU), a *tree* is the folder that builds are made in and that later builds reuse.

@@ -61,15 +61,11 @@ def check_serve(config: Config) -> None:
 def _check_mesh(serve: ServeConfig) -> None:
     """What this protocol lacks would have no effect, and nobody should have to find that out."""
     if serve.load_mode is not None and serve.load_mode not in MAPPED:
-        needed = f"with `mesh` the file must be mapped ({', '.join(MAPPED)})"
-        raise _not_with_mesh(f"--load-mode {serve.load_mode}", needed)
-
-
-def _not_with_mesh(option: str, why: str) -> UserError:
-    return UserError(
-        f"`{option}` needs the other native protocol: {why}",
-        hint="omit it, or start with `--native-protocol rpc` on all nodes",
-    )
+        raise UserError(
+            f"`--load-mode {serve.load_mode}` needs `--native-protocol rpc`: with `mesh` the file must be "
+            f"mapped ({', '.join(MAPPED)})",
+            hint="omit it, or start all nodes with `--native-protocol rpc`",
+        )
 
 
 def _check_model(model: Path) -> None:

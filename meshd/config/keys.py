@@ -55,8 +55,7 @@ KEYS: tuple[Key, ...] = (
         form=choice(*PROTOCOLS),
         option="--native-protocol",
         metavar="mesh|rpc",
-        help="what llama.cpp's processes speak with each other, the same on all nodes: mesh, or rpc, which "
-        "will be removed",
+        help="protocol of llama.cpp's processes, the same on all nodes: mesh, or rpc, which will be removed",
         more='"mesh" is meshd\'s own backend in an unpatched llama.cpp, "rpc" a patched llama.cpp, which '
         "`meshd native build --native-protocol rpc` makes.",
     ),

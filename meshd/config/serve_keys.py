@@ -94,10 +94,11 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--load-mode",
         metavar="MODE",
         help="how llama-server reads the model file: none (plain reads), mmap, mlock, mmap+mlock, dio "
-        "(direct I/O), or auto (mmap where the devices allow it)",
+        "(direct I/O), or auto (mmap where the devices allow it); none, mlock and dio need "
+        "`--native-protocol rpc`",
         default="mmap",
         example='"mmap+mlock"',
-        more='"none", "mlock" and "dio" need native.protocol = "rpc", where "none" is the default.',
+        more='With native.protocol = "rpc" the default is "none".',
     ),
     Key(
         section="serve",

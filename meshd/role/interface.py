@@ -1,8 +1,8 @@
 """What a node is for: a worker lends devices, a head serves a model.
 
 Roles decide and combine; they get the mesh, children and tunnels from the daemon (`RoleRuntime`) and know
-only their interfaces. A *lease* is one head's use of one worker: one rpc-server process, started for it and
-ended with it.
+only their interfaces. A *lease* is one head's use of one worker: one process there, started for it and
+ended with it: mesh-server, or with `rpc` rpc-server.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

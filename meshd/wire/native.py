@@ -69,7 +69,7 @@ def other_protocol(mine: str, theirs: str) -> Difference | None:
     """None where both speak the same (NativeVersion.protocol)."""
     if mine == theirs:
         return None
-    hint = "start all nodes with the same `--native-protocol`: mesh by default, rpc in older versions"
+    hint = "start all nodes with the same `--native-protocol` (default: mesh; in older versions: rpc)"
     if mine.startswith(_MESH) and theirs.startswith(_MESH):
         hint = "install the same version of meshd on both and run `meshd native build`"
     return Difference(

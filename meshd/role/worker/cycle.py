@@ -79,7 +79,7 @@ def check_may_work(roles: frozenset[Role]) -> None:
 class WorkerOptions:
     """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU.
 
-    `threads` are those of the CPU, None for as many as rpc-server takes.
+    `threads` are those of the CPU, None for half of the processors.
     """
 
     devices: tuple[str, ...] = ()

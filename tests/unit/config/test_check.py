@@ -77,7 +77,7 @@ def test_what_the_mesh_protocol_has_not_is_refused(
     check_serve(Config(serve=serve, native=NativeConfig(protocol="rpc")))
     with pytest.raises(UserError, match=words) as caught:
         check_serve(Config(serve=serve))
-    assert "start with `--native-protocol rpc` on all nodes" in (caught.value.hint or "")
+    assert "start all nodes with `--native-protocol rpc`" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("load_mode", [None, "auto", "mmap", "mmap+mlock"])
