@@ -140,6 +140,7 @@ class Join(Protocol):
         *,
         inspector: Inspector,
         on_broken: Callable[[MeshdError], None],
+        flow: Flow | None = None,
         asks: bool = False,
         pause: Callable[[float], float] = ...,
     ) -> None: ...

@@ -35,6 +35,7 @@ class MeshFirewall:
 
         `keeping` is told of tensors that are asked for by content, and of those that are sent.
         """
+        self.answered = 0  # bytes that the worker's program has said
         self._memory = memory
         self._keeping = keeping
         self._requests = Messages(wire.HEADER.size, HEAD)
@@ -64,6 +65,7 @@ class MeshFirewall:
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Answers. See Inspector."""
+        self.answered += len(data)
         return self._answers.feed(data, self._look_answer)
 
     # Requests.

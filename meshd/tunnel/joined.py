@@ -15,7 +15,7 @@ from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream, as_agreed
-from meshd.tunnel.interface import Inspector, TunnelStatus, Watching
+from meshd.tunnel.interface import Flow, Inspector, TunnelStatus, Watching
 from meshd.tunnel.local import adopt
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, Unwatched, pump
@@ -107,12 +107,14 @@ async def join(
     *,
     inspector: Inspector,
     on_broken: Callable[[MeshdError], None],
+    flow: Flow | None = None,
     asks: bool = False,
     pause: Callable[[float], float] = lambda _now: 0.0,
 ) -> None:
     """Connect a stream that came with `end`, which is ours from now on, past `inspector`.
 
-    `asks`: it is the child that answers, and the peer that asks (see base.wakeful_loop.Conversation).
+    `flow` is told who waits. `asks`: it is the child that answers, and the peer that asks (see
+    base.wakeful_loop.Conversation).
     `pause`: how many seconds what the peer sends has to wait, at a time of the loop.
 
     Returns when both ways have ended. Raises RemoteProtocolError for a stream that is compressed in an
@@ -123,7 +125,7 @@ async def join(
     except BaseException:
         end.close()
         raise
-    await _carry(end, agreed, inspector, Counter(), on_broken, asks=asks, pause=pause)
+    await _carry(end, agreed, inspector, Counter(), on_broken, flow=flow, asks=asks, pause=pause)
 
 
 async def _carry(
@@ -133,6 +135,7 @@ async def _carry(
     counter: Counter,
     on_broken: Callable[[MeshdError], None],
     *,
+    flow: Flow | None = None,
     asks: bool = False,
     pause: Callable[[float], float] = lambda _now: 0.0,
 ) -> None:
@@ -151,6 +154,7 @@ async def _carry(
             stream,
             counter=counter,
             inspector=inspector,
+            flow=flow,
             on_broken=on_broken,
             pause=lambda: pause(loop.time()),
         )

@@ -202,7 +202,7 @@ std::vector<client_device *> open_worker(int socket, uint32_t place, size_t firs
         worker->link.lose(std::string("its WELCOME is wrong: ") + error.what());
         throw;
     }
-    static watch & watched = *new watch(); // as long as its workers: to the end of the process
+    static watch & watched = *new watch(watch::grace_of_parent()); // as long as its workers: to the end of the process
     watched.add(worker->link, place);
     watched.start();
     return devices;

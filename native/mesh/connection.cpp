@@ -62,14 +62,14 @@ bool connection::is_idle() {
     return owed.is_empty();
 }
 
-std::string connection::tick() {
+std::string connection::tick(uint32_t grace) {
     std::lock_guard<std::mutex> lock(mutex);
     outgoing.flush(); // a worker answers nothing that it was not asked
     // what a worker says of itself is no sign that anything passes
     const uint64_t now = outgoing.sent() + worker.received() - told;
     const uint64_t bytes = now > passed ? now - passed : 0;
     passed = now;
-    const std::string why = owed.tick(bytes, outgoing.is_full());
+    const std::string why = owed.tick(bytes, outgoing.is_full(), grace);
     at = gone ? UINT64_MAX : owed.at();
     return why;
 }

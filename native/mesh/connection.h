@@ -62,8 +62,9 @@ public:
     progress_body report();
     uint64_t received() const { return worker.received(); }
     bool is_idle();
-    // A second has passed. Why this worker is not to be waited for any more, whatever it says of itself; or ""
-    std::string tick();
+    // A second has passed. Why this worker is not to be waited for any more, whatever it says of itself; or "".
+    // `grace`: seconds for which nothing may pass
+    std::string tick(uint32_t grace);
     // The worker is not to be waited for any more
     void lose(const std::string & why);
 

@@ -100,7 +100,7 @@ double debts::limit() const {
     return std::max(MOST_SECONDS, TIMES_LARGER * slowest * inputs) + way;
 }
 
-std::string debts::tick(uint64_t passed, bool unsent) {
+std::string debts::tick(uint64_t passed, bool unsent, uint32_t grace) {
     if (all.empty() && !unsent) {
         waited = age = 0;
         return "";
@@ -110,7 +110,7 @@ std::string debts::tick(uint64_t passed, bool unsent) {
         age++;
     }
     waited = std::max(0.0, waited - static_cast<double>(passed) / PASSING_RATE);
-    if (waited <= limit()) {
+    if (waited <= limit() + grace) {
         return "";
     }
     return std::string(all.empty() ? "it does not read" : "it does not answer") + ": requests have waited for " +

@@ -36,8 +36,9 @@ public:
     bool is_empty() const { return at() == UINT64_MAX; }
 
     // A second has passed, and so many bytes of requests and answers with it. `unsent`: the worker does not read all
-    // of its requests. Why it is not to be waited for any more, or ""
-    std::string tick(uint64_t passed, bool unsent);
+    // of its requests. `grace`: seconds more that it may take, for its path. Why it is not to be waited for any more,
+    // or ""
+    std::string tick(uint64_t passed, bool unsent, uint32_t grace = 0);
 
 private:
     // Another worker has to get as far as that first, and so on: as the head has each pair in one order, one of them

@@ -1,9 +1,26 @@
 #include "watch.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
 namespace mesh {
+
+static constexpr long MOST_GRACE = 1000000;
+
+uint32_t watch::grace_of_parent() {
+    const char * text = std::getenv("GGML_MESH_GRACE");
+    if (text == nullptr) {
+        return 0;
+    }
+    char * end = nullptr;
+    const long value = std::strtol(text, &end, 10);
+    if (end == text || *end != '\0' || value < 0 || value > MOST_GRACE) {
+        throw std::runtime_error(
+            "GGML_MESH_GRACE is a number of seconds up to " + std::to_string(MOST_GRACE) + ", not `" + text + "`");
+    }
+    return static_cast<uint32_t>(value);
+}
 
 void watch::add(connection & worker, uint32_t place) {
     std::lock_guard<std::mutex> lock(mutex);
@@ -51,7 +68,8 @@ std::string watch::own_words(const watched & one, const progress_body & report) 
     if (report.waits != 0 && other == nullptr) {
         return "it says that it waits for neighbour " + waits + ", which it does not have";
     }
-    if (report.request == 0 || report.seconds < HUNG_SECONDS) {
+    // what a neighbour sends has a path of its own
+    if (report.request == 0 || report.seconds < HUNG_SECONDS + (other == nullptr ? 0 : grace)) {
         return "";
     }
     const std::string time = std::to_string(report.seconds) + " s";
@@ -67,8 +85,8 @@ std::string watch::complaint(watched & one) const {
     const uint64_t received = one.worker->received();
     one.silent = received == one.received ? one.silent + 1 : 0;
     one.received = received;
-    const std::string late = one.worker->tick();
-    if (one.silent > HUNG_SECONDS) {
+    const std::string late = one.worker->tick(grace);
+    if (one.silent > HUNG_SECONDS + grace) {
         return "it has said nothing for " + std::to_string(one.silent) + " s";
     }
     const progress_body report = one.worker->report();

@@ -156,6 +156,7 @@ class LlamaServer:
             lent=[lease.lent for lease in leases],
             weights=self._outgoing.add(self._processes.hand_over(encode_index(self._model.index))),
             report=pipe.child_end,
+            grace=self._model.options.grace,
             looks_out=children_may_poll(),
             activations=self._model.options.activations,
         )

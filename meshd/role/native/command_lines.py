@@ -1,5 +1,6 @@
 """Command lines and environment of the native children. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -175,12 +176,13 @@ def mesh_head_environment(
     report: int,
     looks_out: bool = False,
     activations: str = "f32",
+    grace: float = 0.0,
 ) -> Mapping[str, str]:
     """For a llama-server that loads our module: descriptors, `sockets` in the order of the workers.
 
     `lent`: the bytes that each of those has reserved of each of its devices. One that has another number of
     devices is lost, and so is one that refuses a buffer that they have room for. `activations`: how hidden
-    states cross, f32 or f16.
+    states cross, f32 or f16. `grace`: for so many seconds a path may be silent.
     Preloaded, the module also keeps the loader from reading the workers' weights ahead; the linker takes no
     blank or colon in its path.
     """
@@ -196,6 +198,7 @@ def mesh_head_environment(
         "GGML_MESH_WEIGHTS_FD": str(weights),
         "GGML_MESH_REPORT_FD": str(report),
         "GGML_MESH_ACTIVATIONS": activations,
+        "GGML_MESH_GRACE": str(math.ceil(grace)),
     }
 
 

@@ -1,6 +1,7 @@
 """The mesh-server of one lease (docs/native-backend.md): one connection with its head, which it ends with.
 
-It watches itself and says what it does (PROGRESS), so this daemon needs no picture of its work.
+It watches itself and says what it does (PROGRESS), so this daemon needs no picture of its work, but ends it
+when it says nothing any more.
 """
 
 import os
@@ -15,6 +16,7 @@ from meshd.process.interface import ChildSpec
 from meshd.role.interface import DescriptorSocket, MeshPrograms, RoleRuntime
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
+from meshd.role.worker.child_silence import ChildSilence
 from meshd.role.worker.lent_server import AgreedLease, LentServer, OnBroken
 from meshd.role.worker.mesh_neighbours import MeshNeighbours
 from meshd.rpc.mesh_firewall import MeshFirewall
@@ -44,6 +46,8 @@ class MeshServer(LentServer):
         self._program = str(programs.server)
         self._threads = threads if threads is not None else max(1, (os.cpu_count() or 2) // 2)
         self._join = runtime.tunnels.join
+        self._silence = ChildSilence()
+        self._firewall: MeshFirewall | None = None  # once there is a connection
         self._end: socket | None = None
         self._descriptors: DescriptorSocket | None = None
         try:
@@ -91,13 +95,24 @@ class MeshServer(LentServer):
         end, self._end = self._end, None
         lease_cache = self.agreed.lease_cache
         firewall = MeshFirewall(keeping=MeshKeeping(lease_cache) if lease_cache is not None else None)
+        self._firewall = firewall
         await self._join(
-            stream, end, inspector=firewall, on_broken=on_broken, asks=True, pause=firewall.pause
+            stream,
+            end,
+            inspector=firewall,
+            flow=self._silence,
+            on_broken=on_broken,
+            asks=True,
+            pause=firewall.pause,
         )
 
     async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
         """See LentServer."""
         await self._neighbours.serve(stream, on_broken)
+
+    def why_still(self, _pid: int) -> str:
+        """See LentServer."""
+        return self._silence.look(self._firewall.answered) if self._firewall is not None else ""
 
     def code_of_end(self) -> str:
         """See LentServer. mesh-server exits with 0 when its head has ended, and with 1 after a failure."""

@@ -18,6 +18,48 @@ TEST(a_worker_that_says_nothing_is_lost) {
     CHECK(parent.all() == "lost 0 it has said nothing for 21 s\n");
 }
 
+TEST(a_path_may_be_silent_for_its_grace) {
+    static constexpr uint32_t GRACE = 90;
+    told parent;
+    watch all(GRACE);
+    watched_worker silent(all, 0);
+    watched_worker alive(all, 1);
+    silent.is_asked(); // what it owes may take as much longer
+    alive.is_asked();
+    for (uint32_t second = 0; second <= HUNG_SECONDS + GRACE; second++) {
+        all.tick();
+        CHECK(!silent.is_lost());
+        alive.say(1, 2, 0);
+    }
+    alive.say(1, 2, HUNG_SECONDS + GRACE - 1, 1); // waits for the other one, which has its own path to it
+    CHECK(!alive.is_lost());
+    all.tick();
+    CHECK(silent.is_lost() && !alive.is_lost());
+    CHECK(parent.all() == "lost 0 it has said nothing for 111 s\n");
+}
+
+TEST(what_a_device_does_has_no_grace) {
+    told parent;
+    watch all(90);
+    watched_worker stuck(all, 4);
+    stuck.is_asked();
+    stuck.say(1, 2, HUNG_SECONDS);
+    all.tick();
+    CHECK(stuck.is_lost());
+}
+
+TEST(a_grace_is_a_number) {
+    CHECK(watch::grace_of_parent() == 0);
+    for (const char * odd : { "", "-1", "1000001", "10 s" }) {
+        setenv("GGML_MESH_GRACE", odd, 1);
+        CHECK(
+            thrown_by([] { watch::grace_of_parent(); }).find("a number of seconds up to 1000000") != std::string::npos);
+    }
+    setenv("GGML_MESH_GRACE", "120", 1);
+    CHECK(watch::grace_of_parent() == 120);
+    unsetenv("GGML_MESH_GRACE");
+}
+
 TEST(a_worker_that_never_says_welcome_is_lost) {
     told parent;
     const socket_pair pair;
