@@ -70,8 +70,8 @@ LINK_KEYS: tuple[Key, ...] = (
         form=whole(MIN_GRACE, MAX_GRACE),
         option="--grace",
         metavar="SECONDS",
-        help="how long to keep the session with an unreachable node; the lower of both nodes' values applies",
-        more='In seconds, 10 to 140. With native.protocol = "mesh" answers wait for 20 s at most.',
+        help="how long answers wait for an unreachable worker; the lower of both nodes' values applies",
+        more="In seconds, 10 to 140.",
     ),
     Key(
         section="links",
