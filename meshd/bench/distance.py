@@ -34,9 +34,9 @@ from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.build.native import build
+from meshd.config import RPC
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
-from meshd.wire.native import RPC_PROTOCOL
 
 
 def run(args: DistanceArgs, out: BenchOutput) -> int:
@@ -69,7 +69,7 @@ async def _figures(args: DistanceArgs, out: BenchOutput) -> Figures:
     if any(args.round_trips) and not args.compute_only:
         need_namespaces()
     stock = await build(args.cache, patched=False, progress=progress)
-    by_rpc = args.protocol == RPC_PROTOCOL
+    by_rpc = args.protocol == RPC
     patched = await (build if by_rpc else mesh.build)(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     decodes = 1 if args.pairs >= DECODES else DECODES

@@ -37,10 +37,10 @@ from meshd.bench.llama import arguments_of, clock, measure, started_at, until_se
 from meshd.bench.memory import give_back, take_memory
 from meshd.bench.stock_run import plain
 from meshd.build.interface import RPC_SERVER
+from meshd.config import RPC
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import LocalNode, ready_or_raise
 from meshd.fleet.rpc_count import RpcCounts
-from meshd.wire.native import RPC_PROTOCOL
 
 WARM_TOKENS, TOKENS = 4, 32
 COUNTED_TOKENS = (4, 12)  # two answers of one shape; what they differ by is that of the tokens between
@@ -65,7 +65,7 @@ async def _meshd(
             total = total.plus(await ask_counts(control))
         return total
 
-    binaries = binaries or (rig.patched.bin_dir if rig.protocol == RPC_PROTOCOL else None)
+    binaries = binaries or (rig.patched.bin_dir if rig.protocol == RPC else None)
     named = ("--native-bin", str(binaries)) if binaries is not None else ()
     async with Owner() as owner:
         fleet = Fleet(

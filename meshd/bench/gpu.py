@@ -37,12 +37,11 @@ from meshd.build.demo_model import demo_model
 from meshd.build.interface import MESH_PROGRAM, RPC_SERVER, BuildProgress, NativeInfo
 from meshd.build.native import build
 from meshd.build.pin import read_pin
-from meshd.config import MESH, PROTOCOLS, load
+from meshd.config import MESH, PROTOCOLS, RPC, load
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end
 from meshd.role.native.devices import list_devices, pick
 from meshd.wire.lease import OfferedDevice
-from meshd.wire.native import RPC_PROTOCOL
 
 SMOLLM2 = "smollm2"
 UNFINISHED = 3
@@ -154,7 +153,7 @@ async def _build(asked: GpuOptions) -> tuple[NativeInfo, NativeInfo]:
             _say(step.text)
 
     backend, source = asked.backend, asked.source
-    if asked.protocol != RPC_PROTOCOL:
+    if asked.protocol != RPC:
         info = await mesh.build(asked.cache, backend=backend, source=source, progress=progress)
         return info, info
     patched = await build(asked.cache, backend=backend, source=source, progress=progress)
@@ -193,7 +192,7 @@ async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int
     patched, stock = await _build(asked)
     devices = await _gpus(patched, asked.devices)
     pin = read_pin()
-    by_rpc = asked.protocol == RPC_PROTOCOL
+    by_rpc = asked.protocol == RPC
     ours = f"patches {pin.patches_sha256[:12]}" if by_rpc else "native/mesh through the daemons"
     made = GpuRunFacts(
         when=began.strftime("%Y-%m-%d"),

@@ -85,7 +85,7 @@ class DistanceArgs:
     without: tuple[str, ...] = ()  # of WITHOUT: meshd is measured without each, too
     defaults: int = 0  # with so many workers stock is measured as upstream ships it, too
     count: bool = True  # what RPC says, in runs of their own
-    protocol: str = MESH  # of meshd's programs; only of RPC anything is counted
+    protocol: str = MESH  # of meshd's programs; requests are counted with RPC only
     prompts: bool = True  # of 512 tokens, too
     svg: Path | None = None
     as_json: bool = False

@@ -26,7 +26,7 @@ from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress, NativeInfo
 from meshd.build.native import build
-from meshd.wire.native import RPC_PROTOCOL
+from meshd.config import RPC
 
 PROMPT_TOKENS = 512
 
@@ -129,7 +129,7 @@ async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
     def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
-    native = await (build if args.protocol == RPC_PROTOCOL else mesh.build)(args.cache, progress=progress)
+    native = await (build if args.protocol == RPC else mesh.build)(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     out.progress("measuring the tunnel")
     rows = _tunnel_rows(await measure_tunnel(args.pairs))
@@ -148,7 +148,7 @@ def _tunnel_rows(result: TunnelResult) -> list[RpcRow]:
 
 async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[RpcRow]:
     rows = []
-    bounds = _PATCHED if args.protocol == RPC_PROTOCOL else _MESH
+    bounds = _PATCHED if args.protocol == RPC else _MESH
     out.progress("loading the model three times, output on the head")
     async with trio(model, args.cache, native, protocol=args.protocol) as loaded:
         rows += await _prompt(loaded, args.pairs, bounds.prompt, out)

@@ -8,10 +8,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.base.errors import UsageError
 from meshd.cli.options import Arguments, Parser, add_config_file, add_keys, load_role
 from meshd.cli.output import Json, Output
-from meshd.config import MESH, RPC, Paths
+from meshd.config import MESH, Paths
 
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
     from meshd.build.interface import BuildProgress, NativeInfo
@@ -50,19 +49,15 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
 def _add_protocol(parser: argparse.ArgumentParser) -> None:
     add_config_file(parser)
     add_keys(parser, ("native.protocol",))
-    parser.add_argument("--mesh", action="store_true", help="the same as `--native-protocol mesh`")
 
 
 def run(args: Arguments, out: Output) -> int:
     """Foreground work, without a daemon."""
     config = load_role(args, "worker").config
-    if args.mesh and vars(args)["native.protocol"] == RPC:
-        raise UsageError(f"`--mesh` and `--native-protocol {RPC}` exclude each other", hint="omit one")
-    protocol = MESH if args.mesh else config.native.protocol
     if args.action == "build":
-        info = _build(config.paths.cache, args, protocol, out)
+        info = _build(config.paths.cache, args, config.native.protocol, out)
     else:
-        info = _find(config.paths, args.backend, protocol)
+        info = _find(config.paths, args.backend, config.native.protocol)
     if args.json:
         out.json(to_json(info))
     else:

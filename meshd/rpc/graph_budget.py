@@ -7,9 +7,7 @@ shape: a micro batch, or every 256th token. Of other requests it sends some tens
 
 from meshd.rpc.mesh_protocol import GRAPH_TENSORS
 
-TENSORS_PER_SECOND = (
-    100_000  # some 0.3 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
-)
+TENSORS_PER_SECOND = 100_000  # 0.3 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
 TENSORS_AT_ONCE = 4 * GRAPH_TENSORS
 REQUEST_TENSORS = 0.4  # a request takes as long as so much of a tensor, beside those that it has
 

@@ -47,6 +47,18 @@ class Flow(Protocol):
         ...
 
 
+class Passage(Protocol):
+    """Told when bytes have passed at once, as small messages do; a part that an inspector keeps has not."""
+
+    def sent(self) -> None:
+        """To the peer."""
+        ...
+
+    def received(self) -> None:
+        """From the peer."""
+        ...
+
+
 class Watched(Inspector, Flow, Protocol):
     """Sees all of one connection."""
 

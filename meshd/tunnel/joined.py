@@ -4,7 +4,6 @@ Nothing listens, so nobody but that child can use it, and no secret has to prove
 """
 
 import asyncio
-import functools
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -147,15 +146,14 @@ async def _carry(
         raise
     try:
         loop = asyncio.get_running_loop()
-        talk = loop.conversation(asks=asks) if isinstance(loop, WakefulLoop) else None
-        copying = functools.partial(pump, on_sent=talk.sent, on_received=talk.received) if talk else pump
-        await copying(
+        await pump(
             local,
             stream,
             counter=counter,
             inspector=inspector,
             flow=flow,
             on_broken=on_broken,
+            passage=loop.conversation(asks=asks) if isinstance(loop, WakefulLoop) else None,
             pause=lambda: pause(loop.time()),
         )
         await local.wait_closed()

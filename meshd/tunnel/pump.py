@@ -12,7 +12,7 @@ from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemotePr
 from meshd.base.tasks import Owner, first_error
 from meshd.mux.events import Code
 from meshd.peer.interface import Stream
-from meshd.tunnel.interface import Flow, Inspector
+from meshd.tunnel.interface import Flow, Inspector, Passage
 from meshd.tunnel.local import LocalSocket
 
 
@@ -32,18 +32,15 @@ async def pump(
     inspector: Inspector | None = None,
     flow: Flow | None = None,
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
-    on_sent: Callable[[], None] = lambda: None,
-    on_received: Callable[[], None] = lambda: None,
+    passage: Passage | None = None,
     pause: Callable[[], float] = lambda: 0.0,
 ) -> None:
     """Copy both ways until both have ended, or one has broken: then both are reset.
 
-    `on_sent` and `on_received` are called when bytes have passed at once, which is how small messages pass:
-    not for those that the inspector keeps, as it does with a part of a message. `pause`: how many seconds
-    what the peer has sent has to wait by now.
+    `pause`: how many seconds what the peer has sent has to wait by now.
     """
     nobody = Unwatched()
-    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, on_sent, on_received, pause)
+    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, passage or nobody, pause)
     local.divert(copy.out)
     stream.divert(copy.inward)
     await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
@@ -77,7 +74,7 @@ async def run_both(
 
 
 class Unwatched:
-    """A Watched that lets everything pass, and that nobody asks."""
+    """A Watched and a Passage that lets everything pass, and that nobody asks."""
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         return data
@@ -89,6 +86,12 @@ class Unwatched:
         pass
 
     def peer_waits(self, waits: bool) -> None:
+        pass
+
+    def sent(self) -> None:
+        pass
+
+    def received(self) -> None:
         pass
 
 
@@ -108,8 +111,7 @@ class _Copy:
         counter: Counter,
         inspector: Inspector,
         flow: Flow,
-        on_sent: Callable[[], None],
-        on_received: Callable[[], None],
+        passage: Passage,
         pause: Callable[[], float],
     ) -> None:
         self._local = local
@@ -117,8 +119,7 @@ class _Copy:
         self._counter = counter
         self._inspector = inspector
         self._flow = flow
-        self._on_sent = on_sent
-        self._on_received = on_received
+        self._passage = passage
         self._pause = pause
         self._passed: bytes | memoryview | None = None  # of the chunk that is read next: inspected, not sent
         self._waits = False  # a chunk of the peer does, that its queue has given away
@@ -132,7 +133,7 @@ class _Copy:
         self._counter.sent += taken
         if taken == len(passed):
             if len(passed):
-                self._on_sent()
+                self._passage.sent()
             return len(data)
         self._passed = memoryview(passed)[taken:]
         return 0
@@ -148,7 +149,7 @@ class _Copy:
         self._counter.received += len(data)
         self._stream.consumed(len(data))
         if len(passed):
-            self._on_received()
+            self._passage.received()
         return True
 
     async def keep_sending(self) -> None:

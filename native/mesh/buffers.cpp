@@ -2,6 +2,10 @@
 
 namespace mesh {
 
+bool is_cpu(ggml_backend_t backend) {
+    return ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
 buffers::buffers(const std::vector<lent_device> & devices) : devices(devices), held(devices.size()) {}
 
 buffers::~buffers() {

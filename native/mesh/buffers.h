@@ -17,6 +17,8 @@ struct lent_device {
     size_rule rule = {};
 };
 
+bool is_cpu(ggml_backend_t backend);
+
 // Bytes of a device: where they are for ggml
 struct place {
     ggml_backend_buffer_t buffer;

@@ -13,20 +13,55 @@ uint64_t offset_in(const client_buffer * buffer, const ggml_tensor * tensor) {
     return reinterpret_cast<uint64_t>(tensor->data) - buffer->base;
 }
 
-// In pieces of whole rows
-static uint64_t most_rows(uint32_t row) {
+// The most bytes of a buffer that go at once: whole rows, if there are rows
+static uint64_t piece_of(uint32_t row) {
     return row == 0 ? PIECE_BYTES : PIECE_BYTES / (sizeof(float) * row) * sizeof(float) * row;
 }
 
-void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+// From `offset` of the tensor on, as they are or as half rows
+static void write_pieces(
+    const ggml_tensor * tensor, const uint8_t * data, uint64_t offset, uint64_t size, uint32_t row) {
     const client_buffer * own = buffer_of(tensor);
-    for (size_t done = 0; done < size; done += PIECE_BYTES) {
+    std::vector<uint8_t> halves(row == 0 ? 0 : bytes_on_wire(std::min(size, piece_of(row)), row));
+    for (uint64_t done = 0; done < size; done += piece_of(row)) {
         write_body body;
         body.buffer = own->number;
+        body.row = row;
         body.offset = offset_in(own, tensor) + offset + done;
-        const size_t piece = std::min<size_t>(size - done, PIECE_BYTES);
-        own->device->worker->link.send(body, static_cast<const uint8_t *>(data) + done, piece);
+        const uint64_t piece = std::min(size - done, piece_of(row));
+        if (row != 0) {
+            to_half_rows(data + done, piece, row, halves.data());
+        }
+        own->device->worker->link.send(body, row == 0 ? data + done : halves.data(), bytes_on_wire(piece, row));
     }
+}
+
+// As above, the other way; `target` gets what comes on the wire
+static bool read_pieces(const ggml_tensor * tensor, uint8_t * target, uint64_t offset, uint64_t size, uint32_t row) {
+    const client_buffer * own = buffer_of(tensor);
+    if (!own->device->worker->loading.settle()) {
+        return false;
+    }
+    for (uint64_t done = 0; done < size; done += piece_of(row)) {
+        read_body body;
+        body.buffer = own->number;
+        body.offset = offset_in(own, tensor) + offset + done;
+        body.size = static_cast<uint32_t>(std::min(size - done, piece_of(row)));
+        body.row = row;
+        uint8_t * piece = target + bytes_on_wire(done, row);
+        if (own->device->worker->link.ask(body, message::data, piece, bytes_on_wire(body.size, row)) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void write_tensor(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    write_pieces(tensor, static_cast<const uint8_t *>(data), offset, size, 0);
+}
+
+bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    return read_pieces(tensor, static_cast<uint8_t *>(data), offset, size, 0);
 }
 
 bool read_activation(const ggml_tensor * tensor, void * data) {
@@ -34,42 +69,16 @@ bool read_activation(const ggml_tensor * tensor, void * data) {
     if (row == 0) {
         return false;
     }
-    const client_buffer * own = buffer_of(tensor);
-    connection & link = own->device->worker->link;
+    connection & link = buffer_of(tensor)->device->worker->link;
     const uint64_t size = ggml_nbytes(tensor);
     std::vector<uint8_t> halves(bytes_on_wire(size, row));
-    bool asked = own->device->worker->loading.settle();
-    for (uint64_t done = 0; asked && done < size; done += most_rows(row)) {
-        read_body body;
-        body.buffer = own->number;
-        body.offset = offset_in(own, tensor) + done;
-        body.size = static_cast<uint32_t>(std::min(size - done, most_rows(row)));
-        body.row = row;
-        asked =
-            link.ask(body, message::data, halves.data() + bytes_on_wire(done, row), bytes_on_wire(body.size, row)) != 0;
-    }
-    if (!asked || !link.wait_all()) {
+    if (!read_pieces(tensor, halves.data(), 0, size, row) || !link.wait_all()) {
         std::memset(data, 0, size); // as get_tensor()
     } else if (!from_half_rows(halves.data(), size, row, data)) {
         std::memset(data, 0, size);
         link.lose("it sends half floats with an exponent that there is not");
     }
     return true;
-}
-
-static void write_half_rows(const ggml_tensor * to, const uint8_t * values, uint32_t row) {
-    const client_buffer * own = buffer_of(to);
-    const uint64_t size = ggml_nbytes(to);
-    std::vector<uint8_t> halves(bytes_on_wire(std::min(size, most_rows(row)), row));
-    for (uint64_t done = 0; done < size; done += most_rows(row)) {
-        write_body body;
-        body.buffer = own->number;
-        body.row = row;
-        body.offset = offset_in(own, to) + done;
-        const uint64_t piece = std::min(size - done, most_rows(row));
-        to_half_rows(values + done, piece, row, halves.data());
-        own->device->worker->link.send(body, halves.data(), bytes_on_wire(piece, row));
-    }
 }
 
 bool write_activation(const ggml_tensor * from, const ggml_tensor * to) {
@@ -79,29 +88,12 @@ bool write_activation(const ggml_tensor * from, const ggml_tensor * to) {
         return false;
     }
     if (ggml_backend_buffer_is_host(from->buffer)) {
-        write_half_rows(to, static_cast<const uint8_t *>(from->data), row);
+        write_pieces(to, static_cast<const uint8_t *>(from->data), 0, ggml_nbytes(from), row);
         return true;
     }
     std::vector<uint8_t> values(ggml_nbytes(from));
     ggml_backend_tensor_get(from, values.data(), 0, values.size());
-    write_half_rows(to, values.data(), row);
-    return true;
-}
-
-bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
-    const client_buffer * own = buffer_of(tensor);
-    if (!own->device->worker->loading.settle()) {
-        return false;
-    }
-    for (size_t done = 0; done < size; done += PIECE_BYTES) {
-        read_body body;
-        body.buffer = own->number;
-        body.offset = offset_in(own, tensor) + offset + done;
-        body.size = static_cast<uint32_t>(std::min<size_t>(size - done, PIECE_BYTES));
-        if (own->device->worker->link.ask(body, message::data, static_cast<uint8_t *>(data) + done, body.size) == 0) {
-            return false;
-        }
-    }
+    write_pieces(to, values.data(), 0, values.size(), row);
     return true;
 }
 
@@ -112,11 +104,11 @@ static bool push_tensor(const client_buffer * source, uint64_t from, const clien
     static uint64_t last_token = 0;
     client_worker & sender = *source->device->worker;
     client_worker & receiver = *target->device->worker;
-    for (uint64_t done = 0; done < size; done += most_rows(row)) {
+    for (uint64_t done = 0; done < size; done += piece_of(row)) {
         push_body push;
         push.neighbour = receiver.place;
         push.buffer = source->number;
-        push.size = static_cast<uint32_t>(std::min(size - done, most_rows(row)));
+        push.size = static_cast<uint32_t>(std::min(size - done, piece_of(row)));
         push.row = row;
         push.offset = from + done;
         take_body take;

@@ -148,18 +148,16 @@ void executor::fill(const fill_body & body) {
 void executor::write(uint64_t id, blob & bytes) {
     reader in(bytes);
     const auto body = write_body::take(in);
-    const size_t size = bytes_in_buffer(in.size(), body.row);
+    const size_t come = in.size();
+    const size_t size = bytes_in_buffer(come, body.row);
     const place where = memory.find(body.buffer, body.offset, size);
     if (size == 0) {
         return;
     }
     const traced copying("in", where.device);
-    const uint8_t * data = in.bytes(in.size());
+    const uint8_t * data = in.bytes(come);
     if (body.row != 0) {
-        blob values(size);
-        if (!from_half_rows(data, size, body.row, values.data())) {
-            throw bad_message("WRITE of half floats with an exponent that there is not");
-        }
+        blob values = values_of(data, come, body.row);
         return put(id, where, values.data(), size, values);
     }
     put(id, where, data, size, bytes);

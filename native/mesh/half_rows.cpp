@@ -129,15 +129,16 @@ blob on_wire(blob piece, uint32_t row) {
     return halves;
 }
 
-blob in_buffer(blob piece, uint32_t row) {
-    if (row == 0) {
-        return piece;
-    }
-    blob values(bytes_in_buffer(piece.size(), row));
-    if (!from_half_rows(piece.data(), values.size(), row, values.data())) {
+blob values_of(const uint8_t * halves, uint64_t size, uint32_t row) {
+    blob values(bytes_in_buffer(size, row));
+    if (!from_half_rows(halves, values.size(), row, values.data())) {
         throw bad_message("half floats with an exponent that there is not");
     }
     return values;
+}
+
+blob in_buffer(blob piece, uint32_t row) {
+    return row == 0 ? std::move(piece) : values_of(piece.data(), piece.size(), row);
 }
 
 } // namespace mesh

@@ -21,5 +21,7 @@ bool from_half_rows(const uint8_t * halves, uint64_t size, uint32_t row, void * 
 // The same of whole pieces, if row is not 0. Throws bad_message for an exponent that is too large
 blob on_wire(blob piece, uint32_t row);
 blob in_buffer(blob piece, uint32_t row);
+// What these half rows stand for; row is not 0
+blob values_of(const uint8_t * halves, uint64_t size, uint32_t row);
 
 } // namespace mesh

@@ -1,8 +1,6 @@
 #include "lookout.h"
 
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
+#include "variable.h"
 
 #include <sys/resource.h>
 
@@ -18,20 +16,8 @@ long times_displaced() {
 #endif
 }
 
-static constexpr int MOST_MILLISECONDS = 100;
-
 void lookout::allow() {
-    const char * text = std::getenv("GGML_MESH_LOOKOUT");
-    if (text == nullptr) {
-        return;
-    }
-    char * end = nullptr;
-    const long value = std::strtol(text, &end, 10);
-    if (end == text || *end != '\0' || value < 0 || value > MOST_MILLISECONDS) {
-        throw std::runtime_error("GGML_MESH_LOOKOUT is a number of milliseconds up to " +
-                                 std::to_string(MOST_MILLISECONDS) + ", not `" + text + "`");
-    }
-    longest = std::chrono::milliseconds(value);
+    longest = std::chrono::milliseconds(number_of_variable("GGML_MESH_LOOKOUT", "milliseconds", 100));
 }
 
 } // namespace mesh

@@ -10,6 +10,7 @@
 #include "read_ahead.h"
 #include "release.h"
 #include "report.h"
+#include "variable.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -30,11 +31,6 @@ static size_t get_device_count(ggml_backend_reg_t) {
 
 static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) {
     return &all_devices[index]->device;
-}
-
-static std::string variable(const char * name) {
-    const char * value = std::getenv(name);
-    return value == nullptr ? "" : value;
 }
 
 static int descriptor_of(const char * name, const std::string & text) {

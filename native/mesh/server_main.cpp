@@ -206,8 +206,7 @@ static size_rule rule_of(ggml_backend_t backend) {
 static void lock_staging(ggml_backend_t backend) {
     static bool done = false;
     ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
-    if (done || type == nullptr ||
-        ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+    if (done || type == nullptr || is_cpu(backend)) {
         return;
     }
     ggml_backend_buffer_t memory = ggml_backend_buft_alloc_buffer(type, STAGING_BYTES);
@@ -273,10 +272,6 @@ static int try_out(const options & chosen) {
     return try_device(device, chosen.operations, chosen.tolerance, print);
 }
 
-static bool is_cpu(const lent_device & lent) {
-    return ggml_backend_dev_type(ggml_backend_get_device(lent.backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
-}
-
 static int serve(const options & chosen) {
     if (chosen.report >= 0) {
         open_report(chosen.report);
@@ -286,8 +281,8 @@ static int serve(const options & chosen) {
                                     : local_weights(weights_index(read_text(chosen.weights, weights_index::MAX_TEXT)));
     load_backends();
     const std::vector<lent_device> devices = open_devices(chosen);
-    if (std::none_of(devices.begin(), devices.end(), is_cpu)) { // which would compute with fewer threads
-        lookout::allow();
+    if (std::none_of(devices.begin(), devices.end(), [](const lent_device & one) { return is_cpu(one.backend); })) {
+        lookout::allow(); // a CPU would compute with fewer threads
     }
     {
         channel head(chosen.socket, sender::head);

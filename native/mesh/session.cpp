@@ -6,9 +6,7 @@
 namespace mesh {
 
 static bool all_cpus(const std::vector<lent_device> & devices) {
-    return std::all_of(devices.begin(), devices.end(), [](const lent_device & one) {
-        return ggml_backend_dev_type(ggml_backend_get_device(one.backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
-    });
+    return std::all_of(devices.begin(), devices.end(), [](const lent_device & one) { return is_cpu(one.backend); });
 }
 
 session::session(channel & head, const std::vector<lent_device> & devices, const local_weights & files,

@@ -1,25 +1,14 @@
 #include "watch.h"
 
+#include "variable.h"
+
 #include <chrono>
-#include <cstdlib>
 #include <thread>
 
 namespace mesh {
 
-static constexpr long MOST_GRACE = 1000000;
-
 uint32_t watch::grace_of_parent() {
-    const char * text = std::getenv("GGML_MESH_GRACE");
-    if (text == nullptr) {
-        return 0;
-    }
-    char * end = nullptr;
-    const long value = std::strtol(text, &end, 10);
-    if (end == text || *end != '\0' || value < 0 || value > MOST_GRACE) {
-        throw std::runtime_error(
-            "GGML_MESH_GRACE is a number of seconds up to " + std::to_string(MOST_GRACE) + ", not `" + text + "`");
-    }
-    return static_cast<uint32_t>(value);
+    return number_of_variable("GGML_MESH_GRACE", "seconds", 1000000);
 }
 
 void watch::add(connection & worker, uint32_t place) {

@@ -98,7 +98,8 @@ def test_two_workers_push_to_each_other(tmp_path: Path) -> None:
 def test_a_windowed_model_needs_no_checkpoints_and_answers_like_one_machine(tmp_path: Path) -> None:
     """A prompt many times as long as its windows, which keep the whole context; one machine's are short.
 
-    What is computed at once rounds otherwise than it does apart: one machine has the same micro batches.
+    What is computed at once rounds otherwise than it does apart: both have the same micro batches, which the
+    plan would choose by the time that a message takes.
     """
     model, prompt = random_model("gemma3"), "one, two, three, " * 100
     same = ("-c", "8192", "-t", str(THREADS), "-ub", "128", "-ctxcp", "0")
@@ -108,7 +109,7 @@ def test_a_windowed_model_needs_no_checkpoints_and_answers_like_one_machine(tmp_
         async with Fleet(tmp_path) as fleet:
             token, _ = await fleet.workers(model, model, options=MESH)
             # of several slots the first token has one, whose cells another one's last bits depend on
-            options = ("--device", "none", "--min-workers", "2", *SAME_THREADS, "-np", "1")
+            options = ("--device", "none", "--min-workers", "2", *SAME_THREADS, "-np", "1", "-ub", "128")
             head = await fleet.head(model, *MESH, *options, token=token)
             status = await fleet.ready(head)
             assert "--swa-full" in arguments_of(child_pid(status, "llama-server"))

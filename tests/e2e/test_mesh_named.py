@@ -81,7 +81,7 @@ def test_what_was_found_is_shown(tmp_path: Path) -> None:
         assert f"warning  mesh protocol `{tmp_path}/bin/llama-server` is llama.cpp 0.5.0" in shown.stdout
         shown = await cli(home, "doctor", *MESH.options)
         assert "ok       mesh protocol version" in shown.stdout
-        shown = await cli(home, "native", "info", "--mesh", MESHD_NATIVE_BIN=str(tmp_path / "bin"))
+        shown = await cli(home, "native", "info", MESHD_NATIVE_BIN=str(tmp_path / "bin"))
         assert f"binaries  {tmp_path}/bin\n" in shown.stdout
         assert "llama-server     llama-server\n" in shown.stdout
         assert f"{mesh.folder_of(cache_folder())}/{MESH_MODULE}" in shown.stdout

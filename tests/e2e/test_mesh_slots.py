@@ -123,7 +123,9 @@ def test_who_comes_fifth_waits_and_is_served_in_turn(tmp_path: Path) -> None:
             api = api_of(await fleet.ready(head))
             # the usual one has too few threads for all that wait here
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3 * SLOTS))
-            first = [asyncio.create_task(completion(api, LONG)) for _ in range(SLOTS)]
+            # one ends long before the others, so the two that wait get its slot one after the other
+            lengths = (LONG // 2, *[LONG] * (SLOTS - 1))
+            first = [asyncio.create_task(completion(api, tokens)) for tokens in lengths]
             await until(api, "processing", SLOTS)
             begun: list[str] = []
 

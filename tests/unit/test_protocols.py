@@ -8,6 +8,7 @@ import ast
 from collections.abc import Callable
 
 import pytest
+from meshd.base.wakeful_loop import Conversation
 from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
@@ -44,7 +45,7 @@ from meshd.store import lease_cache as store_lease_cache
 from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import Flow, Inspector, LocalWeights, NamedWeights, Watched
+from meshd.tunnel.interface import Flow, Inspector, LocalWeights, NamedWeights, Passage, Watched
 from meshd.tunnel.joined import JoinedTunnel
 
 from tests.rules.source import dotted, last_part, sources
@@ -162,6 +163,10 @@ def flow(one: Owed) -> Flow:
     return one
 
 
+def passage(one: Conversation) -> Passage:
+    return one
+
+
 def demo_output(one: Output) -> DemoOutput:
     return one
 
@@ -201,6 +206,7 @@ FITS: tuple[Callable[..., object], ...] = (
     signals,
     inspector,
     flow,
+    passage,
     watched,
     local_weights,
     named_weights,

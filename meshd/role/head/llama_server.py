@@ -134,7 +134,7 @@ class LlamaServer:
             if routes := self._push_plan.text():
                 peers = self._outgoing.add(self._processes.hand_over(routes))
         endpoints = [endpoint for endpoint, _ in tunnels]
-        endpoints += [server.endpoint for server in model.plain_rpc]
+        endpoints += model.plain_endpoints
         environment = command_lines.head_environment(
             weights=weights,
             secrets=secrets_end,
@@ -160,7 +160,7 @@ class LlamaServer:
             looks_out=children_may_poll(),
             activations=self._model.options.activations,
         )
-        plain = [server.endpoint for server in self._model.plain_rpc]
+        plain = self._model.plain_endpoints
         count = sum(len(lease.lent) for lease in leases)
         return self._child_spec(renamed(plan, MESH_DEVICE, count), plain, environment)
 

@@ -206,7 +206,7 @@ class HeadRun:
         """One for each that runs a llama.cpp which fits ours, under names that tell all nodes apart."""
         options, native = self._options, self._runtime.native
         names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
-        called = naming.labels(names, [server.endpoint for server in self._model.plain_rpc])
+        called = naming.labels(names, self._model.plain_endpoints)
         self._options = replace(options, node_name=called[options.node_id])
         for worker in workers:
             if (unfit := why_unfit(native.version, worker)) is not None:
@@ -331,9 +331,9 @@ class HeadRun:
             self.end.say(f"the model file `{self._model.file.name}` was changed while it was loaded")
             return
         if not self._runtime.native.patched:  # it reports nothing itself; the tunnels do
-            plain_rpc = {server.endpoint for server in self._model.plain_rpc}
-            report.network_bytes += sum(s.weights for s in plan.shares if s.device.node in plain_rpc)
-        self.loaded, self.blame.loaded_at = True, (now := asyncio.get_running_loop().time())
+            report.network_bytes += self._model.plain_bytes(plan)
+        self.loaded = True
+        self.blame.loaded_at = now = asyncio.get_running_loop().time()
         self._push_plan.tell()
         self._server.tell()
         for lease in self._leases:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
+from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
@@ -26,6 +27,15 @@ class ServedModel:
     """The rpc-servers without meshd, as they answered just now."""
     alias: str
     socket: Path
+
+    @property
+    def plain_endpoints(self) -> list[str]:
+        return [server.endpoint for server in self.plain_rpc]
+
+    def plain_bytes(self, plan: Plan) -> int:
+        """Weights that they get over the network."""
+        plain = self.plain_endpoints
+        return sum(share.weights for share in plan.shares if share.device.node in plain)
 
 
 @dataclass(slots=True)

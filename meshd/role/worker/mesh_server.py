@@ -47,7 +47,7 @@ class MeshServer(LentServer):
         self._threads = threads if threads is not None else max(1, (os.cpu_count() or 2) // 2)
         self._join = runtime.tunnels.join
         self._silence = ChildSilence()
-        self._firewall: MeshFirewall | None = None  # once there is a connection
+        self._firewall: MeshFirewall | None = None  # while there is a connection
         self._end: socket | None = None
         self._descriptors: DescriptorSocket | None = None
         try:
@@ -96,15 +96,18 @@ class MeshServer(LentServer):
         lease_cache = self.agreed.lease_cache
         firewall = MeshFirewall(keeping=MeshKeeping(lease_cache) if lease_cache is not None else None)
         self._firewall = firewall
-        await self._join(
-            stream,
-            end,
-            inspector=firewall,
-            flow=self._silence,
-            on_broken=on_broken,
-            asks=True,
-            pause=firewall.pause,
-        )
+        try:
+            await self._join(
+                stream,
+                end,
+                inspector=firewall,
+                flow=self._silence,
+                on_broken=on_broken,
+                asks=True,
+                pause=firewall.pause,
+            )
+        finally:
+            self._firewall = None  # it has nobody to say anything to, and ends by itself
 
     async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
         """See LentServer."""

@@ -202,7 +202,7 @@ def test_native_info_of_a_patched_build(tmp_path: Path, monkeypatch: pytest.Monk
     assert "ggml-rpc-server" in meshd(*rpc).out
 
 
-@pytest.mark.parametrize("words", [(), ("--mesh",), ("--native-protocol", "mesh")])
+@pytest.mark.parametrize("words", [(), ("--native-protocol", "mesh")])
 def test_native_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
     """What a worker runs is its `rpc-server`, whatever it is called."""
     refused(meshd("native", "info", *words), 1, "run `meshd native build` once")
@@ -230,13 +230,9 @@ def test_who_has_the_patched_build_alone_is_told_how_to_go_on(
     assert "until then `--native-protocol rpc` on all nodes uses the patched build" in told.err
 
 
-def test_mesh_and_rpc_exclude_each_other() -> None:
-    refused(meshd("native", "build", "--mesh", "--native-protocol", "rpc"), 2, "exclude each other")
-
-
 @pytest.mark.parametrize(
     ("words", "module"),
-    [((), "mesh"), (("--mesh",), "mesh"), (("--native-protocol", "rpc"), "native")],
+    [((), "mesh"), (("--native-protocol", "mesh"), "mesh"), (("--native-protocol", "rpc"), "native")],
 )
 def test_native_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], module: str

@@ -9,6 +9,19 @@ from tests.conformance.run import run, until
 from tests.unit.tunnel.test_pump import Upper, scene
 
 
+class Told:
+    """A Passage."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+
+    def sent(self) -> None:
+        self._words.append("sent")
+
+    def received(self) -> None:
+        self._words.append("received")
+
+
 def test_only_what_passes_is_told_as_a_message() -> None:
     async def main() -> None:
         async with scene() as (it, owner):
@@ -19,8 +32,7 @@ def test_only_what_passes_is_told_as_a_message() -> None:
                 it.near,
                 counter=it.counter,
                 inspector=inspector,
-                on_sent=lambda: told.append("sent"),
-                on_received=lambda: told.append("received"),
+                passage=Told(told),
             )
             owner.start(copying, name="pump")
             loop = asyncio.get_running_loop()
