@@ -225,8 +225,8 @@ def _versions(
             hint="install the same version on both before looking for a fault",
         )
     if native is not None and peer.native:
-        pin, _, patches = peer.native.partition("+")
-        found = difference(native, NativeVersion(peer.rpc, pin, patches, ""))
+        pin, _, sources = peer.native.partition("+")
+        found = difference(native, NativeVersion(peer.native_protocol, pin, sources, ""))
         if found is not None and found.fits:
             yield HealthWarning(
                 code="native_differs", severity="info", what=f"{who} {found.what}", hint=found.hint

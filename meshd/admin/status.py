@@ -70,8 +70,8 @@ class PeerView:
     why_not_direct: str | None = None  # why data goes through a relay or another member
     resumes: int = 0  # how often the session continued on a new link
     version: str = ""
-    native: str = ""  # pin + patches, to recognise different builds
-    rpc: str = ""  # version of llama.cpp's RPC protocol
+    native: str = ""  # pin + hash of our sources, to recognise different builds
+    native_protocol: str = ""  # what its llama.cpp processes speak
     state_s: float | None = None  # time in this state
     last_error: str = ""
     says_banned: str = ""  # the peer's message if it considers this node banned

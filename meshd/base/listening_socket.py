@@ -1,13 +1,8 @@
 """Listening sockets, set up in the same way everywhere: mesh port, API, children."""
 
-import contextlib
 import errno
-import secrets
 import socket
-from pathlib import Path
 from typing import Protocol
-
-from meshd.base.errors import UserError
 
 _BACKLOG = 128  # connections that the kernel holds until somebody accepts them
 LOOPBACK_HOST = "127.0.0.1"  # for programs of this machine; others come through meshd
@@ -44,60 +39,7 @@ def listen_at(family: socket.AddressFamily, host: str, port: int) -> socket.sock
     return sock
 
 
-def listen_in(folder: Path) -> tuple[socket.socket, Path]:
-    """A unix socket that listens at a new path in `folder`, whose owner alone may enter that. It blocks.
-
-    It is not inheritable until it is passed; the closer removes the file. Raises UserError.
-    """
-    try:
-        return _listen_in(folder)
-    except OSError as error:
-        raise UserError(
-            f"cannot create a socket in `{folder}`: {(error.strerror or str(error)).lower()}",
-            hint="free space on that disk, and check that this user can write there",
-        ) from error
-
-
-def _listen_in(folder: Path) -> tuple[socket.socket, Path]:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        path = _bind_in(folder, sock)
-    except BaseException:
-        sock.close()
-        raise
-    try:
-        path.chmod(0o600)
-        widen(sock)  # BSD hands it on to what is accepted
-        sock.listen(_BACKLOG)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        sock.close()
-        raise
-    return sock, path
-
-
 def widen(sock: Sized) -> None:
     """Room for some messages in a unix socket: macOS gives 8 KiB, less than the state of one token."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, UNIX_BUFFER)
-
-
-def _bind_in(folder: Path, sock: socket.socket) -> Path:
-    for left in reversed(range(_NAME_TRIES)):
-        path = folder / f"rpc{secrets.token_hex(2)}.sock"  # a folder of sockets has room for no longer name
-        try:
-            sock.bind(str(path))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not left:
-                raise
-        else:
-            break
-    return path
-
-
-def remove_stale(folder: Path) -> None:
-    """Remove what `listen_in` made there for a process that was killed; none may use the folder now."""
-    for path in folder.glob("rpc????.sock"):
-        with contextlib.suppress(OSError):
-            if path.is_socket():
-                path.unlink()

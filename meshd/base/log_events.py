@@ -45,7 +45,6 @@ FIELDS: Mapping[str, str] = {
 
 EVENTS: Mapping[str, str] = {
     "accept_paused": "no file descriptor is free for new connections: close something, or raise the limit",
-    "activations_f32": "`--activations f16` was requested, and a worker does not support it",
     "addresses_changed": "this machine's addresses changed; all links are tested at once",
     "api_listening": "the API is up",
     "ban_refused": "an invalid ban came from a peer, and was dropped",
@@ -174,14 +173,10 @@ EVENTS: Mapping[str, str] = {
     "tunnel_foreign_client": "a process that does not belong to meshd connected to a tunnel's listener",
     "tunnel_full": "a tunnel has as many connections as allowed",
     "tunnel_opened": "a connection to a worker goes through a tunnel; whether it is compressed, and why",
-    "tunnel_owner_unknown": (
-        "this system does not tell which process connects to a tunnel: any local process can use it"
-    ),
     "tunnel_user_unknown": (
         "this system does not tell which user connects to a user's tunnel: any local user can use it"
     ),
     "tunnel_waits": "a user's tunnel cannot listen on its port, and tries again",
-    "tunnel_wrong_secret": "a connection to a tunnel's listener did not present its secret",
     "udp_port_taken": "another program uses the mesh port for UDP, so no QUIC link can come in",
     "upstream_broke": "llama-server broke the connection during an answer",
     "upstream_lost": "llama-server was lost during an answer",

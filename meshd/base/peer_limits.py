@@ -173,7 +173,7 @@ APART = Share(
     "node",
     "the oldest is forgotten",
 )
-NEIGHBOURS = Share("neighbours of a lease, in either direction", 64, "lease", "the lease ends")
+NEIGHBOURS = Share("neighbours of a lease", 16, "lease", "the lease ends")
 NEARBY = Share("mDNS records of this mesh", 256, "node", "the oldest is dropped")
 NEARBY_OF_PEER = Share("addresses of a node from mDNS", 8, "peer", "the others are left out")
 SIGNALS_SENT = Share("outgoing signals in progress", 64, "node", "further ones are not sent")
@@ -231,18 +231,6 @@ COMPARED = Rate("comparisons of parts (buckets)", 1 / 30, 4, "peer", "its hashes
 DIGESTS = Rate("comparisons of digests", 1 / 30, 4, "peer", "ignored")
 ANSWERED = Rate("bytes sent because hashes differ", 16 << 10, 4 << 20, "peer", "the rest waits")
 ANSWERED_OF_ISSUER = Rate("bytes sent because hashes differ", 64 << 10, 16 << 20, "issuer", "the rest waits")
-OWED = Share(
-    "requests of one connection to an rpc-server tracked as owed",
-    16_384,
-    "service",
-    "further ones are not tracked: a hang may be detected later",
-)
-ARRIVED = Share(
-    "tensors from other workers that arrived before the head asked, tracked by token",
-    4096,
-    "service",
-    "the oldest is forgotten",
-)
 
 # What is remembered of peers.
 HINTS = Share("addresses of a node kept in addition to its record", 4, "peer", "the oldest is dropped")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
 from meshd.base.hosts import is_loopback
-from meshd.config.tree import MESH, Config, ServeConfig
+from meshd.config.tree import Config
 from meshd.identity import naming
 
 MAX_TOKEN_BYTES = 4096
-MAPPED = ("auto", "mmap", "mmap+mlock")  # load modes in which a head knows its weights by their places
 
 
 def check_node(config: Config) -> None:
@@ -47,24 +46,12 @@ def check_serve(config: Config) -> None:
         raise UserError(
             "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
         )
-    if config.native.protocol == MESH:
-        _check_mesh(serve)
     if serve.api_key_file is not None:
         _check_file(serve.api_key_file, "API key file")
     elif not is_loopback(serve.host):
         raise UserError(
             f"the API on `{serve.host}` would answer anyone who can reach it",
             hint="require API keys with `--api-key-file FILE`, or listen on 127.0.0.1",
-        )
-
-
-def _check_mesh(serve: ServeConfig) -> None:
-    """What this protocol lacks would have no effect, and nobody should have to find that out."""
-    if serve.load_mode is not None and serve.load_mode not in MAPPED:
-        raise UserError(
-            f"`--load-mode {serve.load_mode}` needs `--native-protocol rpc`: with `mesh` the file must be "
-            f"mapped ({', '.join(MAPPED)})",
-            hint="omit it, or start all nodes with `--native-protocol rpc`",
         )
 
 

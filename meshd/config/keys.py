@@ -5,7 +5,6 @@ from meshd.config.forms import choice
 from meshd.config.key import Key
 from meshd.config.link_keys import LINK_KEYS
 from meshd.config.serve_keys import SERVE_KEYS
-from meshd.config.tree import PROTOCOLS
 from meshd.config.worker_keys import WORKER_KEYS
 
 KEYS: tuple[Key, ...] = (
@@ -48,16 +47,6 @@ KEYS: tuple[Key, ...] = (
         metavar="LEVEL",
         help="lowest level to log: debug, info, warning or error",
         more="Lines of that level and above are written.",
-    ),
-    Key(
-        section="native",
-        field="protocol",
-        form=choice(*PROTOCOLS),
-        option="--native-protocol",
-        metavar="mesh|rpc",
-        help="protocol of llama.cpp's processes, the same on all nodes: mesh, or rpc, which will be removed",
-        more='"mesh" is meshd\'s own backend in an unpatched llama.cpp, "rpc" a patched llama.cpp, which '
-        "`meshd native build --native-protocol rpc` makes.",
     ),
     *LINK_KEYS,
     *WORKER_KEYS,

@@ -5,8 +5,7 @@ from meshd.config.forms import choice, listed, whole
 from meshd.config.key import Key
 from meshd.config.tree import LINK_KINDS
 
-# A link counts as dead after 4.5 s, and a new one takes a moment. An rpc-server waits 150 s for a push of
-# another one (native/patches/0021), so no answer outlives more.
+# A link counts as dead after 4.5 s, and a new one takes a moment. Who asks for an answer waits for minutes.
 MIN_GRACE, MAX_GRACE = 10, 140
 LINK_KEYS: tuple[Key, ...] = (
     Key(

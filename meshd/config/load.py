@@ -17,7 +17,6 @@ from meshd.config.tree import (
     Config,
     LinksConfig,
     LogConfig,
-    NativeConfig,
     NodeConfig,
     Paths,
     ServeConfig,
@@ -103,7 +102,6 @@ def _build(values: Mapping[str, Mapping[str, object]], environ: Mapping[str, str
     return Config(
         node=section(NodeConfig, "node"),
         log=section(LogConfig, "log"),
-        native=section(NativeConfig, "native"),
         links=section(LinksConfig, "links"),
         worker=section(WorkerConfig, "worker"),
         serve=section(ServeConfig, "serve"),

@@ -4,7 +4,7 @@ from meshd.config import forms
 from meshd.config.forms import choice, listed, whole
 from meshd.config.key import Key
 
-LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")  # llama.cpp's, of the pinned version
+LOAD_MODES = ("auto", "mmap", "mmap+mlock")  # llama.cpp's in which a head knows its weights by their places
 SERVE_KEYS: tuple[Key, ...] = (
     Key(
         section="serve",
@@ -93,12 +93,10 @@ SERVE_KEYS: tuple[Key, ...] = (
         form=choice(*LOAD_MODES),
         option="--load-mode",
         metavar="MODE",
-        help="how llama-server reads the model file: none (plain reads), mmap, mlock, mmap+mlock, dio "
-        "(direct I/O), or auto (mmap where the devices allow it); none, mlock and dio need "
-        "`--native-protocol rpc`",
+        help="how llama-server reads the model file: mmap, mmap+mlock, or auto (mmap where the devices allow "
+        "it)",
         default="mmap",
         example='"mmap+mlock"',
-        more='With native.protocol = "rpc" the default is "none".',
     ),
     Key(
         section="serve",
@@ -135,7 +133,6 @@ SERVE_KEYS: tuple[Key, ...] = (
         metavar="auto|head",
         help="where the candidates for the next token are chosen: auto, by the worker with the output layer "
         "where texts stay the same; or head, from all logits",
-        more='Has an effect only with native.protocol = "mesh".',
     ),
     Key(
         section="serve",

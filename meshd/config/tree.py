@@ -15,8 +15,6 @@ from meshd.link.transport import LinkKind
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
 DEFAULT_API_PORT = 8090
-MESH, RPC = "mesh", "rpc"
-PROTOCOLS = (MESH, RPC)
 LINK_KINDS = tuple(kind.value for kind in LinkKind)
 DEFAULT_STUN = ("stun.cloudflare.com:3478", "stun.l.google.com:19302")
 
@@ -54,13 +52,6 @@ class LogConfig:
 
     format: str = "text"
     level: str = "info"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeConfig:
-    """What llama.cpp's processes speak: the protocol of native/mesh, or llama.cpp's RPC with patches."""
-
-    protocol: str = MESH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +132,6 @@ class Config:
 
     node: NodeConfig = field(default_factory=NodeConfig)
     log: LogConfig = field(default_factory=LogConfig)
-    native: NativeConfig = field(default_factory=NativeConfig)
     links: LinksConfig = field(default_factory=LinksConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)

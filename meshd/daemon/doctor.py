@@ -14,12 +14,11 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin
 from meshd.config import Config
-from meshd.daemon.mesh_check import check_mesh
 from meshd.daemon.native_check import check_native
 from meshd.daemon.role_runtime import find_native
 from meshd.model.operations import USUAL
 from meshd.process.run import run_to_end
-from meshd.role.interface import MeshPrograms, NativeBuild, RolePaths
+from meshd.role.interface import NativeBuild, RolePaths
 from meshd.role.native.device_trial import DeviceTrials
 from meshd.role.native.devices import list_devices
 from meshd.rpc.mesh_protocol import VERSION
@@ -46,7 +45,7 @@ def look(config: Config) -> list[Finding]:
     """All of it, for a command. Raises UserError when the pin itself cannot be read."""
     found = [_home(config.paths.home), *_build(config)]
     try:
-        native = find_native(config)
+        native = find_native(config.paths)
     except UserError:
         return found  # said already
     with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
@@ -79,7 +78,7 @@ def _write_some(folder: Path) -> None:
 
 def _build(config: Config) -> Iterator[Finding]:
     try:
-        native = find_native(config)
+        native = find_native(config.paths)
     except UserError as error:
         yield _fault("llama.cpp", error)
         for name, look in (("compiler", need_compiler), ("build tools", need_tools)):
@@ -88,38 +87,26 @@ def _build(config: Config) -> Iterator[Finding]:
             except UserError as missing:
                 yield _fault(name, missing)
         return
-    patches, where = _patches(native), native.rpc_server.parent
-    if native.mesh is not None:
-        where = native.llama_server.parent
-        others = f"{patches}, " if native.version.pin == UNKNOWN else ""
-        patches = f"{others}with meshd's backend ({native.version.protocol})"
-    if native.version.pin not in (read_pin().commit, "unknown"):
+    # what others have built is asked below
+    others = "built by others, " if native.version.pin == UNKNOWN else ""
+    what = f"{native.version.pin[:12]}, {others}with meshd's backend ({native.version.protocol})"
+    where = native.llama_server.parent
+    if native.version.pin not in (read_pin().commit, UNKNOWN):
         yield Finding(
             "llama.cpp",
             "warning",
-            f"{native.version.pin[:12]}, {patches}, in {where}: not the version that this meshd was made for",
+            f"{what}, in {where}: not the version that this meshd was made for",
             "run `meshd native build`, and omit --native-bin",
         )
     else:
-        yield Finding("llama.cpp", "ok", f"{native.version.pin[:12]}, {patches}, in {where}")
-
-
-def _patches(native: NativeBuild) -> str:
-    if native.version.pin == UNKNOWN:
-        return "built by others"  # it is asked below
-    return f"patches {native.version.patches[:12]}" if native.patched else "without meshd's patches"
+        yield Finding("llama.cpp", "ok", f"{what}, in {where}")
 
 
 async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
-    if native.mesh is not None:
-        found = await look_at_mesh(native, native.mesh, logs)
-    else:
-        native, found = await _look_at_rpc(native, logs)
+    found = await look_at_programs(native, logs)
     try:
         log = logs / "devices.log"
-        devices = await list_devices(
-            native.device_program, ours=native.tries_devices, machine="", run_to_end=run_to_end, log=log
-        )
+        devices = await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log)
         device_trials = DeviceTrials(native, run_to_end, RolePaths(logs=logs, sockets=logs), machine="")
         for device, why in zip(devices, await device_trials.unfit(devices, USUAL, _silent), strict=True):
             free, total = in_bytes(device.free_bytes), in_bytes(device.total_bytes)
@@ -133,27 +120,18 @@ async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
     return found
 
 
-async def _look_at_rpc(native: NativeBuild, logs: Path) -> tuple[NativeBuild, list[Finding]]:
-    try:
-        native = await check_native(native, protocol=read_pin().rpc_protocol, logs=logs, head=True)
-    except MeshdError as error:
-        return native, [_fault("RPC", error)]
-    patches = "with" if native.patched else "without"
-    return native, [Finding("RPC", "ok", f"protocol {native.version.rpc}, {patches} meshd's patches")]
-
-
-async def look_at_mesh(native: NativeBuild, programs: MeshPrograms, logs: Path) -> list[Finding]:
+async def look_at_programs(native: NativeBuild, logs: Path) -> list[Finding]:
     """What the programs of a head say they are."""
     pin = read_pin()
     try:
-        native = await check_mesh(native, programs, pin=pin, logs=logs, head=True)
+        native = await check_native(native, pin=pin, logs=logs, head=True)
     except MeshdError as error:
-        return [_fault("mesh protocol", error)]
+        return [_fault("backend", error)]
     if native.version.pin == UNKNOWN:
         what = f"`{native.llama_server}` is llama.cpp {pin.release}; it does not say of which commit"
-        return [Finding("mesh protocol", "warning", what, UNKNOWN_HINT)]
-    what = f"version {VERSION}; `{native.llama_server}` loads `{programs.module}`"
-    return [Finding("mesh protocol", "ok", what)]
+        return [Finding("backend", "warning", what, UNKNOWN_HINT)]
+    what = f"version {VERSION}; `{native.llama_server}` loads `{native.module}`"
+    return [Finding("backend", "ok", what)]
 
 
 async def _silent(_text: str) -> None:

@@ -1,160 +1,163 @@
-"""What llama.cpp's binaries are: built with RPC, of a protocol that meshd knows, with its patches or not.
+"""What the native programs are, by their own word: of which llama.cpp, of which protocol.
 
-A version says nothing of patches, so they are tried: the rpc-server is started on a loopback port and
-greeted, and llama-server is told to list the devices behind it; a patched one writes a report of that.
+Our module and a llama-server must be of one release: ggml's interface is compiled into both, and nothing in
+it tells them apart. What each of them can say, and what is made of it: docs/decisions/0039.
 """
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshd.base.errors import RemoteProtocolError, UserError
-from meshd.base.listening_socket import LOOPBACK_HOST
-from meshd.base.tasks import Owner, first_error
-from meshd.process.child import OwnedChild
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.build.interface import MESH_MODULE, MESH_PROGRAM
+from meshd.build.pin import Pin
 from meshd.process.handover import ReportPipe
-from meshd.process.interface import SHOWN_LINES, ChildFailed, ChildSpec
-from meshd.process.ports import listening_socket
-from meshd.process.ready import port_open
+from meshd.process.interface import SHOWN_LINES, ChildSpec
 from meshd.process.run import run_to_end
 from meshd.role.interface import NativeBuild
-from meshd.role.native.command_lines import REPORT_VARIABLE
-from meshd.rpc import probe
-from meshd.rpc.protocol import ANSWER
-from meshd.wire.native import STOCK_PATCHES, UNKNOWN
+from meshd.role.native.command_lines import mesh_trial_environment
+from meshd.rpc.mesh_protocol import VERSION
+from meshd.wire.native import UNKNOWN
 
-_START_SECONDS = 30.0  # a backend for a GPU takes seconds for its first device
-LIST_SECONDS = 60.0
-OWN_BUILD = (
-    "build the pinned version of llama.cpp with `-DGGML_RPC=ON`, or omit --native-bin and run "
-    "`meshd native build`"
-)
-ONE_BUILD = "name a directory with the programs of a single build, or omit --native-bin"
-_HELLO_BYTES = 1024  # more than any version of it takes
+LOG = log.get("daemon")
+MESH_BUILD = "remove it, or omit --native-bin; then run `meshd native build`"
+_HOST = "host "  # a line of the module's report: the ggml of the program that loaded it
+_SAID = re.compile(r"version: (\S+) \((?:build \d+, commit )?(\S+)\)")
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
-async def check_native(native: NativeBuild, *, protocol: str, logs: Path, head: bool) -> NativeBuild:
-    """`native` as it is; `protocol` is ours, as `7.0.0`; `head`: llama-server is looked at, too.
+@dataclass(frozen=True, slots=True)
+class LlamaVersion:
+    """What `llama-server --version` says; `commit` is UNKNOWN for a build without git."""
 
-    Raises UserError that says what is wrong with the binaries, and what to do.
+    release: str
+    commit: str
+
+    def __str__(self) -> str:
+        return f"{self.release} (commit {self.commit})"
+
+    def fits(self, pin: Pin) -> bool:
+        """A commit tells; without one, a release is all there is."""
+        if self.commit != UNKNOWN:
+            return pin.commit.startswith(self.commit)
+        return self.release.removesuffix("-dev") == pin.release
+
+
+def parse_version(lines: Sequence[str]) -> LlamaVersion | None:
+    """The line `version: 0.5.0 (build 1, commit 0c1e570)`, or `version: 8123 (0c1e570)` of older ones."""
+    for line in lines:
+        if found := _SAID.match(line):
+            commit = found[2] if _COMMIT.fullmatch(found[2]) else UNKNOWN
+            return LlamaVersion(found[1], commit)
+    return None
+
+
+async def check_native(native: NativeBuild, *, pin: Pin, logs: Path, head: bool) -> NativeBuild:
+    """`native` with what its programs say they are; `head`: llama-server and module, else mesh-server.
+
+    Raises UserError that says what is wrong with which of them, and what to do.
     """
-    try:
-        async with _running(native.rpc_server, logs) as port:
-            greeting = await _greet(native.rpc_server, port)
-            spoken = ".".join(map(str, greeting.version))
-            if not _fits(spoken, protocol):
-                raise UserError(
-                    f"`{native.rpc_server}` speaks RPC protocol {spoken}, this meshd speaks {protocol}",
-                    hint=OWN_BUILD,
-                )
-            if head and await _list_devices(native.llama_server, port, logs) != greeting.patched:
-                with_patches, without = native.rpc_server, native.llama_server
-                if not greeting.patched:
-                    with_patches, without = without, with_patches
-                raise UserError(f"`{with_patches}` has meshd's patches, `{without}` does not", hint=ONE_BUILD)
-    except ExceptionGroup as group:
-        raise first_error(group) from None
-    patches = _patches(native.version.patches, patched=greeting.patched)
-    return replace(
-        native,
-        patched=greeting.patched,
-        version=replace(native.version, rpc=spoken, patches=patches),
-    )
+    await _check_ours(native.mesh_server, (), pin, logs)
+    if not head:
+        return replace(native, version=replace(native.version, pin=pin.commit))
+    await _check_ours(native.mesh_server, (native.module,), pin, logs)
+    version = await _version_of(native.llama_server, pin, logs)
+    await _load_module(native.llama_server, native.module, pin, logs)
+    known = native.version.pin if version.commit == UNKNOWN else pin.commit
+    if known == UNKNOWN:
+        LOG.warning("llama_server_commit_unknown", path=str(native.llama_server), what=str(version))
+    return replace(native, version=replace(native.version, pin=known))
 
 
-def _patches(stamped: str, *, patched: bool) -> str:
-    """What is known of the patches: the binaries say whether there are any, a stamp which."""
-    if not patched:
-        return STOCK_PATCHES
-    return UNKNOWN if stamped == STOCK_PATCHES else stamped
-
-
-def _fits(spoken: str, protocol: str) -> bool:
-    """As llama.cpp's client judges a server: the same major version, and nothing newer in the minor one."""
-    theirs, ours = ([int(part) for part in version.split(".")] for version in (spoken, protocol))
-    return theirs[0] == ours[0] and theirs[1] <= ours[1]
-
-
-@contextlib.asynccontextmanager
-async def _running(program: Path, logs: Path) -> AsyncIterator[int]:
-    """The program as rpc-server; gives its port."""
-    with listening_socket() as free:
-        port: int = free.getsockname()[1]
-    spec = ChildSpec(
-        name=program.name,
-        argv=(str(program), "--host", LOOPBACK_HOST, "--port", str(port)),
-        log=logs / "native-check.log",
-        probe=port_open(port),
-        ready_timeout=_START_SECONDS,
-    )
-    child = OwnedChild(lambda: spec, name=program.name)
-    async with Owner() as owner:
-        owner.start(child.serve(), name="rpc-server check")
-        try:
-            await child.ensure_ready()
-        except ChildFailed as error:
-            raise _broken(program, error.what, error.tail) from None
-        yield port
-        owner.cancel()
-
-
-async def _greet(program: Path, port: int) -> probe.Greeting:
-    """Its answer to HELLO."""
-    writer = None
-    try:
-        async with asyncio.timeout(_START_SECONDS):
-            reader, writer = await asyncio.open_connection(LOOPBACK_HOST, port)
-            writer.write(probe.hello())
-            (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
-            if size > _HELLO_BYTES:
-                raise RemoteProtocolError("the answer is too long")
-            return probe.read_hello(await reader.readexactly(size))
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, RemoteProtocolError):
+async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, logs: Path) -> None:
+    """What mesh-server says of itself, or of the module."""
+    what = module[0] if module else server
+    lines = await _said(server, ("--describe", *map(str, module)), logs)
+    described = _described(lines)
+    if described.get("protocol") != VERSION:
         raise UserError(
-            f"`{program}` does not speak meshd's RPC protocol: it does not answer HELLO",
-            hint=OWN_BUILD,
-        ) from None
-    finally:
-        if writer is not None:
-            writer.transport.abort()
+            f"`{what}` does not speak version {VERSION} of the mesh protocol: {_last(lines)}", hint=MESH_BUILD
+        )
+    if described.get("ggml") != pin.version:
+        raise UserError(
+            f"`{what}` was made for ggml {described.get('ggml')}, this meshd is for {pin.version}",
+            hint=f"make {MESH_PROGRAM} and {MESH_MODULE} from llama.cpp {pin.commit[:9]}, or {MESH_BUILD}",
+        )
 
 
-async def _list_devices(program: Path, port: int, logs: Path) -> bool:
-    """Returns whether it has meshd's patches: only then it reports whom it greeted."""
-    lines: list[str] = []
+async def _version_of(program: Path, pin: Pin, logs: Path) -> LlamaVersion:
+    lines = await _said(program, ("--version",), logs)
+    version = parse_version(lines)
+    if version is None or not version.fits(pin):
+        what = f"is llama.cpp {version}" if version else f"does not say which llama.cpp it is: {_last(lines)}"
+        raise UserError(
+            f"`{program}` {what}; meshd's module is for {pin.release} (commit {pin.commit[:9]})",
+            hint=_other_release(pin),
+        )
+    return version
+
+
+async def _load_module(program: Path, module: Path, pin: Pin, logs: Path) -> None:
+    """It must load the module, and have its ggml where that can be seen."""
     with ReportPipe() as report:
-        spec = ChildSpec(
-            name="llama-server check",
-            argv=(str(program), "--rpc", f"{LOOPBACK_HOST}:{port}", "--list-devices"),
-            log=logs / "native-check-head.log",
-            on_line=lines.append,
-            env={REPORT_VARIABLE: str(report.child_end)},
-            hand_over=(report.child_end,),
+        environment = mesh_trial_environment(module=str(module), report=report.child_end)
+        lines = await _said(
+            program, ("--list-devices",), logs, env=environment, hand_over=(report.child_end,)
         )
-        try:
-            async with asyncio.timeout(LIST_SECONDS):
-                ended = await run_to_end(spec)
-                reported = [line async for line in report]
-        except TimeoutError:
-            raise _broken(program, f"it listed no devices within {LIST_SECONDS:.0f} s", lines) from None
-    text = "\n".join(lines)
-    if ended.code == 0 and "RPC0" in text:
-        return any(line.startswith("worker ") for line in reported)
-    if "RPC not supported" in text or "invalid argument: --rpc" in text or ended.code == 0:
-        raise UserError(f"`{program}` was built without RPC: it cannot use workers", hint=OWN_BUILD)
-    if "version mismatch" in text:
+        reported = [line async for line in report]
+    hosts = [line.removeprefix(_HOST) for line in reported if line.startswith(_HOST)]
+    if not hosts:
         raise UserError(
-            f"`{program}` speaks a different version of the RPC protocol than the rpc-server next to it",
-            hint=OWN_BUILD,
+            f"`{program}` does not load meshd's module `{module}`: {_last(lines)}",
+            hint="build it for this system, with dynamic loading; or omit --native-bin",
         )
-    end = f"exit code {ended.code}" if ended.signal is None else f"signal {ended.signal}"
-    raise _broken(program, f"it cannot list devices ({end})", lines)
+    if hosts[0] not in (UNKNOWN, pin.version):
+        raise UserError(
+            f"`{program}` has ggml {hosts[0]}, meshd's module is for {pin.version}", hint=_other_release(pin)
+        )
 
 
-def _broken(program: Path, what: str, tail: Sequence[str]) -> UserError:
-    last = " | ".join(line.strip() for line in tail[-SHOWN_LINES:])
-    return UserError(
-        f"`{program}` cannot be used: {what}" + (f"; last lines: {last}" if last else ""), hint=OWN_BUILD
+def _other_release(pin: Pin) -> str:
+    ours = "omit --native-bin and run `meshd native build`"
+    return f"build llama.cpp at commit {pin.commit[:9]}, or {ours}"
+
+
+async def _said(
+    program: Path,
+    words: Sequence[str],
+    logs: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    hand_over: tuple[int, ...] = (),
+) -> list[str]:
+    """What it prints until it ends. Raises UserError if it cannot be started, or fails."""
+    lines: list[str] = []
+    ended = await run_to_end(
+        ChildSpec(
+            name=f"{program.name} check",
+            argv=(str(program), *words),
+            log=logs / "native-check.log",
+            on_line=lines.append,
+            env=env or {},
+            hand_over=hand_over,
+        )
     )
+    if ended.code != 0:
+        end = f"exit code {ended.code}" if ended.signal is None else f"signal {ended.signal}"
+        raise UserError(f"`{program} {' '.join(words)}` failed ({end}): {_last(lines)}", hint=MESH_BUILD)
+    return lines
+
+
+def _described(lines: Sequence[str]) -> Mapping[str, object]:
+    try:
+        found = json.loads("".join(lines))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last(lines: Sequence[str]) -> str:
+    return " | ".join(line.strip()[:100] for line in lines[-SHOWN_LINES:]) or "it says nothing"

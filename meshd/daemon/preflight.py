@@ -53,8 +53,6 @@ async def _check_devices(asked: Sequence[str], config: Config, native: NativeBui
     if names:
         log = config.paths.logs / "devices.log"
         pick(
-            await list_devices(
-                native.device_program, ours=native.tries_devices, machine="", run_to_end=run_to_end, log=log
-            ),
+            await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log),
             names,
         )

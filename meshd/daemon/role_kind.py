@@ -37,7 +37,7 @@ class RoleKind(Protocol):
 
     @property
     def runs_llama_server(self) -> bool:
-        """Else rpc-server is all that it needs of llama.cpp."""
+        """Else mesh-server is all that it needs."""
         ...
 
     def devices(self, config: Config) -> Sequence[str]:

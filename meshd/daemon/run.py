@@ -17,7 +17,6 @@ from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.mesh_check import check_mesh
 from meshd.daemon.native_check import check_native
 from meshd.daemon.preflight import Preflight
 from meshd.daemon.role_kind import BuiltRole
@@ -111,13 +110,10 @@ class Daemon:
         """The binaries in use; those that the user names are tried. Raises UserError."""
         paths = self._config.paths
         head = ROLES[self._role].runs_llama_server
-        native = find_native(self._config, head=head)
+        native = find_native(paths, head=head)
         if paths.native_bin is None:
             return native
-        if native.mesh is not None:
-            return await check_mesh(native, native.mesh, pin=read_pin(), logs=paths.logs, head=head)
-        protocol = read_pin().rpc_protocol
-        return await check_native(native, protocol=protocol, logs=paths.logs, head=head)
+        return await check_native(native, pin=read_pin(), logs=paths.logs, head=head)
 
     async def _live(
         self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, preflight: Preflight

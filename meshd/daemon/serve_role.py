@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.config import MESH, Config
+from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import machine_id
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from meshd.gateway.server import ApiPort
     from meshd.role.head.split_plan import HeadOptions
 
-MESH_LOAD_MODE = (
-    "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
-)
-MESH_SLOTS = 4  # answers at once, each with its context, where memory allows; or `-- -np N`
-DEFAULT_LOAD_MODE = "none"  # the head reads what it computes itself and nothing of the workers' weights
+LOAD_MODE = "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
+SLOTS = 4  # answers at once, each with its context, where memory allows; or `-- -np N`
 
 
 class ServeRole:
@@ -71,21 +68,18 @@ def _options(config: Config, member: MemberNode) -> "HeadOptions":
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
-    speaks_mesh = config.native.protocol == MESH
-    load_mode = MESH_LOAD_MODE if speaks_mesh else DEFAULT_LOAD_MODE
     return HeadOptions(
         min_workers=serve.min_workers,
         tensor_split=serve.tensor_split,
         ctx_size=serve.ctx_size,
         devices=serve.devices,
         rpc=tuple(str(address) for address in serve.rpc),
-        load_mode=serve.load_mode or load_mode,
+        load_mode=serve.load_mode or LOAD_MODE,
         push=not serve.no_push,
-        speaks_mesh=speaks_mesh,
         activations=serve.activations,
         output=serve.output,
-        sample_on_worker=speaks_mesh and serve.sample == "auto",
-        slots=MESH_SLOTS if speaks_mesh else 1,
+        sample_on_worker=serve.sample == "auto",
+        slots=SLOTS,
         llama_args=serve.llama_args,
         machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,

@@ -3,7 +3,6 @@
 The bytes are never changed.
 """
 
-import json
 import re
 from enum import StrEnum
 
@@ -67,29 +66,6 @@ class EventSplitter:
         out = bytes(self._held)
         self._held.clear()
         return out
-
-
-def before_error(events: bytes, message: str) -> bytes | None:
-    """What stands in `events` before the one that reports an error with this `message`; None without one."""
-    quoted, at = json.dumps(message).encode(), 0
-    if quoted not in events:
-        return None
-    for event in events.split(b"\n\n"):
-        if quoted in event and _error_message(event) == message:
-            return events[:at]
-        at += len(event) + 2
-    return None
-
-
-def _error_message(event: bytes) -> object:
-    """Of an error event as llama-server writes it: in Anthropic's form the fields stand at the top."""
-    data = b"".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
-    try:
-        parsed: object = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    error = parsed.get("error", parsed) if isinstance(parsed, dict) else None
-    return error.get("message") if isinstance(error, dict) else None
 
 
 def exact_tokens(body: bytes | bytearray) -> int:

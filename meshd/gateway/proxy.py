@@ -17,14 +17,13 @@ from aiohttp import web
 from meshd.base.errors import MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, before_error, exact_tokens
+from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.upstream import open_session
 from meshd.model.status import ModelState
 
-WORKER_LOST = "A worker was lost."  # what our llama-server answers then (native/patches)
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
 
 _log = get("gateway")
@@ -36,10 +35,6 @@ class UpstreamLost(MeshdError):
     def __init__(self, what: str, *, taken: bool) -> None:
         super().__init__(what)
         self.taken = taken
-
-
-def _worker_lost() -> UpstreamLost:
-    return UpstreamLost("llama-server has lost a worker", taken=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +141,12 @@ class Proxy:
         try:
             while data := await _read(answer):
                 ready = splitter.feed(data)
-                before = before_error(ready, WORKER_LOST)
-                if ready := ready if before is None else before:
+                if ready:
                     # set before the write, so that no comment falls into an event that is not whole
                     reply.allow_comments(splitter.between_events)
                     # what was generated counts, whether or not the client is still there
                     self._count(count, ready if call.counts else b"")
                     await reply.send(ready)
-                if before is not None:
-                    raise _worker_lost()
         except UpstreamLost:
             if not splitter.between_events:
                 await reply.send(b"\n\n")
@@ -192,8 +184,6 @@ class Proxy:
             failure = _error_object(bytes(held))
             if failure is None:
                 raise HttpRefusal(_plain_failure(answer.status, bytes(held)))
-            if failure.message == WORKER_LOST:  # until it is started again, which is under way
-                raise _worker_lost()
         return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=bytes(held))
 
     async def _long(
@@ -289,10 +279,7 @@ async def _failure_in(answer: aiohttp.ClientResponse) -> Failure:
     held = bytearray()
     while len(held) <= HELD_ANSWER_BYTES and (data := await _read(answer)):
         held += data
-    failure = _error_object(bytes(held)) or _plain_failure(answer.status, bytes(held))
-    if failure.message == WORKER_LOST:
-        raise _worker_lost()
-    return failure
+    return _error_object(bytes(held)) or _plain_failure(answer.status, bytes(held))
 
 
 def _error_object(body: bytes) -> Failure | None:

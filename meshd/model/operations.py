@@ -1,6 +1,6 @@
-"""The operations that a model needs from a device, as `ggml-rpc-server --try` names them.
+"""The operations that a model needs from a device, as `mesh-server --try` names them.
 
-With the types, row lengths and heads of the model itself. What they mean is in docs/native.md.
+With the types, row lengths and heads of the model itself. What they mean: docs/native-protocol.md.
 """
 
 from collections.abc import Iterator, Sequence

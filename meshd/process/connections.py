@@ -1,17 +1,16 @@
-"""Finds the owner of a connection on loopback, for programs that cannot show a secret (a stock llama-server).
+"""Finds the user whose program made a connection on loopback.
 
-Linux tells through /proc: the connection's inode in /proc/net/tcp (proc(5)) must be one of the process's own
-descriptors. Elsewhere nobody tells, and the answer is None. Where Linux cannot be asked just now (no free
-descriptor, /proc not mounted or closed to us) the answer is no: keeping us from looking lets nobody in.
+Linux tells through /proc/net/tcp (proc(5)). Elsewhere nobody tells, and the answer is None. Where Linux
+cannot be asked just now (no free descriptor, /proc not mounted or closed to us) the answer is no: keeping us
+from looking lets nobody in.
 
 The table has a line for each connection of the whole machine, so it is read in a thread, up to the line that
 is wanted, by one asker at a time.
 """
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from meshd.base import log
 from meshd.base.port_holder import proc_address
 from meshd.base.tasks import in_thread
 
-ESTABLISHED = "01"
 Address = tuple[str, int]
 LOG = log.get("process")
 
@@ -30,37 +28,13 @@ class ConnectionOwners:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def process_has(self, pid: int, client: Address, server: Address) -> bool | None:
-        """Whether process `pid` holds the client's end of a connection; None: this system does not tell."""
-        return await self._ask(partial(owns_connection, pid, client, server))
-
     async def user_has(self, uid: int, client: Address, server: Address) -> bool | None:
         """Whether a process of user `uid`, or root's, holds the client's end; None: it does not tell."""
-        return await self._ask(partial(user_has_connection, uid, client, server))
-
-    async def _ask(self, look: Callable[[], bool]) -> bool | None:
         if sys.platform == "linux":
             async with self._turn:
-                return await in_thread(look)
+                return await in_thread(partial(user_has_connection, uid, client, server))
         else:
             return None
-
-
-def owns_connection(pid: int, client: Address, server: Address) -> bool:
-    """See ConnectionOwners. Takes long where there are many connections."""
-    try:
-        with Path("/proc/net/tcp").open(encoding="ascii") as table:
-            inode = find_inode(table, _end(client), _end(server))
-    except OSError as error:
-        _warn_unreadable(error)
-        return False
-    if inode is None:
-        return False
-    for link in _descriptors(pid):
-        with contextlib.suppress(OSError):
-            if str(link.readlink()) == f"socket:[{inode}]":
-                return True
-    return False
 
 
 def user_has_connection(uid: int, client: Address, server: Address) -> bool:
@@ -93,23 +67,8 @@ def find_user(table: Iterable[str], local: str, remote: str) -> int | None:
     return None
 
 
-def find_inode(table: Iterable[str], local: str, remote: str) -> int | None:
-    """Inode of the established connection from `local` to `remote`, both as the table has them."""
-    for fields in _lines_with(table, local, remote):
-        if fields[3] == ESTABLISHED and fields[9].isdecimal():
-            return int(fields[9])
-    return None
-
-
 def _lines_with(table: Iterable[str], local: str, remote: str) -> Iterable[list[str]]:
     wanted = f" {local} {remote} "
     for line in table:
         if wanted in line and len(fields := line.split()) >= 10 and fields[1:3] == [local, remote]:
             yield fields
-
-
-def _descriptors(pid: int) -> list[Path]:
-    try:
-        return list(Path("/proc", str(pid), "fd").iterdir())
-    except OSError:  # another user's, or gone
-        return []

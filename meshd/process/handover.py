@@ -17,7 +17,6 @@ from meshd.base.errors import Broken, Busy, Closed, EndOfStream
 
 PIPE_BYTES = 64 << 10  # what a pipe takes without a reader, on Linux and macOS as a rule
 REPORT_LINE_BYTES = 64 << 10
-ORDER_BYTES = 512  # what POSIX writes to a pipe whole, or not at all (PIPE_BUF)
 _READ_BYTES = 16 << 10
 _NUMBERED = struct.Struct("<II")  # kind, number
 
@@ -67,37 +66,6 @@ def file_with(data: bytes) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-class OrderPipe:
-    """Lines that a child reads from a separate descriptor, for as long as it runs.
-
-    Give `child_end` to the child in `hand_over`: it then belongs to the child's owner. Nothing waits here: a
-    child that does not read has 64 KiB of room, which no honest use fills.
-    """
-
-    def __init__(self) -> None:
-        """Raises OSError."""
-        self.child_end, self._write_end = os.pipe()
-        os.set_blocking(self._write_end, False)
-
-    def say(self, line: str) -> None:
-        """Write a line, all of it or nothing. Raises Broken when the child does not read, Closed."""
-        if self._write_end < 0:
-            raise Closed("the order pipe is closed")
-        data = line.encode() + b"\n"
-        if len(data) > ORDER_BYTES:
-            raise Broken(f"an order is longer than {ORDER_BYTES} bytes")
-        try:
-            os.write(self._write_end, data)
-        except OSError as error:  # it has ended, or its pipe is full
-            raise Broken(f"the child does not accept orders: {(error.strerror or '').lower()}") from None
-
-    def close(self) -> None:
-        """The child reads the end of the file. `child_end` is its owner's matter. Idempotent."""
-        if self._write_end >= 0:
-            os.close(self._write_end)
-            self._write_end = -1
 
 
 def socket_pair() -> tuple[socket.socket, int]:

@@ -1,1 +1,2 @@
-"""llama.cpp's RPC protocol as bytes: a probe, a firewall, a filter between two rpc-servers. Pure."""
+"""What the native programs say to each other, as bytes: a firewall, a head's view, a filter between workers;
+and a probe of llama.cpp's own rpc-servers. Pure."""

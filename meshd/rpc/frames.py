@@ -1,4 +1,4 @@
-"""Splits one direction of an RPC connection into messages, as the bytes arrive.
+"""Splits one direction of a connection into messages, as the bytes arrive.
 
 Bytes that are not judged yet are held back, so that none go on that are refused later. Of a long message only
 the beginning is held, the rest flows through unseen.
@@ -29,16 +29,11 @@ class Sender:
 
 _ONE_VERSION = "install one version of meshd on both nodes, and run `meshd native build` on both"
 HEAD = Sender("the head's llama-server", _ONE_VERSION)
-WORKER = Sender(
-    "the worker's rpc-server",
-    "it does not answer as the head's llama-server expects: on the worker run `meshd native build` and omit "
-    "--native-bin, or name a directory there with the programs of a single build",
-)
 MESH_SERVER = Sender(
     "the worker's mesh-server",
     "it does not answer as the head's llama-server expects: run `meshd native build` on the worker",
 )
-NEIGHBOUR = Sender("another worker's rpc-server", _ONE_VERSION)
+NEIGHBOUR = Sender("another worker's mesh-server", _ONE_VERSION)
 
 
 class Messages:
@@ -104,3 +99,8 @@ class Messages:
             at += length
         self._flowing = at - size
         return size
+
+
+def refused(why: str) -> RemoteProtocolError:
+    """The error for a message that may not go on."""
+    return RemoteProtocolError(why, code="rpc")

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages
+from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, refused
 from meshd.rpc.graph_budget import REQUEST_TENSORS, GraphBudget
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.mesh_keeping import MeshKeeping
-from meshd.rpc.tensors import refused
 
 _VALUE_BYTES, _HALF_BYTES = 4, 2  # of a value in a row, as F32 and as a half
 _WRITE_HEAD_BYTES = wire.HEADER.size + wire.MESSAGES[wire.WRITE].body.size

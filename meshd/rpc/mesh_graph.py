@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.tensors import refused
+from meshd.rpc.frames import refused
 
 MAX_DENSE = 1 << 47  # bytes of a tensor; far above any buffer
 MAX_ROWS = (1 << 31) - 1 - 65536  # kernels count rows, and elements of a row, as int

@@ -5,9 +5,8 @@ which neighbours the worker has. Nothing is held back but WELCOME, LOAD and LOAD
 from collections.abc import Callable
 
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.frames import HEAD, MESH_SERVER, Messages
+from meshd.rpc.frames import HEAD, MESH_SERVER, Messages, refused
 from meshd.rpc.mesh_firewall import look_header, read_welcome
-from meshd.rpc.tensors import refused
 
 Placed = Callable[[bytes, int, str], None]
 """Told of each weight that is asked for by content: hash, bytes, and why it is sent; empty: it is not."""
@@ -16,7 +15,7 @@ _LOAD = wire.MESSAGES[wire.LOAD]
 
 
 class MeshHeadView:
-    """Implements tunnel.interface.Watched for the head's side: the peer is the worker.
+    """Implements tunnel.interface.Inspector for the head's side: the peer is the worker.
 
     Raises RemoteProtocolError for what is no message, and then always. Holds one message, and
     MAX_WEIGHTS_ASKED hashes.
@@ -38,12 +37,6 @@ class MeshHeadView:
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Answers. See Inspector."""
         return self._answers.feed(data, self._look_answer)
-
-    def target_waits(self, waits: bool) -> None:
-        """See Flow: llama-server watches its workers itself."""
-
-    def peer_waits(self, waits: bool) -> None:
-        """See Flow."""
 
     def _look_request(self, data: bytes | memoryview, at: int, have: int) -> int:
         message, size, identity = look_header(data, at, "head")

@@ -1,18 +1,40 @@
 """Recognises tensors that a head requested of a mesh-server by content, that were missed, and that it then
 sends.
 
-As missed_tensors.py, for the other protocol: LOAD names them with hash and place, LOADED says which were
-missed, and WRITE brings them, each from its beginning to its end, in pieces.
+LOAD names them with hash and place, LOADED says which were missed, and WRITE brings them, each from its
+beginning to its end, in pieces. What arrives is not believed here: the store hashes it.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.missed_tensors import MAX_WANTED, Missed, Sink
 
+MAX_WANTED = 4096  # asked for or missed, and not come yet; of more nothing is kept
 _WORTH = frozenset(map(wire.LOAD_RESULTS.index, ("no-such-hash", "unreadable", "file-changed")))
 _KINDS = tuple(TENSOR_TYPE_NAMES[name.lower()].number for name in wire.TYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A tensor by its content: `digest` as the head says, ggml type, bytes."""
+
+    digest: bytes
+    kind: int
+    size: int
+
+
+class Sink(Protocol):
+    """Gets recognised tensors; must not block."""
+
+    def loaded(self, digest: bytes) -> None:
+        """This content was read from a file of this node."""
+        ...
+
+    def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
+        """Bytes of a missed tensor; with the `last` as many have come as it has. False: no more of it."""
+        ...
 
 
 @dataclass(slots=True)

@@ -5,21 +5,19 @@ tokens and sizes.
 """
 
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.frames import NEIGHBOUR, Messages, Sender
+from meshd.rpc.frames import NEIGHBOUR, Messages
 from meshd.rpc.mesh_firewall import look_header
-
-_SENDER = Sender("another worker's mesh-server", NEIGHBOUR.hint)
 
 
 class MeshPushFilter:
-    """Implements tunnel.interface.Watched for either side. Raises RemoteProtocolError, and then always.
+    """Implements tunnel.interface.Inspector for either side. Raises RemoteProtocolError, and then always.
 
     Holds less than a header for each direction; what a message carries flows through.
     """
 
     def __init__(self) -> None:
-        self._from_peer = Messages(wire.HEADER.size, _SENDER)
-        self._to_peer = Messages(wire.HEADER.size, _SENDER)
+        self._from_peer = Messages(wire.HEADER.size, NEIGHBOUR)
+        self._to_peer = Messages(wire.HEADER.size, NEIGHBOUR)
 
     @property
     def held_bytes(self) -> int:
@@ -33,12 +31,6 @@ class MeshPushFilter:
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """See Inspector."""
         return self._to_peer.feed(data, _look)
-
-    def target_waits(self, waits: bool) -> None:
-        """See Flow: servers tell themselves."""
-
-    def peer_waits(self, waits: bool) -> None:
-        """See Flow."""
 
 
 def _look(data: bytes | memoryview, at: int, _have: int) -> int:

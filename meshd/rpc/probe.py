@@ -1,23 +1,20 @@
 """The few commands of llama.cpp's RPC protocol that tell what a server has.
 
 A request is a command byte, the size of the payload (8 bytes, little endian) and the payload; an answer is
-size and payload. Layouts: ggml/src/ggml-rpc/ggml-rpc.cpp of the pinned upstream, protocol 7.
+size and payload. Layouts: ggml/src/ggml-rpc/ggml-rpc.cpp of the pinned upstream, protocol 7.0.
 """
 
 import struct
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.rpc.protocol import (
-    CAPS_BYTES,
-    CAPS_OWN,
-    DEVICE_COUNT,
-    EXTENSION_MAGIC,
-    GET_DEVICE_MEMORY,
-    HELLO,
-    REQUEST,
-)
 from meshd.wire.limits import MAX_DEVICES
+
+ANSWER = struct.Struct("<Q")
+MAX_ANSWER_BYTES = 1024  # more than any answer to these takes
+_REQUEST = struct.Struct("<BQ")
+_GET_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
+_CAPS_BYTES = 24  # of HELLO: capabilities of other transports than TCP, none of which is ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +25,25 @@ class Memory:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """What a server is: its protocol's version, and whether it has meshd's patches."""
-
-    version: tuple[int, int, int]
-    patched: bool
-
-
 def hello() -> bytes:
-    """The first request of a client that knows meshd's extensions, and uses none of them."""
-    return _request(HELLO, bytes(CAPS_OWN) + EXTENSION_MAGIC + bytes(CAPS_BYTES - CAPS_OWN - 2))
+    """The first request of a client."""
+    return _request(_HELLO, bytes(_CAPS_BYTES))
 
 
 def device_count() -> bytes:
     """How many devices the server has."""
-    return _request(DEVICE_COUNT, b"")
+    return _request(_DEVICE_COUNT, b"")
 
 
 def device_memory(device: int) -> bytes:
     """Free and total bytes of device number `device`."""
-    return _request(GET_DEVICE_MEMORY, struct.pack("<I", device))
+    return _request(_GET_DEVICE_MEMORY, struct.pack("<I", device))
 
 
-def read_hello(answer: bytes) -> Greeting:
-    """Raises RemoteProtocolError."""
+def read_hello(answer: bytes) -> tuple[int, int, int]:
+    """The version of the server's protocol. Raises RemoteProtocolError."""
     major, minor, patch, _ = _unpack("<4B", answer[:4], "HELLO")
-    return Greeting((major, minor, patch), answer[4 + CAPS_OWN :][:2] == EXTENSION_MAGIC)
+    return major, minor, patch
 
 
 def read_count(answer: bytes) -> int:
@@ -74,7 +63,7 @@ def read_memory(answer: bytes) -> Memory:
 
 
 def _request(command: int, payload: bytes) -> bytes:
-    return REQUEST.pack(command, len(payload)) + payload
+    return _REQUEST.pack(command, len(payload)) + payload
 
 
 def _unpack(layout: str, answer: bytes, what: str) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_PACKS = 32  # each is a descriptor of every lease, and of every rpc-server
+MAX_PACKS = 32  # each is a descriptor of every lease, and of its server
 FREE_SHARE = 2  # the store takes at most one part in this many of what it and the free disk have together
 
 

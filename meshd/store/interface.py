@@ -15,7 +15,7 @@ from typing import Protocol
 from meshd.model.gguf import Header
 from meshd.model.status import StoreStatus
 from meshd.model.weights_index import WeightsIndex
-from meshd.rpc.missed_tensors import Sink
+from meshd.rpc.mesh_keeping import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class LeaseCache(Sink, Protocol):
         ...
 
     def handed_over(self) -> None:
-        """The rpc-server has duplicates of the descriptors. Idempotent."""
+        """The server has duplicates of the descriptors. Idempotent."""
         ...
 
     def allow(self, limit: int) -> None:

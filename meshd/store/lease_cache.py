@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 from meshd.base import log
 from meshd.identity.naming import SHORT_CHARS
 from meshd.model.weights_index import TensorEntry, WeightsIndex
-from meshd.rpc.missed_tensors import Missed
+from meshd.rpc.mesh_keeping import Missed
 from meshd.store.hash_cache import FileState
 from meshd.store.pack import MAX_PACK_TENSORS, PackWriter, Table, locked
 from meshd.store.pack_folder import StoreFolder

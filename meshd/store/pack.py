@@ -21,7 +21,7 @@ from blake3 import blake3
 from meshd.base.replaced_file import NEW_PREFIX
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.model.gguf import TensorInfo
-from meshd.rpc.missed_tensors import Missed
+from meshd.rpc.mesh_keeping import Missed
 from meshd.store.hash_cache import FileState
 
 SUFFIX = ".tensors"

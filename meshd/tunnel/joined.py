@@ -6,7 +6,6 @@ Nothing listens, so nobody but that child can use it, and no secret has to prove
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.wakeful_loop import WakefulLoop
@@ -14,10 +13,10 @@ from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream, as_agreed
-from meshd.tunnel.interface import Flow, Inspector, TunnelStatus, Watching
+from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
 from meshd.tunnel.local import adopt
 from meshd.tunnel.on_demand import open_on_demand
-from meshd.tunnel.pump import Counter, Unwatched, pump
+from meshd.tunnel.pump import Counter, pump
 
 LISTEN = "socketpair"  # in status, where others say where they listen
 
@@ -34,18 +33,20 @@ class JoinedTunnel:
         metadata: Mapping[str, MetadataValue],
         end: socket.socket,
         endpoint: str,
-        watch: Watching | None = None,
+        inspector: Inspector,
         on_broken: Callable[[MeshdError], None],
         compresses: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`endpoint`: what the child calls it. `compresses` as for a Forward."""
+        """`endpoint`: what the child calls it. `compresses` is asked before the stream is opened; the peer
+        must be known to take compressed ones.
+        """
         self._mesh = mesh
         self._peer = peer
         self._service = service
         self._metadata = metadata
         self._end: socket.socket | None = end
         self._endpoint = endpoint
-        self._watch: Watching = watch or (lambda: nullcontext(Unwatched()))
+        self._inspector = inspector
         self._on_broken = on_broken
         self._compresses = compresses
         self._counter = Counter()
@@ -75,9 +76,8 @@ class JoinedTunnel:
         end, self._end = self._end, None
         try:
             stream = await self._open(end)
-            with self._watch() as watched:
-                self._streams = 1
-                await _carry(end, stream, watched, self._counter, self._on_broken)
+            self._streams = 1
+            await _carry(end, stream, self._inspector, self._counter, self._on_broken)
         except MeshdError as error:
             self._on_broken(error)
         finally:

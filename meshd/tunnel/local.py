@@ -117,12 +117,6 @@ class LocalSocket(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    def unread(self, data: bytes) -> None:
-        """Put back what was read last: it is read again, before anything else."""
-        if data:
-            self._chunks.appendleft(data)
-            self._held += len(data)
-
     def divert(self, take: Callable[[bytes], int] | None) -> None:
         """Offer what arrives to `take` first, which says how many bytes it took; `read` gets the rest."""
         self._take = take

@@ -43,10 +43,10 @@ async def pump(
     copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, passage or nobody, pause)
     local.divert(copy.out)
     stream.divert(copy.inward)
-    await run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
+    await _run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
 
 
-async def run_both(
+async def _run_both(
     local: LocalSocket,
     stream: Stream,
     sending: Coroutine[object, object, None],
@@ -74,7 +74,7 @@ async def run_both(
 
 
 class Unwatched:
-    """A Watched and a Passage that lets everything pass, and that nobody asks."""
+    """An Inspector that lets everything pass, a Flow and a Passage that nobody asks."""
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         return data

@@ -63,7 +63,7 @@ class Hello:
                 "current": self.current,
                 "fresh": self.fresh,
                 "chosen": self.chosen,
-                "native": [native.rpc, native.pin, native.patches, native.backend],
+                "native": [native.protocol, native.pin, native.sources, native.backend],
                 "largest_frame": self.largest_frame,
                 "grace": self.grace,
                 "bans_count": self.bans_count,

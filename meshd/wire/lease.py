@@ -1,16 +1,15 @@
 """Messages of a lease: one head's use of one worker, over a stream of service `lease`.
 
 The head opens the stream and asks (Acquire); the worker says what it could lend (Offer); the head plans and
-takes a part (Reserve); the worker starts an rpc-server held to that (Grant). Progress may come before any
+takes a part (Reserve); the worker starts a mesh-server held to that (Grant). Progress may come before any
 answer, Lost at any time. Once its model is loaded the head says so (Loaded): all memory is taken then.
 
 With the id in the offer the head need not wait for the grant: streams that name it wait at the worker until
-the rpc-server is there. Then all of Reserve, Admit, Neighbour and the first RPC requests cross together.
+the mesh-server is there. Then all of Reserve, Admit, Neighbour and the first requests cross together.
 
-Workers that may send to one another directly (Offer.push) are introduced by the head: the one that receives
-is told from whom (Admit), the one that sends is told to whom (Neighbour), and says what came of it (Reached).
-In the mesh protocol both have numbers for each other, and the head says when it has named all (Introduced),
-for which their servers wait.
+Workers that send to one another directly are introduced by the head: the one that takes the stream is told
+from whom (Admit), the one that opens it to whom (Neighbour), and says what came of it (Reached). The head
+says when it has named all (Introduced), for which their servers wait.
 The lease lives exactly as long as the stream: ended, reset or lost, it is over.
 
 Over 350 lines: it is one conversation, message by message.
@@ -29,15 +28,15 @@ from meshd.wire.limits import (
     PEER_BYTES,
 )
 from meshd.wire.message import Fields, pack, plain, unpack
-from meshd.wire.native import RPC_PROTOCOL
 
 LEASE_SERVICE = "lease"
 RPC_SERVICE = "rpc"
-PUSH_SERVICE = "push"  # from a worker's rpc-server to the next one's
+PUSH_SERVICE = "push"  # from a worker's mesh-server to the next one's
 LEASE_ID_BYTES = 16
 RPC_SERVER_ENDED = "rpc_server_ended"  # code of Lost
 HEAD_ENDED = "head_ended"  # code of Lost: its mesh-server was left by the head's llama-server, and ended too
 RPC_SERVER_CRASHED = "rpc_server_crashed"  # code of Lost: by a fault of its own, which a device may be
+OLD_PROTOCOL = "rpc"  # of a node that does not say what it speaks
 MAX_MODEL_BYTES = 256
 MOST_VERSION = 1 << 16
 MAX_OPERATION_BYTES = 64
@@ -57,9 +56,8 @@ class Acquire:
     model: str
     fingerprint: str
     native_pin: str
-    native_patches: str
     operations: tuple[str, ...] = ()
-    protocol: str = RPC_PROTOCOL
+    protocol: str = OLD_PROTOCOL
 
     def encode(self) -> bytes:
         return pack(
@@ -69,7 +67,6 @@ class Acquire:
                 "model": plain(self.model, MAX_MODEL_BYTES),
                 "fingerprint": self.fingerprint,
                 "native_pin": self.native_pin,
-                "native_patches": self.native_patches,
                 "operations": list(self.operations),
                 "protocol": self.protocol,
             }
@@ -78,7 +75,7 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class OfferedDevice:
-    """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the rpc-server reports it.
+    """A device of a lease. `kind` is `cpu` or `gpu`; memory in bytes, as the program reports it.
 
     `card` is the same for all devices of the mesh that are one card, and says nothing else; empty: unknown.
     """
@@ -95,20 +92,18 @@ class OfferedDevice:
 class WorkerOffer:
     """What the worker could lend now; `has_model`: it has its own copy of the file, known by content.
 
-    `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `push`: it
-    understands Admit and Neighbour. `unfit`: for each device why it may not be used, empty where it may; or
-    nothing at all. `lease_id`: streams may name it once the head has reserved; empty: only once it is
-    granted. `compressed` as in Grant, `protocol` as in Acquire.
+    `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `lease_id`:
+    streams may name it once the head has reserved. `unfit`: for each device why it may not be used, empty
+    where it may; or nothing at all. `compressed` as in Grant, `protocol` as in Acquire.
     """
 
     devices: tuple[OfferedDevice, ...]
     has_model: bool
     machine: str
-    push: bool = False
+    lease_id: bytes
     unfit: tuple[str, ...] = ()
-    lease_id: bytes = b""
     compressed: int = 0
-    protocol: str = RPC_PROTOCOL
+    protocol: str = OLD_PROTOCOL
 
     def encode(self) -> bytes:
         return pack(
@@ -120,9 +115,8 @@ class WorkerOffer:
                 "cards": [device.card for device in self.devices],
                 "has_model": self.has_model,
                 "machine": self.machine,
-                "push": self.push,
                 "unfit": [plain(why) for why in self.unfit],
-                **({"lease_id": self.lease_id} if self.lease_id else {}),
+                "lease_id": self.lease_id,
                 "compressed": self.compressed,
                 "protocol": self.protocol,
             }
@@ -141,7 +135,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Yes: streams of service `rpc` with this id in their metadata reach the lease's rpc-server.
+    """Yes: a stream of service `rpc` with this id in its metadata reaches the lease's mesh-server.
 
     `compressed`: the version of compressed streams (wire/compressed.py) that it takes, 0 for none.
     """
@@ -155,23 +149,22 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The head says who may push to this lease's rpc-server: another of its workers, by node id.
+    """The head says who may push to this lease's mesh-server: another of its workers, by node id.
 
-    `number`: what the mesh protocol calls that one, None in RPC.
+    `number`: its place in the head's list of workers.
     """
 
     peer: bytes
-    number: int | None = None
+    number: int
 
     def encode(self) -> bytes:
-        number = {} if self.number is None else {"number": self.number}
-        return pack({"type": "admit", "peer": self.peer, **number})
+        return pack({"type": "admit", "peer": self.peer, "number": self.number})
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """The head says to whom this lease's rpc-server may push: `number` is what RPC calls it, 0 to 65535;
-    a worker of the mesh, and the lease that it has granted this head.
+    """The head says to whom this lease's mesh-server may push: `number` as in Admit, a member of the mesh,
+    and the lease that it has granted this head.
 
     `compressed`: as that one's Grant, 0 as well when the head wants none; `always`: whatever the path is.
     """
@@ -269,7 +262,6 @@ def decode(data: bytes) -> LeaseMessage:
             fields.text("model", most=MAX_MODEL_BYTES),
             fields.text("fingerprint", most=128),
             fields.text("native_pin", most=128),
-            fields.text("native_patches", most=128),
             _operations(fields),
             _protocol(fields),
         )
@@ -278,12 +270,14 @@ def decode(data: bytes) -> LeaseMessage:
         devices = _with_cards(fields, [_device(row) for row in rows])
         if len({device.name for device in devices}) != len(devices):
             raise RemoteProtocolError("field `devices` names a device twice", code="message")
-        push = fields.flag("push", default=False)
-        has_model, machine = fields.flag("has_model"), fields.text("machine", most=64)
-        unfit, early = _unfit(fields, len(devices)), "lease_id" in fields
-        lease_id = fields.raw("lease_id", exact=LEASE_ID_BYTES) if early else b""
         return WorkerOffer(
-            devices, has_model, machine, push, unfit, lease_id, _compressed(fields), _protocol(fields)
+            devices,
+            fields.flag("has_model"),
+            fields.text("machine", most=64),
+            fields.raw("lease_id", exact=LEASE_ID_BYTES),
+            _unfit(fields, len(devices)),
+            _compressed(fields),
+            _protocol(fields),
         )
     if kind == "reserve":
         return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
@@ -310,8 +304,6 @@ _INTRODUCTIONS = ("admit", "neighbour", "introduced", "reached")
 def _introduction(kind: str, fields: Fields) -> LeaseMessage:
     if kind == "introduced":
         return Introduced()
-    if kind == "admit" and "number" not in fields:
-        return Admit(fields.raw("peer", exact=PEER_BYTES))
     number = fields.number("number", low=0, high=MAX_NEIGHBOUR)
     if kind == "reached":
         return Reached(number, fields.text("why_not", most=MAX_TEXT_BYTES))
@@ -328,8 +320,8 @@ def _compressed(fields: Fields) -> int:
 
 
 def _protocol(fields: Fields) -> str:
-    """Who does not say so speaks RPC."""
-    protocol = fields.text("protocol", most=16, default=RPC_PROTOCOL)
+    """Who does not say so is of an earlier version."""
+    protocol = fields.text("protocol", most=16, default=OLD_PROTOCOL)
     if not _PROTOCOL.fullmatch(protocol):
         raise RemoteProtocolError("field `protocol` must be a name, and a version or none", code="message")
     return protocol

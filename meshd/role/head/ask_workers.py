@@ -103,7 +103,6 @@ def acquire_for(
         model=alias[:100],
         fingerprint=index.fingerprint,
         native_pin=version.pin,
-        native_patches=version.patches,
         operations=operations,
         protocol=version.protocol,
     )

@@ -8,7 +8,6 @@ from meshd.peer.interface import PeerStatus
 from meshd.role.head.worker_backoff import WorkerBackoff
 from meshd.wire.lease import Lost
 
-GIVEN_UP = "given_up"  # code of Lost, in the head's own words
 LOG = log.get("serve")
 
 
@@ -31,10 +30,7 @@ class Blame:
 
     def ended(self, peer: PeerId, lost: Lost) -> None:
         """Its lease is over, the first of this life."""
-        if lost.code == GIVEN_UP:
-            self.given_up(peer, lost.text)
-        else:
-            self._of_now()[peer] = lost.text
+        self._of_now()[peer] = lost.text
 
     def given_up(self, peer: PeerId, why: str) -> None:
         """The head does not wait for it any more."""
@@ -43,7 +39,7 @@ class Blame:
     def broke(self, peer: PeerId, why: str, others: Collection[PeerId]) -> None:
         """Its connection has ended, and its lease has not. `others`: push to it, or take from it.
 
-        An rpc-server ends its connection with the head when a push fails, so any of them may be at fault, and
+        A mesh-server ends its connection with the head when a push fails, so any of them may be at fault, and
         nobody can tell who. They push to each other no more: the next time it is certain.
         """
         if not others:

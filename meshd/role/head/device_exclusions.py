@@ -1,9 +1,9 @@
 """Which devices cannot run this head's model, and why. Pure.
 
-A device that says it lacks an operation is left out from then on; one whose rpc-server crashed in the load
-may have had bad luck once, and is left out after the worker's second crash. Either way until the worker's
-native part or its devices are others: nothing else makes another device of it. What its devices are is the
-worker's own word, so its crashes are counted on across such a change: then one more is enough.
+A device whose server crashed in the load may have had bad luck once, and is left out after the worker's
+second crash, until the worker's native part or its devices are others: nothing else makes another device of
+it. What its devices are is the worker's own word, so its crashes are counted on across such a change: then
+one more is enough.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,15 +37,11 @@ class DeviceExclusions:
         self._out: dict[PeerId, dict[str, str]] = {}
         self._crashes: dict[PeerId, int] = {}  # since the last load that it was of use for
 
-    def lacks(self, peer: PeerId, equipment: Equipment, device: str, operation: str) -> None:
-        """It was to compute this and cannot."""
-        self._of(peer, equipment)[device] = f"it cannot compute {operation}"
-
     def crashed(self, peer: PeerId, equipment: Equipment, devices: Iterable[str], why: str) -> None:
-        """The rpc-server with these devices ended through its own fault before the model was loaded."""
+        """The server with these devices ended through its own fault before the model was loaded."""
         crashes = self._crashes[peer] = self._crashes.get(peer, 0) + 1
         if crashes >= _CRASHES:
-            text = f"its rpc-server crashed {crashes} times while the model was loaded ({why})"
+            text = f"its server crashed {crashes} times while the model was loaded ({why})"
             self._of(peer, equipment).update(dict.fromkeys(devices, text))
 
     def worked(self, peers: Iterable[PeerId]) -> None:
@@ -65,7 +61,7 @@ class DeviceExclusions:
 
 
 class DevicesInUse:
-    """The devices of one life of the model: what each worker offered, and which of it its rpc-server runs."""
+    """The devices of one life of the model: what each worker offered, and which of it its server runs."""
 
     def __init__(self, exclusions: DeviceExclusions) -> None:
         self._exclusions = exclusions
@@ -88,15 +84,6 @@ class DevicesInUse:
         self._used[peer] = tuple(device.name for device, count in pairs if count)
 
     def crashed(self, peer: PeerId, why: str) -> None:
-        """See Unable."""
+        """See DeviceExclusions."""
         self.failed = True
         self._exclusions.crashed(peer, self._equipment[peer], self._used[peer], why)
-
-    def lacks(self, peer: PeerId, number: int, operation: str) -> str:
-        """See Unable; `number` is the device's in its server. Returns its name."""
-        used = self._used[peer]
-        if number >= len(used):
-            return f"device {number}"
-        self.failed = True
-        self._exclusions.lacks(peer, self._equipment[peer], used[number], operation)
-        return used[number]

@@ -1,9 +1,8 @@
-"""The head's side of one lease: asks a worker, holds the lease and the tunnel to its rpc-server."""
+"""The head's side of one lease: asks a worker, holds the lease and the tunnel to its mesh-server."""
 
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
@@ -12,8 +11,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream
 from meshd.role.head.mesh_end import MeshEnd
-from meshd.role.interface import Tunnel, TunnelClient, TunnelRequest, Tunnels
-from meshd.rpc.head_timeouts import HeadPatience
+from meshd.role.interface import Tunnel, TunnelRequest, Tunnels
 from meshd.wire.lease import (
     LEASE_SERVICE,
     RPC_SERVICE,
@@ -33,12 +31,11 @@ from meshd.wire.lease import (
 )
 from meshd.wire.native import NativeVersion, difference, other_protocol
 
-PLAIN_DEVICE = "CPU"  # upstream's name of it; BLAS and AMX are CPUs as well, with buffers of their own
 ANSWER_SECONDS = 30.0  # without a word of progress
 OFFER_SECONDS = (
     600.0  # with it: what a worker does meanwhile, hashing above all, goes on when it is asked again
 )
-GRANT_SECONDS = 120.0  # with it: an rpc-server is given up after 60 s
+GRANT_SECONDS = 120.0  # with it: a mesh-server that does not start is given up after 60 s
 LOG = log.get("serve")
 
 
@@ -62,18 +59,13 @@ class LeaseClient:
         *,
         peer: PeerId,
         name: str,
-        client: TunnelClient,
-        patience: HeadPatience,
         on_progress: Callable[[str], None],
-        mesh_end: MeshEnd | None = None,
+        mesh_end: MeshEnd,
     ) -> None:
-        """`client`: our llama-server, as the tunnel to this worker knows it; `mesh_end`: what it
-        inherits for that, where it has loaded our module.
-        """
+        """`mesh_end`: what our llama-server inherits for the connection with this worker."""
         self._mesh = mesh
         self._tunnels = tunnels
         self._messages: MessageStream | None = None
-        self.patience = patience
         self._on_progress = on_progress
         self.peer = peer
         self.name = name
@@ -85,7 +77,6 @@ class LeaseClient:
         self._lease_id = b""
         self._compressed = 0
         self._introduced: set[int] = set()
-        self.client = client
         self.mesh_end = mesh_end
         self.lent: tuple[int, ...] = ()  # bytes of each device of which a part is reserved
         self.place = 0  # in the list of workers that llama-server gets
@@ -109,26 +100,22 @@ class LeaseClient:
         return answer
 
     async def reserve(self, bytes_per_device: tuple[int, ...], place: int = 0) -> None:
-        """Take a part of the offer, as the worker at this place. Raises MeshdError.
+        """Take a part of the offer, as the worker at this place. Raises MeshdError, OSError.
 
-        The tunnel is there at once where the worker has told the lease's id: what goes through it waits there
-        for the rpc-server.
+        The tunnel is there at once: what goes through it waits at the worker for the mesh-server.
         """
         assert self._messages is not None and self.offer is not None
         self.place = place
         self.lent = tuple(count for count in bytes_per_device if count)
         await self._messages.send(Reserve(bytes_per_device).encode())
-        if self.offer.lease_id:
-            self._open_tunnel(self.offer.lease_id, self.offer.compressed)
+        self._open_tunnel(self.offer.lease_id, self.offer.compressed)
 
     async def until_granted(self) -> None:
-        """The tunnel is there. Raises Refused, Broken."""
+        """The mesh-server is there. Raises Refused, Broken."""
         answer = await self._answer(GRANT_SECONDS)
         if not isinstance(answer, Grant):
             raise RemoteProtocolError("lease: expected `grant`", code="lease")
-        if self.tunnel is None:
-            self._open_tunnel(answer.lease_id, answer.compressed)
-        elif answer.lease_id != self._lease_id:
+        if answer.lease_id != self._lease_id:
             raise RemoteProtocolError("lease: the grant differs from the offer", code="lease")
 
     def _open_tunnel(self, lease_id: bytes, compressed: int) -> None:
@@ -138,35 +125,21 @@ class LeaseClient:
                 peer=self.peer,
                 service=RPC_SERVICE,
                 metadata={"lease": lease_id},
-                client=self._client_here(),
+                end=self.mesh_end.open(str(self.place)),
+                endpoint=str(self.place),
+                inspector=self.mesh_end.view,
                 on_broken=self._tunnel_broken,
                 compressed=compressed,
-                watch=self.patience.connection if self.mesh_end is None else self.mesh_end.watch,
-                endpoint=str(self.place),
             )
         )
 
-    def _client_here(self) -> TunnelClient:
-        if self.mesh_end is not None:
-            return replace(self.client, joined=self.mesh_end.open(str(self.place)))
-        if self.client.saved is None or self.offer is None:
-            return self.client
-        plain = all(device.name == PLAIN_DEVICE for device in self.offer.devices)
-        return replace(self.client, saved=replace(self.client.saved, plain_sizes=plain))
-
     async def say_loaded(self) -> None:
         """The worker may lend what is free then."""
-        self.patience.loaded = True
         await self._tell(Loaded())
-
-    @property
-    def can_push(self) -> bool:
-        """Whether it knows how to send to another worker, and to take from one."""
-        return self.offer is not None and self.offer.push
 
     def has_neighbour(self, other: "LeaseClient") -> bool:
         """Its mesh-server has a connection with that one's, as it has told llama-server."""
-        return self.mesh_end is not None and other.place in self.mesh_end.neighbours
+        return other.place in self.mesh_end.neighbours
 
     @property
     def endpoint(self) -> str:
@@ -175,14 +148,14 @@ class LeaseClient:
 
     async def admit(self, other: "LeaseClient") -> None:
         """Another worker of ours may push to its server."""
-        await self._tell(Admit(other.peer.raw, None if self.mesh_end is None else other.place))
+        await self._tell(Admit(other.peer.raw, other.place))
 
     async def say_introduced(self) -> None:
         """It knows all its neighbours now: a mesh-server waits for that."""
         await self._tell(Introduced())
 
     async def introduce(self, number: int, other: "LeaseClient") -> None:
-        """Its rpc-server may push to that of another worker of ours, by this number.
+        """Its server may push to that of another worker of ours, by this number.
 
         What goes between the two is ours as well: compressed as we want it, if all three take it.
         """
@@ -223,11 +196,10 @@ class LeaseClient:
             self.unreached[reached.number] = reached.why_not
 
     def release(self) -> None:
-        """Give the lease back: the worker ends its rpc-server."""
+        """Give the lease back: the worker ends its server."""
         if self.tunnel is not None:
             self.tunnel.close()
-        if self.mesh_end is not None:
-            self.mesh_end.close()
+        self.mesh_end.close()
         if self._messages is not None:
             self._messages.stream.write_eof()
             self._messages = None
@@ -257,7 +229,7 @@ class LeaseClient:
                         self._on_progress(f"{self.name}: {text}")
                 case Lost(code=code, text=text, hint=hint):
                     raise Refused(f"{self.name}: {text}", code=code, hint=hint)
-                case Reached() as reached:  # it may have been introduced before its rpc-server was there
+                case Reached() as reached:  # it may have been introduced before its server was there
                     self._reached(reached)
                 case _:
                     return message

@@ -1,8 +1,7 @@
-"""One worker's connection with a llama-server that has loaded our module: what is inherited, and seen."""
+"""One worker's connection with our llama-server: what that inherits, and what is seen of it."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from socket import socket
 
 from meshd.role.head.load_report import WeightsReport
@@ -23,14 +22,14 @@ class MeshEnd:
         self._socket_pair = socket_pair
         self._weights = weights
         self._report = report
-        self._view = MeshHeadView(self._placed)
+        self.view = MeshHeadView(self._placed)
         self._child_end = -1
         self._endpoint = ""
 
     @property
     def neighbours(self) -> frozenset[int]:
         """With which the worker has a connection, by their places in the list of workers."""
-        return self._view.neighbours
+        return self.view.neighbours
 
     def open(self, endpoint: str) -> socket:
         """Our end of a new connection, which llama-server calls `endpoint`.
@@ -46,11 +45,6 @@ class MeshEnd:
         """The other end, whose owner the caller is now."""
         given, self._child_end = self._child_end, -1
         return given
-
-    @contextmanager
-    def watch(self) -> Iterator[MeshHeadView]:
-        """There is one connection."""
-        yield self._view
 
     def close(self) -> None:
         """Idempotent."""

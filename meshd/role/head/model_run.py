@@ -37,7 +37,6 @@ from meshd.role.head.split_plan import (
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
-from meshd.rpc.head_timeouts import HeadTimeouts
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
 
@@ -66,15 +65,12 @@ class HeadRun:
         self._on_progress = on_progress
         self._on_loaded = on_loaded
         self._leases: list[LeaseClient] = []
-        mesh = runtime.native.mesh is not None
-        self._push_plan = PushPlan(allowed=options.push, are_apart=history.backoff.are_apart, mesh=mesh)
+        self._push_plan = PushPlan(allowed=options.push, are_apart=history.backoff.are_apart)
         self._devices_in_use = DevicesInUse(history.exclusions)
         shape = shape_of(model.layers, options)
         self._operations = operations(model.file.headers, shape)
         native, processes, paths = runtime.native, runtime.processes, runtime.paths
-        self._server = LlamaServer(native, processes, paths, model=model, push_plan=self._push_plan)
-        largest = max((tensor.size for tensor in model.index.tensors), default=0)
-        self._timeouts = HeadTimeouts(asyncio.get_running_loop().time, largest=largest)
+        self._server = LlamaServer(native, processes, paths, model=model)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self.token_cost = TokenCost(lambda: crossed(runtime.mesh, self.workers))
@@ -123,8 +119,7 @@ class HeadRun:
                 granted = await reserving.begin(
                     offers, reservations(plan, offers), self._server.report, owner
                 )
-                if self._runtime.native.can_push:
-                    await self._push_plan.introduce(plan, self._leases)
+                await self._push_plan.introduce(plan, self._leases)
                 self._server.start(plan, self._leases, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
@@ -217,8 +212,6 @@ class HeadRun:
                 self._runtime.tunnels,
                 peer=worker.peer,
                 name=called[str(worker.peer)],
-                client=self._server.client(self._runtime.tunnels.random),
-                patience=self._timeouts.patience(worker.peer),
                 on_progress=self._on_progress,
                 mesh_end=self._server.mesh_end(),
             )
@@ -239,7 +232,6 @@ class HeadRun:
 
     def _reserving(self) -> Reserving:
         return Reserving(
-            self._runtime.mesh,
             self._leases,
             devices_in_use=self._devices_in_use,
             blame=self.blame,
@@ -258,20 +250,6 @@ class HeadRun:
         if not self.loaded or not self.end.known:
             self.blame.ended(lease.peer, lost)
         self.end.say(f"worker {lease.name} is lost: {lost.text}")
-
-    def _learn_unsupported(self) -> str:
-        """What devices cannot compute, as llama-server reported: they are left out from now on."""
-        reasons = []
-        for endpoint, number, operation in self._server.report.unsupported:
-            lease = self._lease_at(endpoint)
-            # an rpc-server of the LAN has no name here, and nothing to be left out of
-            device = (
-                f"{lease.name} {self._devices_in_use.lacks(lease.peer, number, operation)}"
-                if lease
-                else endpoint
-            )
-            reasons.append(f"{device} cannot compute {operation}")
-        return "; ".join(reasons)
 
     # llama-server.
 
@@ -296,14 +274,12 @@ class HeadRun:
         await self.end.word_of_a_lease()
         if not self.loaded:
             over = self._server.lost or over
-            if unsupported := self._learn_unsupported():
-                over = Over(unsupported, over.tail)
-            elif self._server.report.exceeded and not over.endpoint:
+            if self._server.report.exceeded and not over.endpoint:
                 over = Over(f"{self._server.report.exceeded}; {over.why}", over.tail)
         known = self.end.known or (not self.loaded and self._devices_in_use.failed)
         lease = self._lease_at(over.endpoint)
         if not known and lease is not None:
-            others = self._push_plan.others(lease.peer, lease.patience.waited_for, over.why)
+            others = self._push_plan.others(lease.peer, over.why)
             self.blame.broke(lease.peer, over.why, others)
         elif not known and not self.loaded:
             self.server_died = ServerDied(split_of(plan), over.tail)
@@ -313,7 +289,7 @@ class HeadRun:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
     def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
-        if plan.output_worker is None or not self._options.speaks_mesh:
+        if plan.output_worker is None:
             return None
         vocabulary, wanted = self._model.layers.widths.vocabulary, self._options.sample_on_worker
         return DeviceSampling(settings, vocabulary, adds=wanted and plan.output_worker.has_top_k)
@@ -330,8 +306,7 @@ class HeadRun:
         if not (self._model.file.stat_unchanged() and self._model.file.paths_unchanged()):
             self.end.say(f"the model file `{self._model.file.name}` was changed while it was loaded")
             return
-        if not self._runtime.native.patched:  # it reports nothing itself; the tunnels do
-            report.network_bytes += self._model.plain_bytes(plan)
+        report.network_bytes += self._model.plain_bytes(plan)
         self.loaded = True
         self.blame.loaded_at = now = asyncio.get_running_loop().time()
         self._push_plan.tell()

@@ -1,11 +1,11 @@
 """Which workers of one life of a model send their activations straight to the next one: the head's side.
 
-The head introduces those whose layers follow one another, tells llama-server which of them may reach which,
-and hears what came of it: from the worker whether there is a route, from llama-server whether it is used.
+The head introduces those whose layers follow one another, and hears what came of it: from a worker why there
+is no way to the other one, from both of their servers with whom they have a connection.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base import log
@@ -14,7 +14,6 @@ from meshd.model.split_values import Plan
 from meshd.model.status import SplitPart
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.split_plan import followers
-from meshd.role.native import command_lines
 
 OFF = "disabled (`--no-push`)"
 WHY_APART = "during this push one of the two ended a lease before, and it is unknown which"
@@ -27,7 +26,7 @@ Place = tuple[str, str]  # node and device
 
 @dataclass(frozen=True, slots=True)
 class PushRoute:
-    """From a worker to the one that has the layers behind its own; `number`: what RPC calls the latter."""
+    """From a worker to the one that has the layers behind its own, which is `number` in the head's list."""
 
     source: LeaseClient
     target: LeaseClient
@@ -42,22 +41,15 @@ class PushRoute:
 class PushPlan:
     """The push routes of one life of a model, and what came of each.
 
-    `introduce` once all leases are there; then `text` for llama-server, and `line` for what it reports.
+    `introduce` once all leases are there.
     """
 
-    def __init__(
-        self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool], mesh: bool = False
-    ) -> None:
-        """`allowed`: the user wants it, and llama-server knows how. `are_apart`: these two may not.
-
-        `mesh`: their servers speak the mesh protocol.
-        """
+    def __init__(self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool]) -> None:
+        """`allowed`: the user wants it. `are_apart`: these two may not."""
         self._allowed = allowed
-        self._mesh = mesh
         self._are_apart = are_apart
         self._routes: dict[Place, PushRoute] = {}  # by where they lead
         self._no_push_reasons: dict[Place, str] = {}
-        self._reported: dict[Place, tuple[bool, str]] = {}  # by the ends of a route
 
     async def introduce(self, plan: Plan, leases: Sequence[LeaseClient]) -> None:
         """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
@@ -71,8 +63,6 @@ class PushPlan:
             elif source is None or target is None:
                 plain = behind if target is None else before
                 self._no_push_reasons[place] = f"{plain.device.node} is a plain rpc-server"
-            elif stock := [lease.name for lease in (source, target) if not lease.can_push]:
-                self._no_push_reasons[place] = f"{stock[0]} does not support it"
             elif self._are_apart(source.peer, target.peer):
                 self._no_push_reasons[place] = WHY_APART
             else:
@@ -85,40 +75,21 @@ class PushPlan:
             await route.target.admit(route.source)
         for route in routes:
             await route.source.introduce(route.number, route.target)
-        for lease in leases if self._mesh else ():
+        for lease in leases:
             await lease.say_introduced()
 
-    def text(self) -> bytes:
-        """For GGML_RPC_PEERS_FD; empty when no worker can push to another."""
-        ends = dict.fromkeys((*route.ends, route.number) for route in self._routes.values())
-        return command_lines.peers_text(tuple(ends))
-
-    def line(self, text: str) -> None:
-        """Take in a line of llama-server's report; others are left alone."""
-        match text.split(" ", 4):
-            case ["push", source, target, "yes"]:
-                self._reported[source, target] = True, ""
-            case ["push", source, target, "no", *why]:
-                self._reported[source, target] = False, " ".join(why)
-
-    def others(self, peer: PeerId, waited_for: PeerId | None, why: str = "") -> tuple[PeerId, ...]:
-        """Who may have made its server end the connection: the one whose tensor it waited for, or else each
-        that it pushes to or takes from, as far as is known. A mesh-server's `why` names the neighbour.
-        """
-        named = _NAMED_NEIGHBOUR.search(why) if self._mesh else None
+    def others(self, peer: PeerId, why: str) -> tuple[PeerId, ...]:
+        """Who may have made its server end the connection: the neighbour that `why` names, if any."""
+        named = _NAMED_NEIGHBOUR.search(why)
         found = []
         for route in self._routes.values():
             ends = (route.source, route.target)
-            if peer not in (ends[0].peer, ends[1].peer) or not self._may_push(route):
+            if peer not in (ends[0].peer, ends[1].peer) or not self._result(route)[0]:
                 continue
             other = ends[1] if ends[0].peer == peer else ends[0]
-            if not self._mesh or (named is not None and int(named[1]) == other.place):
+            if named is not None and int(named[1]) == other.place:
                 found.append(other.peer)
-        return (waited_for,) if waited_for in found else tuple(dict.fromkeys(found))
-
-    def _may_push(self, route: PushRoute) -> bool:
-        """As far as is known."""
-        return self._result(route)[0] if self._mesh else self._reported.get(route.ends, (True, ""))[0]
+        return tuple(dict.fromkeys(found))
 
     def parts(self, split: Sequence[SplitPart]) -> tuple[SplitPart, ...]:
         """The split as it is now, with how each part gets its activations."""
@@ -134,13 +105,9 @@ class PushPlan:
         return part
 
     def _result(self, route: PushRoute) -> tuple[bool, str]:
-        """What llama-server found; why there is no route the worker knows better."""
-        if self._mesh:
-            pushed = route.source.has_neighbour(route.target) and route.target.has_neighbour(route.source)
-            return pushed, "" if pushed else route.source.unreached.get(route.number) or UNCONNECTED
-        pushed, why = self._reported.get(route.ends, (False, "llama-server did not report it"))
-        unreached: Mapping[int, str] = route.source.unreached
-        return pushed, "" if pushed else unreached.get(route.number) or why
+        """Whether both servers have a connection with each other, and if not, why."""
+        pushed = route.source.has_neighbour(route.target) and route.target.has_neighbour(route.source)
+        return pushed, "" if pushed else route.source.unreached.get(route.number) or UNCONNECTED
 
     def tell(self) -> None:
         """Into the log, once a load."""

@@ -5,14 +5,11 @@ from collections.abc import Callable, Sequence
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.identity.keys import PeerId
-from meshd.peer.interface import Mesh, PeerState
-from meshd.role.head.blame import GIVEN_UP, Blame
+from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.split_plan import NodeOffer
-from meshd.rpc.hang_detector import LOOK_SECONDS
 from meshd.wire.lease import HEAD_ENDED, Lost
 
 AFTER_HEAD_SECONDS = 5.0  # LEASE_WORD_SECONDS, and some more for a process to be reaped
@@ -21,12 +18,11 @@ AFTER_HEAD_SECONDS = 5.0  # LEASE_WORD_SECONDS, and some more for a process to b
 class Reserving:
     """`begin` once. `blame` gets the worker that failed, and why; `on_progress` what is waited for.
 
-    `granted` is called when all have granted, `ended` when a lease has ended after its grant, or is given up.
+    `granted` is called when all have granted, `ended` when a lease has ended after its grant.
     """
 
     def __init__(
         self,
-        mesh: Mesh,
         leases: Sequence[LeaseClient],
         *,
         devices_in_use: DevicesInUse,
@@ -35,7 +31,6 @@ class Reserving:
         granted: Callable[[], None],
         ended: Callable[[LeaseClient, Lost], None],
     ) -> None:
-        self._mesh = mesh
         self._leases = leases
         self._devices_in_use = devices_in_use
         self._blame = blame
@@ -59,13 +54,10 @@ class Reserving:
             self._on_progress(f"starting the server of {names}")
         await self._reserve(offers, wanted)
         granted = owner.start(self._until_granted(owner), name="grants")
-        if any(lease.tunnel is None for lease in self._leases):  # an old worker tells the id then
-            await asyncio.wait([granted])
         for lease in self._leases:
             assert lease.tunnel is not None
             report.names[lease.tunnel.endpoint] = lease.name
             owner.start(lease.tunnel.serve(), name=f"tunnel {lease.name}")
-            owner.start(self._bear(lease), name=f"patience {lease.name}")
         return granted
 
     async def _reserve(self, offers: Sequence[NodeOffer], wanted: Sequence[tuple[int, ...]]) -> None:
@@ -92,19 +84,6 @@ class Reserving:
             self._blame.failed[lease.peer] = error.what
             raise
         owner.start(self._watch(lease), name=f"lease {lease.name}")
-
-    async def _bear(self, lease: LeaseClient) -> None:
-        """Until it owes something for too long, whatever it says."""
-        while True:
-            if why := lease.patience.look(reachable=self._is_reachable(lease.peer)):
-                self._ended(lease, Lost(GIVEN_UP, why))
-                return
-            await asyncio.sleep(LOOK_SECONDS)
-
-    def _is_reachable(self, peer: PeerId) -> bool:
-        return any(
-            status.peer == peer and status.state is PeerState.CONNECTED for status in self._mesh.peers()
-        )
 
     async def _watch(self, lease: LeaseClient) -> None:
         lost = await lease.until_lost()

@@ -8,7 +8,6 @@ from meshd.base.errors import Refused
 from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
-from meshd.model.split_planner import plan_split
 from meshd.model.split_values import Device as PlanDevice
 from meshd.model.split_values import DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.status import SplitPart
@@ -36,20 +35,15 @@ class PlainRpc:
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """What the user decided for a serving node.
-
-    `speaks_mesh`: its workers take the mesh protocol, and compute parts of a prompt at the same time; the
-    plan sees to that (pipelined_plan.py).
-    """
+    """What the user decided for a serving node."""
 
     min_workers: int = 1
     tensor_split: tuple[float, ...] = ()
     ctx_size: int | None = None
     devices: tuple[str, ...] = ()
     rpc: tuple[str, ...] = ()
-    load_mode: str = "none"
+    load_mode: str = "mmap"
     push: bool = True
-    speaks_mesh: bool = False
     activations: str = "f32"
     output: str = "auto"
     sample_on_worker: bool = False  # as far as texts stay the same, where the output is on a worker
@@ -136,9 +130,7 @@ def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptio
     llama_args = read_llama_args(options.llama_args)
 
     def plan(given: SplitOptions) -> Plan:
-        if options.speaks_mesh:
-            return plan_pipelined(layers, devices, given, llama_args, pushed=options.push)
-        return plan_split(layers, devices, given)
+        return plan_pipelined(layers, devices, given, llama_args, pushed=options.push)
 
     given = _split_options(layers, options)
     made = plan(given) if llama_args.parallel is not None else as_many_as_fit(plan, given)
@@ -155,7 +147,7 @@ def _split_options(layers: ModelLayers, options: HeadOptions) -> SplitOptions:
         head_layers=options.devices != ("none",),
         local_output={"head": True, "worker": False}.get(options.output),
         sampled_with_output=options.sample_on_worker or llama_args.backend_sampling,
-        input_on_worker=options.speaks_mesh,
+        input_on_worker=True,
     )
 
 

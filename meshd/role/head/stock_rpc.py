@@ -10,7 +10,6 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, RemoteProtocolError
 from meshd.role.head.split_plan import PlainRpc
 from meshd.rpc import probe
-from meshd.rpc.protocol import ANSWER
 from meshd.wire.lease import OfferedDevice
 
 _ASK_SECONDS = 5.0
@@ -49,15 +48,15 @@ async def _devices(endpoint: str, protocol: str) -> tuple[OfferedDevice, ...]:
     async def ask(request: bytes) -> bytes:
         writer.write(request)
         await writer.drain()
-        (size,) = ANSWER.unpack(await reader.readexactly(ANSWER.size))
-        if size > 1024:
+        (size,) = probe.ANSWER.unpack(await reader.readexactly(probe.ANSWER.size))
+        if size > probe.MAX_ANSWER_BYTES:
             raise RemoteProtocolError(
                 "the answer is too long", hint="check that it is llama.cpp's rpc-server"
             )
         return await reader.readexactly(size)
 
     try:
-        version = probe.read_hello(await ask(probe.hello())).version
+        version = probe.read_hello(await ask(probe.hello()))
         mine = tuple(int(part) for part in protocol.split("."))
         if version[0] != mine[0] or version[1] > mine[1]:
             theirs = ".".join(map(str, version))

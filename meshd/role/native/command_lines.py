@@ -4,47 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshd.base.listening_socket import LOOPBACK_HOST
-
 NO_WARMUP = "--no-warmup"
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptors:
-    """Inherited descriptors of an rpc-server; `weights` may be -1 for none (docs/native.md)."""
-
-    listen: int
-    secret: int
-    weights: int
-    report: int
-    peers: int
-
-    @property
-    def all(self) -> tuple[int, ...]:
-        return self.listen, self.secret, self.weights, self.report, self.peers
-
-
-def rpc_server(
-    program: str,
-    *,
-    devices: Sequence[str],
-    threads: int | None,
-    memory: Sequence[int],
-    descriptors: Descriptors,
-) -> list[str]:
-    """A patched rpc-server. `memory` has bytes for each of `devices`; no `threads`: it chooses."""
-    argv = [program, *_threads(threads), "--listen-fd", str(descriptors.listen)]
-    argv += ["--auth-fd", str(descriptors.secret)]
-    argv += ["--device", ",".join(devices), "--memory", ",".join(str(count) for count in memory)]
-    if descriptors.weights >= 0:
-        argv += ["--weights-fd", str(descriptors.weights)]
-    return [*argv, "--peers-fd", str(descriptors.peers), "--report-fd", str(descriptors.report)]
-
-
-def stock_rpc_server(program: str, *, devices: Sequence[str], threads: int | None, port: int) -> list[str]:
-    """Upstream's: it takes no descriptors, knows no secret and no limit of memory."""
-    place = ("--host", LOOPBACK_HOST, "--port", str(port))
-    return [program, *_threads(threads), *place, "--device", ",".join(devices)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +35,8 @@ def mesh_server(
     return [*argv, "--neighbours-fd", str(descriptors.neighbours), "--report-fd", str(descriptors.report)]
 
 
-def _threads(count: int | None) -> tuple[str, ...]:
-    return () if count is None else ("--threads", str(count))
-
-
 def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
-    """A patched rpc-server, or a mesh-server, that computes these once on one device, and ends."""
+    """A mesh-server that computes these once on one device, and ends."""
     return [program, "--try-device", device, "--try", ",".join(operations)]
 
 
@@ -128,33 +84,8 @@ CALM_THREADS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
 # many milliseconds instead of sleeping (docs/decisions/0040).
 LOOKOUT = {"GGML_MESH_LOOKOUT": "10"}
 # Weights and caches of llama-server in pages of 2 MiB, where the kernel gives them to who asks, as glibc does
-# since 2.35. A patched rpc-server lays its weights together after the load: before it, that may hold it up.
+# since 2.35.
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-REPORT_VARIABLE = "GGML_RPC_REPORT_FD"
-SOCKETS = "GGML_RPC_SOCKETS"  # the folder of endpoints `unix:NAME`
-
-
-def rpc_server_environment(sockets: str) -> Mapping[str, str]:
-    """For a patched rpc-server; `sockets` is the folder of those that lead to its neighbours."""
-    return CALM_THREADS | {SOCKETS: sockets}
-
-
-def head_environment(
-    *, weights: int, secrets: int, peers: int, report: int, sockets: str, activations: str = "f32"
-) -> Mapping[str, str]:
-    """For llama-server: descriptors for a patched one, -1 for none; never argv, which everybody may read.
-
-    `sockets` is the folder of those that lead to workers, `activations` how hidden states cross, f32 or f16;
-    a stock one reads neither.
-    """
-    given = {
-        "GGML_RPC_WEIGHTS_FD": weights,
-        "GGML_RPC_SECRETS_FD": secrets,
-        "GGML_RPC_PEERS_FD": peers,
-        REPORT_VARIABLE: report,
-    }
-    fixed = CALM_THREADS | LARGE_PAGES | {"GGML_RPC_ACTIVATIONS": activations, SOCKETS: sockets}
-    return fixed | {name: str(descriptor) for name, descriptor in given.items() if descriptor >= 0}
 
 
 def mesh_trial_environment(*, module: str, report: int) -> Mapping[str, str]:
@@ -200,23 +131,3 @@ def mesh_head_environment(
         "GGML_MESH_ACTIVATIONS": activations,
         "GGML_MESH_GRACE": str(math.ceil(grace)),
     }
-
-
-def neighbour_reached(number: int, endpoint: str, secret: bytes) -> str:
-    """Line of `--peers-fd`: where a neighbour is reached, and what to send there first."""
-    return f"peer {number} {endpoint} {secret.hex()}"
-
-
-def neighbour_unreachable(number: int) -> str:
-    """Line of `--peers-fd`: a neighbour cannot be reached, or not any more."""
-    return f"no {number}"
-
-
-def peers_text(routes: Sequence[tuple[str, str, int]]) -> bytes:
-    """Lines `from to number` for GGML_RPC_PEERS_FD: endpoints, and what the one calls the other."""
-    return "".join(f"{source} {target} {number}\n" for source, target, number in routes).encode()
-
-
-def secrets_text(secrets: Mapping[str, bytes]) -> bytes:
-    """Lines `endpoint hex` for GGML_RPC_SECRETS_FD."""
-    return "".join(f"{endpoint} {secret.hex()}\n" for endpoint, secret in secrets.items()).encode()

@@ -29,8 +29,7 @@ class Listing:
             if self._covers < mine:
                 covers = self._asked
                 self._devices = await list_devices(
-                    self._native.device_program,
-                    ours=self._native.tries_devices,
+                    self._native.mesh_server,
                     machine=self._machine,
                     run_to_end=self._run_to_end,
                     log=self._log,

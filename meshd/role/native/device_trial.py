@@ -1,6 +1,6 @@
 """Whether a device computes what a model needs: a small trial in a separate process, before it is used.
 
-What a device says of itself is believed elsewhere (docs/native.md, "What a device can compute").
+What a device says of itself is believed elsewhere (docs/native-backend.md).
 A trial that crashes, stands still or computes nonsense ends nothing but itself.
 """
 
@@ -53,7 +53,7 @@ class DeviceTrials:
     ) -> tuple[str, ...]:
         """For each device why it may not be used for these operations; empty where it may.
 
-        A stock program cannot try anything. Of devices that are one card the first fit one may be used.
+        Of devices that are one card the first fit one may be used.
         `on_progress` hears from time to time that a trial runs.
         """
         reasons: list[str] = []
@@ -68,7 +68,7 @@ class DeviceTrials:
         return tuple(reasons)
 
     async def _of(self, device: OfferedDevice, operations: Sequence[str], on_progress: OnProgress) -> str:
-        if not self._native.tries_devices or not operations or device.name == REFERENCE:
+        if not operations or device.name == REFERENCE:
             return ""
         key = self._key(device, operations)
         why = self._known(key)
@@ -109,7 +109,7 @@ class DeviceTrials:
 
     async def _run(self, device: OfferedDevice, operations: Sequence[str]) -> tuple[str, bool]:
         """Why it is unfit, and whether it was tried at all. Raises UserError when it cannot be started."""
-        report = TrialReport(operations, lacking=self._native.mesh is not None)
+        report = TrialReport(operations)
         ended = None
         loop = asyncio.get_running_loop()
         try:
@@ -119,7 +119,7 @@ class DeviceTrials:
                     if report.see(line) and not still.expired():
                         still.reschedule(loop.time() + STILL_SECONDS)
 
-                argv = command_lines.trial(str(self._native.device_program), device.name, operations)
+                argv = command_lines.trial(str(self._native.mesh_server), device.name, operations)
                 ended = await self._run_to_end(
                     ChildSpec(name="device trial", argv=argv, log=self._log, on_line=see)
                 )
@@ -131,12 +131,12 @@ class DeviceTrials:
         """Driver and kernel change with a restart, which makes another `machine`, or another release."""
         version = self._native.version
         try:
-            stat = self._native.device_program.stat()
+            stat = self._native.mesh_server.stat()
             program = f"{stat.st_size} {stat.st_mtime_ns}"
         except OSError:
             program = ""
         chosen = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_DECIDING))
-        parts = [version.pin, version.patches, version.backend, program, self._machine, platform.release()]
+        parts = [version.pin, version.sources, version.backend, program, self._machine, platform.release()]
         parts += [device.name, device.description, device.card, str(device.total_bytes)]
         return trial_key([*parts, "\n".join(chosen), *operations])
 

@@ -1,8 +1,7 @@
 """Devices of this machine, as ggml names them.
 
-`--list-devices` of a patched `ggml-rpc-server` or of `mesh-server` lists them with what they are; of a stock
-rpc-server `--device ?` tells names and memory (an unknown device makes it print what there is). It costs a
-start of the program, so it is asked for each lease and never polled.
+`mesh-server --list-devices` lists them with what they are. It costs a start of the program, so it is asked
+for each lease and never polled.
 """
 
 import hashlib
@@ -10,17 +9,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshd.base.byte_format import MIB
 from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, RunToEnd
 from meshd.wire.lease import OfferedDevice
 from meshd.wire.limits import MAX_DEVICES
 
 # no more than an Offer can carry (wire/lease.py): an odd line of a driver must not spoil it
-_LINE = re.compile(
-    r"^  (?P<name>[!-9;-~]{1,64}): (?P<text>.*)"
-    r" \((?P<total>[0-9]{1,12}) MiB, (?P<free>[0-9]{1,12}) MiB free\)$"
-)
 _LISTED = re.compile(
     r"^device (?P<name>[!-9;-~]{1,64}) (?P<type>[a-z]{1,16}) (?P<id>[!-~]{1,128})"
     r" (?P<total>[0-9]{1,17}) (?P<free>[0-9]{1,17}) (?P<text>.*)$"
@@ -29,24 +23,8 @@ SHARED_MEMORY = "memory"  # in place of a card: a GPU without memory of its own
 _HALF_ABLE = ("BLAS", "ACCEL", "AMX")  # accelerators that lack operations: never used on their own
 
 
-def parse_devices(lines: Sequence[str]) -> tuple[OfferedDevice, ...]:
-    """The devices in the program's output."""
-    devices: dict[
-        str, OfferedDevice
-    ] = {}  # by name: two of one name could not be told apart in a command line
-    for line in lines:
-        if (match := _LINE.match(line)) is None:
-            continue
-        name = match["name"]
-        kind = "cpu" if name == "CPU" or name.startswith(_HALF_ABLE) else "gpu"
-        description = "".join(c for c in match["text"] if c.isprintable())[:200]
-        device = OfferedDevice(name, kind, description, int(match["free"]) * MIB, int(match["total"]) * MIB)
-        devices.setdefault(device.name, device)
-    return tuple(devices.values())[:MAX_DEVICES]
-
-
-def parse_listed(lines: Sequence[str], machine: str) -> tuple[OfferedDevice, ...]:
-    """The devices in the list of a patched program; `machine` as in Offer."""
+def parse_devices(lines: Sequence[str], machine: str) -> tuple[OfferedDevice, ...]:
+    """The devices in the list of mesh-server; `machine` as in WorkerOffer."""
     devices: dict[str, OfferedDevice] = {}
     for line in lines:
         if (match := _LISTED.match(line)) is None:
@@ -96,19 +74,19 @@ def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[Offere
 
 
 async def list_devices(
-    program: Path, *, ours: bool, machine: str, run_to_end: RunToEnd, log: Path
+    program: Path, *, machine: str, run_to_end: RunToEnd, log: Path
 ) -> tuple[OfferedDevice, ...]:
-    """Ask the program; one of `ours` tells more. Raises MeshdError when it lists nothing."""
+    """Ask mesh-server. Raises MeshdError when it lists nothing."""
     lines: list[str] = []
     ended = await run_to_end(
         ChildSpec(
             name="device list",
-            argv=(str(program), *(("--list-devices",) if ours else ("--device", "?"))),
+            argv=(str(program), "--list-devices"),
             log=log,
             on_line=lines.append,
         )
     )
-    devices = parse_listed(lines, machine) if ours else parse_devices(lines)
+    devices = parse_devices(lines, machine)
     if not devices:
         shown = " | ".join(ended.tail[-3:])
         raise MeshdError(

@@ -13,13 +13,10 @@ MOST_TEXT = 200
 class TrialReport:
     """`see` gets each line of output, whatever else the program or a driver prints between them."""
 
-    def __init__(self, operations: Sequence[str], *, lacking: bool = False) -> None:
-        """`lacking`: a device that says it lacks an operation is unfit, for nobody asks it again."""
+    def __init__(self, operations: Sequence[str]) -> None:
         self._operations = frozenset(operations)
-        self._lacking = lacking
         self._trying = ""
         self._faults: list[str] = []
-        self.lacks: tuple[str, ...] = ()
         self.ended = False
 
     def see(self, line: str) -> bool:
@@ -40,10 +37,8 @@ class TrialReport:
                 self._trying = word
             case "right" | "unknown":
                 pass
-            case "lacks" if self._lacking:
+            case "lacks":
                 self._faults.append(f"it cannot compute {word} ({text})")
-            case "lacks":  # llama-server asks for that itself, for the graphs that it makes
-                self.lacks = (*self.lacks, word)
             case "wrong":
                 error, _, allowed = text.partition(" ")
                 self._faults.append(f"it computes {word} wrong (error {error}, {allowed} is allowed)")

@@ -1,4 +1,4 @@
-"""The worker: lends devices to heads, one rpc-server or mesh-server process for each lease.
+"""The worker: lends devices to heads, one mesh-server process for each lease.
 
 A lease is asked for over a stream of service `lease` and lives as long as that stream; the head's
 connections come as streams of service `rpc` that name the lease. When the head is gone the process is
@@ -9,7 +9,6 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from meshd.base import log
 from meshd.base.errors import (
@@ -34,9 +33,8 @@ from meshd.role.native.devices import pick
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import KnownFiles
 from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
-from meshd.role.worker.lent_server import AgreedLease, LentServer
-from meshd.role.worker.rpc_streams import NO_USE, Lending, LentStreams
-from meshd.role.worker.server_choice import make_server
+from meshd.role.worker.lent_streams import NO_USE, Lending, LentStreams
+from meshd.role.worker.mesh_server import NAME, AgreedLease, MeshServer
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
@@ -106,7 +104,7 @@ class Worker:
         self._listing = Listing(native, run_to_end, paths, machine=options.machine)
         self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
         self._ledger = Ledger(limit=options.memory)
-        self._running: dict[bytes, LentServer] = {}
+        self._running: dict[bytes, MeshServer] = {}
         self._streams = LentStreams(runtime.mesh)
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
@@ -208,9 +206,8 @@ class Worker:
             devices,
             has_model=weights is not None and weights.has_model,
             machine=self._options.machine,
-            push=self._runtime.native.can_push,
-            unfit=unfit if any(unfit) else (),
             lease_id=lease_id,
+            unfit=unfit if any(unfit) else (),
             compressed=self._runtime.tunnels.compressed,
             protocol=self._runtime.native.version.protocol,
         )
@@ -228,15 +225,13 @@ class Worker:
         }
         lease = Lease(lease_id, peer, memory)
         self._ledger = self._ledger.take(lease)
-        on_cpu = all(device.kind == "cpu" for device in devices if device.name in memory)
-        return AgreedLease(lease, tuple(memory), weights, on_cpu)
+        return AgreedLease(lease, tuple(memory), weights)
 
     def _check_version(self, acquire: Acquire) -> None:
         mine = self._runtime.native.version
         if (other := other_protocol(mine.protocol, acquire.protocol)) is not None:
             what = f"the head speaks the native protocol `{acquire.protocol}`, this worker `{mine.protocol}`"
             raise Refused(what, code="native_protocol", hint=other.hint)
-        # a build that the user named has no pin: then the RPC protocol's own HELLO has to find out
         if UNKNOWN_PIN not in (acquire.native_pin, mine.pin) and acquire.native_pin != mine.pin:
             raise Refused(
                 f"the head runs llama.cpp {acquire.native_pin}, this worker {mine.pin}",
@@ -250,15 +245,7 @@ class Worker:
         lease = agreed.lease
         number = self._logs.popleft()  # there is one for each lease: none is shared with a live one
         try:
-            server = make_server(
-                self._runtime,
-                agreed,
-                messages=messages,
-                threads=self._options.threads,
-                outgoing=outgoing,
-                log_number=number,
-                sharers=partial(self._sharers, lease),
-            )
+            server = self._make_server(messages, agreed, outgoing, number)
             lending.server = server
             try:
                 await self._lend(messages, server, lending)
@@ -270,27 +257,35 @@ class Worker:
         finally:
             self._logs.append(number)
 
-    def _sharers(self, lease: Lease) -> int:
-        """How many other leases have work now on a device of this one."""
-        busy = [server.lease for server in self._running.values() if server.is_at_work]
-        return sum(one is not lease and not one.memory.keys().isdisjoint(lease.memory) for one in busy)
+    def _make_server(
+        self, messages: MessageStream, agreed: AgreedLease, outgoing: Outgoing, number: int
+    ) -> MeshServer:
+        try:
+            return MeshServer(
+                self._runtime,
+                agreed,
+                messages=messages,
+                threads=self._options.threads,
+                outgoing=outgoing,
+                log_path=self._runtime.paths.logs / f"{NAME}-{number}.log",
+            )
+        except OSError as error:
+            raise MeshdError(f"cannot start a server: {error.strerror}") from None
 
-    async def _lend(self, messages: MessageStream, server: LentServer, lending: Lending) -> None:
+    async def _lend(self, messages: MessageStream, server: MeshServer, lending: Lending) -> None:
         """From the start of its process to the end of the lease, by either side."""
         try:
             async with Owner() as owner:
-                owner.start(server.child.serve(), name=server.name)
-                owner.start(
-                    server.read_report(self._count_loaded(server.lease)), name=f"{server.name} report"
-                )
+                owner.start(server.child.serve(), name=NAME)
+                owner.start(server.read_report(self._count_loaded(server.lease)), name=f"{NAME} report")
                 released = owner.start(self._until_released(messages, server, owner), name="lease release")
-                ended = owner.start(self._serve_head(messages, server, lending), name=f"{server.name} end")
+                ended = owner.start(self._serve_head(messages, server, lending), name=f"{NAME} end")
                 await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
                 owner.cancel()
         except ExceptionGroup as group:
             raise first_error(group) from None
 
-    async def _serve_head(self, messages: MessageStream, server: LentServer, lending: Lending) -> None:
+    async def _serve_head(self, messages: MessageStream, server: MeshServer, lending: Lending) -> None:
         lease = server.lease
         await server.until_ready(_progress_to(messages))
         self._running[lease.lease_id] = server
@@ -306,7 +301,7 @@ class Worker:
 
         return loaded
 
-    async def _until_released(self, messages: MessageStream, server: LentServer, owner: Owner) -> None:
+    async def _until_released(self, messages: MessageStream, server: MeshServer, owner: Owner) -> None:
         lease, neighbours = server.lease, server.neighbours
         try:
             while True:
@@ -314,12 +309,12 @@ class Worker:
                     case Loaded():
                         server.model_loaded()
                         self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
-                    case Admit() as admitted if neighbours is not None:
+                    case Admit() as admitted:
                         neighbours.admit(admitted)
-                    case Neighbour() as neighbour if neighbours is not None:
+                    case Neighbour() as neighbour:
                         neighbours.take(neighbour)
                         owner.start(neighbours.keep(neighbour), name=f"neighbour {neighbour.number}")
-                    case Introduced() if neighbours is not None:
+                    case Introduced():
                         neighbours.all_named()
                         owner.start(neighbours.settle(), name="neighbours")
                     case _:

@@ -13,7 +13,6 @@ from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.role.native.fd_handover import Outgoing
-from meshd.role.worker.stock_weights import OpenWeights
 from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
 
 _PROGRESS_SECONDS = 2.0
@@ -49,10 +48,6 @@ class Weights:
     def hand_over(self, hand_over: Callable[[bytes], int], outgoing: Outgoing) -> int:
         """A descriptor with the index as text. Raises OSError."""
         return outgoing.add(hand_over(encode_index(self._index, self._descriptors)))
-
-    def open(self) -> OpenWeights:
-        """For a server that reads no index. The caller closes it. Raises OSError."""
-        return OpenWeights(self._index, [os.dup(descriptor) for descriptor in self._descriptors])
 
 
 class KnownFiles:

@@ -1,36 +1,73 @@
-"""The mesh-server of one lease (docs/native-backend.md): one connection with its head, which it ends with.
+"""The mesh-server of one lease (docs/native-backend.md): started for it, watched, ended with it.
 
-It watches itself and says what it does (PROGRESS), so this daemon needs no picture of its work, but ends it
-when it says nothing any more.
+It has one connection with its head, and ends with that. It watches itself and says what it does (PROGRESS),
+so this daemon needs no picture of its work, but ends it when it says nothing any more.
 """
 
+import asyncio
 import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 
-from meshd.base.errors import Refused
+from meshd.base import log
+from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused
 from meshd.base.wakeful_loop import children_may_poll
+from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
-from meshd.role.interface import DescriptorSocket, MeshPrograms, RoleRuntime
+from meshd.role.head.load_report import count_of
+from meshd.role.interface import RoleRuntime
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
-from meshd.role.worker.child_silence import ChildSilence
-from meshd.role.worker.lent_server import AgreedLease, LentServer, OnBroken
-from meshd.role.worker.mesh_neighbours import MeshNeighbours
+from meshd.role.worker.child_silence import LOOK_SECONDS, ChildSilence
+from meshd.role.worker.known_files import Weights
+from meshd.role.worker.leases import Lease
+from meshd.role.worker.push_neighbours import PushNeighbours
 from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_keeping import MeshKeeping
-from meshd.wire.lease import HEAD_ENDED
+from meshd.store.interface import LeaseCache
+from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.lease import HEAD_ENDED, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
+
+PROGRESS_SECONDS = 2.0
+SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
+# None of these comes from somebody else
+CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+NAME = "rpc-server"  # users know the child of a worker by this name
+LOG = log.get("worker")
+
+OnBroken = Callable[[MeshdError], None]
 
 
-class MeshServer(LentServer):
-    """meshd's own program."""
+@dataclass(frozen=True, slots=True)
+class AgreedLease:
+    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment."""
+
+    lease: Lease
+    devices: tuple[str, ...]
+    weights: Weights | None
+
+    @property
+    def lease_cache(self) -> LeaseCache | None:
+        """What is kept of weights that come over the network."""
+        return None if self.weights is None else self.weights.lease_cache
+
+    @property
+    def memory(self) -> list[int]:
+        """Bytes of each device."""
+        return [self.lease.memory[name] for name in self.devices]
+
+
+class MeshServer:
+    """`child` and `read_report` run in tasks of the lease; `close` after them."""
 
     def __init__(
         self,
         runtime: RoleRuntime,
-        programs: MeshPrograms,
         agreed: AgreedLease,
         *,
         messages: MessageStream,
@@ -38,44 +75,50 @@ class MeshServer(LentServer):
         outgoing: Outgoing,
         log_path: Path,
     ) -> None:
-        """`messages` lead to the head. Raises OSError.
-
-        Users know the child of a worker by one name, whichever program it is.
-        """
-        super().__init__("rpc-server", runtime.processes, agreed, outgoing=outgoing, log_path=log_path)
-        self._program = str(programs.server)
+        """`messages` lead to the head, `outgoing` holds the descriptors of the weights. Raises OSError."""
+        self.agreed = agreed
+        self.lease = agreed.lease
+        self._processes = runtime.processes
+        self._program = str(runtime.native.mesh_server)
         self._threads = threads if threads is not None else max(1, (os.cpu_count() or 2) // 2)
         self._join = runtime.tunnels.join
+        self._outgoing = outgoing
+        self._log_path = log_path
         self._silence = ChildSilence()
         self._firewall: MeshFirewall | None = None  # while there is a connection
+        self._loaded_bytes = 0
+        self._missed = 0
+        self._why_failed = ""  # in its own words
         self._end: socket | None = None
-        self._descriptors: DescriptorSocket | None = None
+        self._report = runtime.processes.make_report()
+        outgoing.add(self._report.child_end)
         try:
             self._end, self._child_end = runtime.processes.socket_pair()
             outgoing.add(self._child_end)
             self._descriptors = runtime.processes.make_descriptors()
-            outgoing.add(self._descriptors.child_end)
         except OSError:
-            self.close()
+            self._close_ends()
             raise
-        self._neighbours = MeshNeighbours(
+        outgoing.add(self._descriptors.child_end)
+        self.neighbours = PushNeighbours(
             runtime.mesh, runtime.tunnels, messages, self._descriptors, runtime.processes.socket_pair
         )
-        self.neighbours = self._neighbours
+        self.child = runtime.processes.make_child(self.spec, NAME)
         if (lease_cache := agreed.lease_cache) is not None:
             lease_cache.allow(sum(agreed.memory))
 
+    # Its process.
+
     def spec(self) -> ChildSpec:
-        """See LentServer."""
-        assert self._descriptors is not None
+        """How it is started. Raises OSError."""
         descriptors = command_lines.MeshDescriptors(
             head=self._child_end,
-            weights=self.hand_over_weights(),
+            weights=self._hand_over_weights(),
             neighbours=self._descriptors.child_end,
-            report=self.report.child_end,
+            report=self._report.child_end,
         )
         return ChildSpec(
-            name=self.name,
+            name=NAME,
             argv=command_lines.mesh_server(
                 self._program,
                 devices=self.agreed.devices,
@@ -83,13 +126,67 @@ class MeshServer(LentServer):
                 memory=self.agreed.memory,
                 descriptors=descriptors,
             ),
-            log=self.log_path,
+            log=self._log_path,
             env=command_lines.mesh_server_environment(looks_out=children_may_poll()),
-            hand_over=self.outgoing.give(),
+            hand_over=self._outgoing.give(),
         )
 
+    def _hand_over_weights(self) -> int:
+        """A descriptor of the index, -1 without weights. Raises OSError."""
+        weights = self.agreed.weights
+        return -1 if weights is None else weights.hand_over(self._processes.hand_over, self._outgoing)
+
+    async def until_ready(self, on_progress: Callable[[str], Awaitable[None]]) -> None:
+        """Raises MeshdError when it cannot start."""
+        while True:
+            try:
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    return await self.child.ensure_ready()
+            except TimeoutError:
+                await on_progress(f"starting the {NAME}")
+
+    async def until_ended(self) -> str:
+        """Why it is of no use any more: it ended, or stands still; then it is killed."""
+        status = self.child.status
+        while status.is_up:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    status = await self.child.wait_changed(status)
+            except TimeoutError:
+                if status.pid is not None and (why := self._why_useless(status.pid)):
+                    LOG.warning("rpc_server_killed", peer=self.lease.peer.short, pid=status.pid, why=why)
+                    self.child.kill()
+                    return why
+        return f"{status.reason}: {self._why_failed}" if self._why_failed else status.reason
+
+    def _why_useless(self, pid: int) -> str:
+        if self._processes.is_stopped(pid):
+            return "it is suspended (SIGSTOP), and does not answer"
+        return self._silence.look(self._firewall.answered) if self._firewall is not None else ""
+
+    def code_of_end(self) -> str:
+        """Of Lost, for the end that `until_ended` has seen: it exits with 0 when its head has ended, and with
+        1 after a failure.
+        """
+        if self.child.status.exit_code == 0:
+            return HEAD_ENDED
+        return RPC_SERVER_CRASHED if self.child.status.exit_signal in CRASHES else RPC_SERVER_ENDED
+
+    def close(self) -> None:
+        """The child has ended before."""
+        self.neighbours.close()
+        self._descriptors.close()
+        self._close_ends()
+
+    def _close_ends(self) -> None:
+        self._report.close()
+        if self._end is not None:
+            self._end.close()
+
+    # Its streams.
+
     async def serve_head(self, stream: Stream, on_broken: OnBroken) -> None:
-        """See LentServer: the only one. When it ends the server does."""
+        """Connect the only stream of its head: when it ends the server does. Raises Refused, Broken."""
         if self._end is None:
             raise Refused("this lease has its connection already", code="busy")
         end, self._end = self._end, None
@@ -110,20 +207,40 @@ class MeshServer(LentServer):
             self._firewall = None  # it has nobody to say anything to, and ends by itself
 
     async def serve_neighbour(self, stream: Stream, on_broken: OnBroken) -> None:
-        """See LentServer."""
-        await self._neighbours.serve(stream, on_broken)
+        """Connect a stream of another worker, which its head has introduced. Raises Refused, Broken."""
+        await self.neighbours.serve(stream, on_broken)
 
-    def why_still(self, _pid: int) -> str:
-        """See LentServer."""
-        return self._silence.look(self._firewall.answered) if self._firewall is not None else ""
+    def admits(self, peer: PeerId) -> bool:
+        """Whether another worker may push to it: the head has said so."""
+        return self.neighbours.admits(peer)
 
-    def code_of_end(self) -> str:
-        """See LentServer. mesh-server exits with 0 when its head has ended, and with 1 after a failure."""
-        return HEAD_ENDED if self.child.status.exit_code == 0 else super().code_of_end()
+    @property
+    def push_tunnels(self) -> Sequence[TunnelStatus]:
+        """To other workers, open now."""
+        return self.neighbours.tunnels
 
-    def close(self) -> None:
-        """See LentServer."""
-        super().close()
-        for held in (self._end, self._descriptors):
-            if held is not None:
-                held.close()
+    # What it and its head say of the load.
+
+    def model_loaded(self) -> None:
+        """The head has sent all of its weights, and has a first token."""
+        if (lease_cache := self.agreed.lease_cache) is not None:
+            lease_cache.done()
+
+    async def read_report(self, loaded: Callable[[int], None]) -> None:
+        """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""
+        while True:
+            try:
+                line = await self._report.line()
+            except (EndOfStream, Closed, Broken):
+                return
+            match line.split(" "):
+                case ["loaded", _count, size] if (count := count_of(size)) is not None:
+                    self._loaded_bytes += count
+                    LOG.info("weights_loaded", peer=self.lease.peer.short, bytes=count)
+                    loaded(self._loaded_bytes)
+                case ["failed", *why]:
+                    self._why_failed = " ".join(why)  # it ends, and says so before
+                case ["miss", reason, *name]:
+                    self._missed += 1
+                    if self._missed <= SHOWN_MISSES:
+                        LOG.warning("weight_missed", tensor=" ".join(name), why=reason)

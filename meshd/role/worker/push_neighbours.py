@@ -1,35 +1,32 @@
-"""The neighbours of one lease: who may push to its server, and to whom it may push.
+"""The neighbours of one lease: the workers whose servers push to its own, and it to theirs.
 
 Introduced by the head of the lease, which has leased both. A neighbour is a member of the mesh and the lease
-that it has granted: no address comes from anybody. Whether it takes streams of ours is asked first, by a
+that it has granted: no address comes from anybody. Of two workers one opens the stream, as the head says
+(docs/native-protocol.md); results go both ways on it. Whether the other one takes it is asked first, by a
 stream that stays open: a session that is made for this is kept for as long as both leases live.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from socket import socket
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
-from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused, RemoteProtocolError
-from meshd.base.peer_limits import NEIGHBOURS
+from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.role.interface import Orders, Tunnel, TunnelClient, TunnelRequest, Tunnels
-from meshd.role.native import command_lines
-from meshd.rpc.hang_detector import Watch
-from meshd.rpc.protocol import PEER_SERVED, SECRET_BYTES
-from meshd.rpc.push_firewall import Vouched
+from meshd.role.interface import DescriptorSocket, Tunnel, TunnelRequest, Tunnels
+from meshd.role.worker.neighbour_arrivals import NeighbourArrivals
+from meshd.rpc.mesh_push_firewall import MeshPushFilter
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Admit, Neighbour, Reached
 
-MAX_NEIGHBOURS = NEIGHBOURS.most
-REACH_SECONDS = 8.0  # until a session with it is there; the head's RPC waits 10 s for the answer
+REACH_SECONDS = 8.0  # until a session with it is there
+SETTLE_SECONDS = REACH_SECONDS + 4.0  # those that open the stream may have been told a little later
 GONE_SECONDS = 20.0  # without a session for so long, though both wanted one: it is not waited for as long
 GONE_REACH_SECONDS = 1.0
 _RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
@@ -37,41 +34,27 @@ ASK = "ask"  # in the metadata of a stream: whether others would be taken
 LOG = log.get("worker")
 
 
-class PushNeighbours(ABC):
-    """`keep` runs in tasks of the lease. `messages` lead to its head."""
+class PushNeighbours:
+    """`keep` and `settle` run in tasks of the lease.
 
-    def __init__(self, mesh: Mesh, tunnels: Tunnels, messages: MessageStream) -> None:
+    `messages` lead to its head, `descriptors` to its server.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        tunnels: Tunnels,
+        messages: MessageStream,
+        descriptors: DescriptorSocket,
+        socket_pair: Callable[[], tuple[socket, int]],
+    ) -> None:
         self._mesh = mesh
         self._tunnels = tunnels
         self._messages = messages
-        self._known: set[int] = set()
+        self._arrivals = NeighbourArrivals(descriptors, socket_pair, seconds=SETTLE_SECONDS)
+        self._numbers: dict[PeerId, int] = {}  # of those that open the stream
         self._open: list[Tunnel] = []
-        self._admitted: set[PeerId] = set()
         self._over = asyncio.Event()
-
-    # What differs from protocol to protocol.
-
-    @abstractmethod
-    def open(self, peer: PeerId, neighbour: Neighbour) -> AbstractContextManager[Tunnel]:
-        """A tunnel to it, until the block is left. Raises MeshdError."""
-
-    @abstractmethod
-    def reached(self, number: int, tunnel: Tunnel) -> None:
-        """The server may push through this tunnel, which is served."""
-
-    @abstractmethod
-    def unreachable(self, number: int) -> None:
-        """There is no way to it, or none any more."""
-
-    @abstractmethod
-    def all_named(self) -> None:
-        """The head names no more of them: `settle` is to be run. Raises RemoteProtocolError."""
-
-    @abstractmethod
-    async def settle(self) -> None:
-        """Until it is known of each whether there is a way to it."""
-
-    # What all have.
 
     @property
     def tunnels(self) -> Sequence[TunnelStatus]:
@@ -79,25 +62,33 @@ class PushNeighbours(ABC):
         return [tunnel.status for tunnel in self._open]
 
     def admit(self, admitted: Admit) -> None:
-        """It may push to this lease's server from now on. Raises RemoteProtocolError."""
-        self._admitted.add(PeerId(admitted.peer))
-        if len(self._admitted) > MAX_NEIGHBOURS:
-            raise RemoteProtocolError(f"lease: more than {MAX_NEIGHBOURS} neighbours", code="lease")
+        """It opens the stream, and may from now on. Raises RemoteProtocolError."""
+        self._arrivals.name(admitted.number)
+        self._numbers[PeerId(admitted.peer)] = admitted.number
 
     def admits(self, peer: PeerId) -> bool:
         """Whether the head said so."""
-        return peer in self._admitted
+        return peer in self._numbers
 
     def take(self, neighbour: Neighbour) -> None:
         """It is to be kept. Raises RemoteProtocolError."""
-        if neighbour.number in self._known or len(self._known) >= MAX_NEIGHBOURS:
-            raise RemoteProtocolError(
-                "lease: a neighbour was named twice, or there are too many", code="lease"
-            )
-        self._known.add(neighbour.number)
+        self._arrivals.name(neighbour.number)
+
+    def all_named(self) -> None:
+        """The head names no more of them: `settle` is to be run. Raises RemoteProtocolError."""
+        self._arrivals.all_named()
+
+    async def settle(self) -> None:
+        """The server is told that these are all, once it is known of each whether there is a way to it."""
+        late = await self._arrivals.settle()
+        for peer, number in self._numbers.items():
+            if number in late:
+                LOG.info("push_no_way", peer=peer.short, why=f"silent for {SETTLE_SECONDS:.0f} s")
+
+    # Those to which we open the stream.
 
     async def keep(self, neighbour: Neighbour) -> None:
-        """Open a tunnel to it, tell the rpc-server and the head, and keep it until it or the lease ends."""
+        """Open a tunnel to it, tell the server and the head, and keep it until it or the lease ends."""
         peer, number = PeerId(neighbour.peer), neighbour.number
         try:
             asked = await self._ask(peer, neighbour.lease_id)
@@ -138,37 +129,51 @@ class PushNeighbours(ABC):
 
     async def _none(self, peer: PeerId, number: int, why: str) -> None:
         LOG.info("push_no_way", peer=peer.short, why=why)
-        self.unreachable(number)
+        self._arrivals.not_coming(number)
         await self._messages.send(Reached(number, why).encode())
 
     async def _lead(self, peer: PeerId, neighbour: Neighbour, asked: Stream) -> None:
         number = neighbour.number
-        with ExitStack() as stack:
-            try:
-                tunnel = stack.enter_context(self.open(peer, neighbour))
-            except MeshdError as error:
-                await self._none(peer, number, error.what)
-                return
-            self._open.append(tunnel)
-            try:
-                async with Owner() as owner:
-                    owner.start(tunnel.serve(), name=f"push {peer.short}")
-                    self.reached(number, tunnel)
-                    await self._messages.send(Reached(number, "").encode())
-                    LOG.info("push_way", peer=peer.short)
-                    await _until_ended(asked)
-                    owner.cancel()
-            finally:
-                tunnel.close()
-                self._open.remove(tunnel)
-                self.unreachable(number)
+        try:
+            ours, theirs = self._arrivals.new_pair()
+        except MeshdError as error:
+            await self._none(peer, number, error.what)
+            return
+        tunnel = self._tunnel(peer, neighbour, ours)
+        self._open.append(tunnel)
+        try:
+            async with Owner() as owner:
+                owner.start(tunnel.serve(), name=f"push {peer.short}")
+                self._arrivals.come(number, theirs)
+                await self._messages.send(Reached(number, "").encode())
+                LOG.info("push_way", peer=peer.short)
+                await _until_ended(asked)
+                owner.cancel()
+        finally:
+            tunnel.close()
+            self._open.remove(tunnel)
 
-    # The other direction.
+    def _tunnel(self, peer: PeerId, neighbour: Neighbour, end: socket) -> Tunnel:
+        return self._tunnels.open(
+            TunnelRequest(
+                peer=peer,
+                service=PUSH_SERVICE,
+                metadata={"lease": neighbour.lease_id},
+                end=end,
+                endpoint=str(neighbour.number),
+                inspector=MeshPushFilter(),
+                on_broken=partial(_push_broken, peer),
+                compressed=neighbour.compressed,
+                always=neighbour.always,
+            )
+        )
+
+    # Those that open it.
 
     async def answer(self, asked: Stream) -> None:
         """To a neighbour that asks whether its streams are taken: yes, until its stream or the lease ends.
 
-        Then until both halves are closed; rpc_streams.py does not wait for ever.
+        Then until both halves are closed; lent_streams.py does not wait for ever.
         """
         async with Owner() as owner:
             ended = owner.start(_until_ended(asked), name="neighbour asks")
@@ -178,67 +183,22 @@ class PushNeighbours(ABC):
             await asyncio.wait([ended])
             owner.cancel()
 
+    async def serve(self, stream: Stream, on_broken: Callable[[MeshdError], None]) -> None:
+        """Connect a stream of an admitted neighbour with the server. Raises Refused, Broken."""
+        number = self._numbers.get(stream.peer)
+        if number is None or not self._arrivals.awaits(number):
+            raise Refused("this lease does not wait for a stream of this member", code="late")
+        ours, theirs = self._arrivals.new_pair()
+        self._arrivals.come(number, theirs)
+        await self._tunnels.join(stream, ours, inspector=MeshPushFilter(), on_broken=on_broken)
+
     def close(self) -> None:
         """The lease is over."""
-        self._admitted.clear()
+        self._numbers.clear()
         self._over.set()
 
 
-class RpcNeighbours(PushNeighbours):
-    """Of a patched rpc-server: told where it reaches them by `orders`, and seen by `watch`."""
-
-    def __init__(
-        self, mesh: Mesh, tunnels: Tunnels, messages: MessageStream, orders: Orders, watch: Watch
-    ) -> None:
-        super().__init__(mesh, tunnels, messages)
-        self._orders = orders
-        self._watch = watch
-        self._secrets: dict[int, bytes] = {}
-
-    @contextmanager
-    def open(self, peer: PeerId, neighbour: Neighbour) -> Iterator[Tunnel]:
-        """See PushNeighbours."""
-        secret = self._secrets[neighbour.number] = self._tunnels.random(SECRET_BYTES)
-        outward = self._watch.neighbour()
-        try:
-            yield self._tunnels.open(
-                TunnelRequest(
-                    peer=peer,
-                    service=PUSH_SERVICE,
-                    metadata={"lease": neighbour.lease_id},
-                    client=TunnelClient(secret),
-                    on_broken=partial(push_broken, peer),
-                    compressed=neighbour.compressed,
-                    always=neighbour.always,
-                    watch=lambda: nullcontext(Vouched(outward)),  # there is one connection
-                    greeting=PEER_SERVED,  # it has taken our question for this lease
-                )
-            )
-        finally:
-            self._watch.close_neighbour(outward)
-
-    def reached(self, number: int, tunnel: Tunnel) -> None:
-        """See PushNeighbours."""
-        self._order(command_lines.neighbour_reached(number, tunnel.endpoint, self._secrets[number]))
-
-    def unreachable(self, number: int) -> None:
-        """See PushNeighbours."""
-        self._order(command_lines.neighbour_unreachable(number))
-
-    def all_named(self) -> None:
-        """See PushNeighbours."""
-
-    async def settle(self) -> None:
-        """See PushNeighbours: an rpc-server waits for nothing."""
-
-    def _order(self, line: str) -> None:
-        try:
-            self._orders.say(line)
-        except (Broken, Closed) as error:  # the lease ends with its rpc-server
-            LOG.debug("push_untold", why=error.what)
-
-
-def push_broken(peer: PeerId, error: MeshdError) -> None:
+def _push_broken(peer: PeerId, error: MeshdError) -> None:
     """For a tunnel to a neighbour."""
     LOG.warning("push_broken", peer=peer.short, why=error.what)
 

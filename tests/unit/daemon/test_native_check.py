@@ -1,163 +1,103 @@
-"""Binaries that the user names, played by scripts: faults are reported at the start."""
+"""Programs for the mesh protocol that the user names are asked what they are."""
 
-import asyncio
-import sys
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.daemon.native_check import check_native
+from meshd.daemon.mesh_check import LlamaVersion, check_mesh, parse_version
 from meshd.role.interface import NativeBuild
-from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run
-
-UNKNOWN = NativeVersion("7.0.0", "unknown", "stock", "unknown")
-SERVER = """
-import socket, sys
-def main(argv):
-    listener = socket.create_server((argv[argv.index("--host") + 1], int(argv[argv.index("--port") + 1])))
-    while True:
-        client, _ = listener.accept()
-        with client:
-            if client.recv(33, socket.MSG_WAITALL):
-                client.sendall(ANSWER)
-"""
-LISTS = "import sys; print('Available devices:', '  RPC0: a device', sep=chr(10))"
-REPORTS = (
-    f"import os; os.write(int(os.environ['GGML_RPC_REPORT_FD']), b'worker 127.0.0.1:1 patched\\n')\n{LISTS}"
-)
-STAMPED = NativeVersion("7.0.0", "0c1e57098", "cdd189b23d80", "cpu")
+from tests.unit.daemon.mesh_programs import PIN, described, named_programs, says
 
 
-def _script(path: Path, text: str) -> Path:
-    path.write_text(f"#!{sys.executable}\n{text}\n")
-    path.chmod(0o700)
-    return path
-
-
-def _answers(answer: bytes) -> str:
-    return f"{SERVER}\nANSWER = {answer!r}\nmain(sys.argv)"
-
-
-def _hello(major: int, minor: int, caps: bytes = bytes(24)) -> bytes:
-    return (28).to_bytes(8, "little") + bytes((major, minor, 2, 0)) + caps
-
-
-PATCHED = bytes(20) + b"MD\x3f\0"
-
-
-def _check(
-    folder: Path,
-    server: str,
-    head: str | None = LISTS,
-    *,
-    patched: bool = False,
-    version: NativeVersion = UNKNOWN,
-) -> NativeBuild:
-    native = NativeBuild(
-        _script(folder / "ggml-rpc-server", server),
-        _script(folder / "llama-server", head or ""),
-        patched=patched,
-        version=version,
-    )
-    return run(check_native(native, protocol="7.1.0", logs=folder, head=head is not None))
-
-
-@pytest.mark.parametrize("minor", [0, 1])
-def test_a_build_that_can_take_part_tells_its_protocol(tmp_path: Path, minor: int) -> None:
-    assert _check(tmp_path, _answers(_hello(7, minor))).version.rpc == f"7.{minor}.2"
-
-
-def test_a_worker_needs_no_llama_server(tmp_path: Path) -> None:
-    assert _check(tmp_path, _answers(_hello(7, 0)), head=None).version.rpc == "7.0.2"
-
-
-@pytest.mark.parametrize("head", [REPORTS, None], ids=["head", "worker"])
-def test_programs_without_a_stamp_say_that_they_have_patches(tmp_path: Path, head: str | None) -> None:
-    native = _check(tmp_path, _answers(_hello(7, 0, PATCHED)), head=head)
-    assert native.patched
-    assert native.version.patches == "unknown"
-
-
-def test_what_the_programs_say_counts_and_a_stamp_tells_which_patches(tmp_path: Path) -> None:
-    native = _check(tmp_path, _answers(_hello(7, 0, PATCHED)), REPORTS, patched=True, version=STAMPED)
-    assert native.patched
-    assert native.version.patches == STAMPED.patches
-    native = _check(tmp_path, _answers(_hello(7, 0)), patched=True, version=STAMPED)
-    assert not native.patched
-    assert native.version.patches == "stock"
+def _check(native: NativeBuild, logs: Path, *, head: bool = True) -> NativeBuild:
+    assert native.mesh is not None
+    return run(check_mesh(native, native.mesh, pin=PIN, logs=logs, head=head))
 
 
 @pytest.mark.parametrize(
-    ("caps", "head", "with_patches", "without"),
+    ("line", "version"),
     [
-        (PATCHED, LISTS, "ggml-rpc-server", "llama-server"),
-        (bytes(24), REPORTS, "llama-server", "ggml-rpc-server"),
+        ("version: 0.5.0-dev (build 0, commit unknown)", LlamaVersion("0.5.0-dev", "unknown")),
+        ("version: 0.5.0 (build 8123, commit 0c1e57098)", LlamaVersion("0.5.0", "0c1e57098")),
+        ("version: 5123 (0c1e5709)", LlamaVersion("5123", "0c1e5709")),
+        ("version: 0 (unknown)", LlamaVersion("0", "unknown")),
+        ("version: 0.5.0 (build 1, commit v0.5.0)", LlamaVersion("0.5.0", "unknown")),
+        ("llama-server 5", None),
     ],
-    ids=["stock head", "stock worker"],
 )
-def test_programs_of_two_builds_are_not_used_together(
-    tmp_path: Path, caps: bytes, head: str, with_patches: str, without: str
-) -> None:
-    with pytest.raises(UserError) as caught:
-        _check(tmp_path, _answers(_hello(7, 0, caps)), head)
-    assert f"{with_patches}` has meshd's patches" in caught.value.what
-    assert f"{without}` does not" in caught.value.what
-    assert "a single build" in (caught.value.hint or "")
+def test_what_llama_server_says(line: str, version: LlamaVersion | None) -> None:
+    assert parse_version(["some log line", line, "built with GNU"]) == version
 
 
 @pytest.mark.parametrize(
-    ("server", "what"),
+    ("version", "host", "pin"),
     [
-        (_answers(_hello(6, 0)), "speaks RPC protocol 6.0.2, this meshd speaks 7.1.0"),
-        (_answers(_hello(7, 2)), "speaks RPC protocol 7.2.2, this meshd speaks 7.1.0"),
-        (_answers(b"HTTP/1.1 400 Bad Request"), "does not answer HELLO"),
-        (_answers((3).to_bytes(8, "little") + b"123"), "does not answer HELLO"),
-        (_answers(b""), "does not answer HELLO"),
-        ("raise SystemExit('libggml-rpc.so is not there')", "libggml-rpc.so is not there"),
+        (says(PIN.release, PIN.commit[:7]), "unknown", PIN.commit),
+        (says(commit=PIN.commit), PIN.version, PIN.commit),
+        (f"version: 8123 ({PIN.commit[:9]})", "unknown", PIN.commit),
+        (says(), PIN.version, "unknown"),
+        (says(PIN.release), "unknown", "unknown"),
     ],
-    ids=["older", "newer", "another protocol", "short", "silent", "broken"],
+    ids=["release", "shared", "older words", "shared without git", "static without git"],
 )
-def test_an_rpc_server_that_cannot_take_part(tmp_path: Path, server: str, what: str) -> None:
+def test_a_llama_server_of_that_release_is_used(tmp_path: Path, version: str, host: str, pin: str) -> None:
+    native = _check(named_programs(tmp_path, version=version, host=host), tmp_path)
+    assert native.version.pin == pin
+
+
+@pytest.mark.parametrize(
+    ("version", "host", "what"),
+    [
+        (says(commit="abcdef123"), "unknown", "is llama.cpp 0.5.0-dev (commit abcdef123)"),
+        (says("0.1.0-dev"), "unknown", "is llama.cpp 0.1.0-dev (commit unknown)"),
+        ("version: 0 (unknown)", "unknown", "is llama.cpp 0 (commit unknown)"),
+        ("error: unknown argument", "unknown", "does not say which llama.cpp it is: error"),
+        (says(), "0.20.0", f"has ggml 0.20.0, meshd's module is for {PIN.version}"),
+        (says(), "", "does not load meshd's module"),
+    ],
+    ids=["commit", "release", "before releases", "no version", "its ggml", "no module"],
+)
+def test_another_llama_server_is_refused(tmp_path: Path, version: str, host: str, what: str) -> None:
+    native = named_programs(tmp_path, version=version, host=host)
     with pytest.raises(UserError) as caught:
-        _check(tmp_path, server)
+        _check(native, tmp_path)
+    assert str(native.llama_server) in caught.value.what
     assert what in caught.value.what
-    assert str(tmp_path / "ggml-rpc-server") in caught.value.what
-    assert "-DGGML_RPC=ON" in (caught.value.hint or "")
+    assert "omit --native-bin" in (caught.value.hint or "")
+    assert _check(native, tmp_path, head=False).llama_server == native.llama_server, "of no use there"
 
 
 @pytest.mark.parametrize(
-    ("says", "what"),
+    ("text", "what"),
     [
-        ("print('error: invalid argument: --rpc'); raise SystemExit(1)", "was built without RPC"),
-        (
-            "raise SystemExit('error while handling argument \"--rpc\": RPC not supported in this build')",
-            "was built without RPC",
-        ),
-        ("print('Available devices:')", "was built without RPC"),
-        ("raise SystemExit('RPC server version mismatch: 7.0.2')", "different version of the RPC protocol"),
-        ("raise SystemExit('no such library')", "cannot list devices (exit code 1); last lines: no such"),
+        (described(protocol=1), "does not speak version"),
+        (described(ggml="0.20.0"), "was made for ggml 0.20.0"),
+        ("Segmentation fault", "Segmentation fault"),
+        ("[1]", "does not speak version"),
     ],
-    ids=["option unknown", "not supported", "no device", "other version", "broken"],
 )
-def test_a_llama_server_that_cannot_use_workers(tmp_path: Path, says: str, what: str) -> None:
+@pytest.mark.parametrize("which", ["server", "module"])
+def test_programs_of_ours_that_are_others(tmp_path: Path, which: str, text: str, what: str) -> None:
+    server, module = (text if one == which else None for one in ("server", "module"))
+    native = named_programs(tmp_path, version=says(), server=server, module=module)
     with pytest.raises(UserError) as caught:
-        _check(tmp_path, _answers(_hello(7, 0)), head=says)
+        _check(native, tmp_path)
+    named = tmp_path / ("mesh-server" if which == "server" else "libggml-mesh.so")
+    assert f"`{named}`" in caught.value.what
     assert what in caught.value.what
-    assert str(tmp_path / "llama-server") in caught.value.what
-    assert "meshd native build" in (caught.value.hint or "")
+    assert "run `meshd native build`" in (caught.value.hint or "")
 
 
-def test_nothing_is_left_running(tmp_path: Path) -> None:
-    async def main() -> None:
-        before = {task.get_name() for task in asyncio.all_tasks()}
-        native = NativeBuild(
-            _script(tmp_path / "ggml-rpc-server", _answers(_hello(6, 0))), Path("none"), False, UNKNOWN
-        )
-        with pytest.raises(UserError):
-            await check_native(native, protocol="7.0.0", logs=tmp_path, head=True)
-        assert {task.get_name() for task in asyncio.all_tasks()} == before
+def test_a_worker_asks_its_own_program_alone(tmp_path: Path) -> None:
+    native = named_programs(tmp_path, version="none", module="none")
+    assert _check(native, tmp_path, head=False).version.pin == PIN.commit
 
-    run(main())
-    assert not list(tmp_path.glob("*.pid"))
+
+@pytest.mark.parametrize("program", ["mesh-server", "llama-server"])
+def test_a_program_that_fails(tmp_path: Path, program: str) -> None:
+    native = named_programs(tmp_path, version=says())
+    (tmp_path / program).write_text("#!/bin/sh\necho no such library\nexit 3\n")
+    with pytest.raises(UserError, match=r"failed \(exit code 3\): no such library"):
+        _check(native, tmp_path)

@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, before_error, exact_tokens
+from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, exact_tokens
 
 LINE_ENDS = ("\n", "\r\n", "\r")
 
@@ -114,15 +114,6 @@ def test_generated_text_cannot_pass_for_a_number(text: str) -> None:
 @pytest.mark.parametrize("name", ["completion_tokens", "output_tokens", "predicted_n", "tokens_predicted"])
 def test_every_name_of_the_exact_number_is_known(name: str) -> None:
     assert exact_tokens(json.dumps({"usage": {name: 12, f"{name}_details": 99}}).encode()) == 12
-
-
-def test_what_stands_before_an_error_event_is_cut_off() -> None:
-    text, error = chat({"content": "lost"}), data({"error": {"code": 500, "message": "lost"}})
-    assert before_error(text + error, "lost") == text
-    assert before_error(error, "lost") == b""
-    assert before_error(b"event: error\n" + data({"code": 500, "message": "lost"}), "lost") == b""
-    for other in (text, data({"error": {"message": "lost it"}}), data(["lost"]), b'data: {"lost"\n\n'):
-        assert before_error(other, "lost") is None
 
 
 @given(st.binary())

@@ -15,12 +15,12 @@ from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.store.interface import ContentStore
 from meshd.wire.lease import Acquire, Grant, LeaseMessage, Reserve, WorkerOffer, decode
 
-from tests.unit.role.fake_mesh import FakeMesh, Net
+from tests.unit.role.fake_mesh import NATIVE, FakeMesh, Net
 from tests.unit.role.rig import Bench
 from tests.unit.role.stubs import FakeFile
 
 MIB = 1 << 20
-ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", "patches")
+ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", protocol=NATIVE.protocol)
 
 
 class Scene:
@@ -58,13 +58,13 @@ class Call:
         async with asyncio.timeout(100):
             return decode(await self.messages.receive())
 
-    async def offer(self, protocol: str = "rpc") -> WorkerOffer:
+    async def offer(self, protocol: str = NATIVE.protocol) -> WorkerOffer:
         await self.says(replace(ACQUIRE, protocol=protocol))
         answer = await self.hears()
         assert isinstance(answer, WorkerOffer), answer
         return answer
 
-    async def lease(self, mib: int = 100, *, protocol: str = "rpc") -> Grant:
+    async def lease(self, mib: int = 100, *, protocol: str = NATIVE.protocol) -> Grant:
         await self.offer(protocol)
         await self.says(Reserve((mib * MIB,)))
         answer = await self.hears()
@@ -92,13 +92,11 @@ async def scene(
     memory: int | None = None,
     threads: int | None = None,
     file: FakeFile | None = None,
-    patched: bool = True,
-    mesh_programs: bool = False,
     store: ContentStore | None = None,
 ) -> AsyncIterator[Scene]:
     async with Owner() as owner:
         net = Net(owner)
-        bench = Bench(net.mesh("worker"), folder, patched=patched, mesh_programs=mesh_programs)
+        bench = Bench(net.mesh("worker"), folder)
         options = WorkerOptions(memory=memory, threads=threads, machine="m")
         worker = Worker(bench.runtime, [file] if file else [], options, store)
         await worker.prepare()

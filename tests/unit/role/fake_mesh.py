@@ -15,7 +15,7 @@ from meshd.wire.native import NativeVersion
 from tests.unit.identity.cast import MESH, WORKER_CHAIN
 from tests.unit.tunnel.far import streams
 
-NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+NATIVE = NativeVersion("mesh 4", "pin", "sources", "cpu")
 
 
 class FakeMesh:

@@ -31,7 +31,6 @@ class StubChild(Child):
         self._ready_at = 0.0  # once it was asked for: who asks again does not wait anew
         self.ended = False
         self.killed = False
-        self.told = b""
 
     @property
     def status(self) -> ChildStatus:
@@ -74,18 +73,6 @@ class StubChild(Child):
         assert self.spec is not None
         os.write(self.report_end, line.encode() + b"\n")
 
-    def orders(self) -> list[str]:
-        """What an rpc-server was told so far, over the descriptor that its command line names."""
-        assert self.spec is not None
-        argv = list(self.spec.argv)
-        end = int(argv[argv.index("--peers-fd") + 1])
-        os.set_blocking(end, False)
-        try:
-            self.told += os.read(end, 1 << 16)
-        except BlockingIOError:
-            pass  # nothing new
-        return self.told.decode().splitlines()
-
     @property
     def report_end(self) -> int:
         """The descriptor that its command line or environment names for reports."""
@@ -93,8 +80,7 @@ class StubChild(Child):
         argv = list(self.spec.argv)
         if "--report-fd" in argv:
             return int(argv[argv.index("--report-fd") + 1])
-        env = self.spec.env
-        return int(env["GGML_MESH_REPORT_FD" if "GGML_MESH_REPORT_FD" in env else "GGML_RPC_REPORT_FD"])
+        return int(self.spec.env["GGML_MESH_REPORT_FD"])
 
     def die(self, reason: str, *, code: int | None = None, signal: int | None = None) -> None:
         """As a process that ends by itself."""
@@ -117,14 +103,9 @@ class StubChild(Child):
 class StubTunnel:
     """A tunnel that carries nothing."""
 
-    made = 0
-
     def __init__(self, asked: TunnelRequest) -> None:
-        StubTunnel.made += 1
         self.asked = asked
-        self.endpoint = f"127.0.0.1:{10_000 + StubTunnel.made % 50_000}"
-        if asked.client.joined is not None:
-            self.endpoint = asked.endpoint
+        self.endpoint = asked.endpoint
         self.closed = False
         self.sent = 0
 
@@ -137,8 +118,7 @@ class StubTunnel:
 
     def close(self) -> None:
         self.closed = True
-        if self.asked.client.joined is not None:
-            self.asked.client.joined.close()
+        self.asked.end.close()
 
 
 class FakeFile:

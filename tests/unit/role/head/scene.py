@@ -35,8 +35,6 @@ class Scene:
         self,
         *,
         file: FakeFile | None = None,
-        patched: bool = True,
-        mesh_programs: bool = False,
         compressed: int = COMPRESSED_VERSION,
         always_compressed: bool = False,
     ) -> None:
@@ -46,8 +44,6 @@ class Scene:
         self.bench = Bench(
             mesh,
             self.folder,
-            patched=patched,
-            mesh_programs=mesh_programs,
             compressed=compressed,
             always_compressed=always_compressed,
         )
@@ -59,16 +55,12 @@ class Scene:
         *,
         pin: str = "pin",
         there: bool = True,
-        patched: bool = True,
-        mesh_programs: bool = False,
         compressed: int = COMPRESSED_VERSION,
     ) -> FakeMesh:
         mesh = self.net.mesh(name)
         bench = self.workers[name] = Bench(
             mesh,
             self.folder,
-            patched=patched,
-            mesh_programs=mesh_programs,
             version=replace(NATIVE, pin=pin),
             compressed=compressed,
         )

@@ -32,9 +32,9 @@ async def mesh_scene(
     folder: Path, *, push: bool = True, least: int = 2, rpc: tuple[str, ...] = ()
 ) -> AsyncIterator[Scene]:
     async with scene(folder, min_workers=least, devices=("none",), push=push, rpc=rpc) as it:
-        it.head(mesh_programs=True)
+        it.head()
         for name in NAMES:
-            it.worker(name, mesh_programs=True)
+            it.worker(name)
         yield it
 
 
@@ -263,11 +263,11 @@ def test_the_last_word_of_a_llama_server_that_has_ended_is_read(tmp_path: Path) 
 def test_a_worker_of_another_protocol_is_left_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path, min_workers=1) as it:
-            it.head(mesh_programs=True)
+            it.head()
             it.worker("rpc")
             it.start()
             await it.until(ModelState.WAITING, "speaks the native protocol `rpc`, this node `mesh 2`")
-            it.worker("mesh", mesh_programs=True)
+            it.worker("mesh")
             await it.until(ModelState.READY)
             assert {part.node for part in split_of(it) if part.layers} <= {"mesh", "head"}
 
@@ -282,7 +282,7 @@ def test_a_worker_of_an_earlier_version_is_left_out_by_its_offer(
 
     async def main() -> None:
         async with scene(tmp_path, min_workers=1) as it:
-            it.head(mesh_programs=True)
+            it.head()
             it.worker("old").native = it.bench.mesh.native
             it.start()
             await it.until(ModelState.WAITING, "old speaks the native protocol `rpc`, this node `mesh 2`")

@@ -79,7 +79,7 @@ def test_a_mesh_server_tries_devices_and_what_they_lack_is_a_failure(tmp_path: P
     async def main() -> None:
         async with stage(tmp_path) as it:
             ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"), "7.0.0")
-            native = replace(it.bench.runtime.native, patched=False, mesh=ours)
+            native = replace(it.bench.runtime.native, mesh=ours)
             it.bench.trial_lines = ["trying rms_norm:64", "lacks rms_norm:64 RMS_NORM", "tried 2"]
             tried = device_trials(it.bench, tmp_path, native=native)
             assert await tried.unfit([GPU], WORDS, silent) == ("it cannot compute rms_norm:64 (RMS_NORM)",)
@@ -92,7 +92,7 @@ def test_a_mesh_server_tries_devices_and_what_they_lack_is_a_failure(tmp_path: P
 def test_a_stock_program_is_not_asked(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
-            native = replace(it.bench.runtime.native, patched=False)
+            native = replace(it.bench.runtime.native)
             assert await device_trials(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
             assert it.bench.trials == []
 

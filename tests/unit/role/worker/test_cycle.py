@@ -107,7 +107,7 @@ class OpenFile(FakeFile):
 
 def test_a_stock_server_gets_no_descriptors_and_its_tunnel_the_weights(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, file=OpenFile(file.fileno()), patched=False) as it:
+        async with scene(tmp_path, file=OpenFile(file.fileno())) as it:
             call = it.call()
             grant = await call.lease(300)
             (child,) = it.bench.children

@@ -166,7 +166,7 @@ def test_a_lease_that_is_not_made_leaves_no_lease_cache(tmp_path: Path, store: F
 
 def test_a_stock_server_gets_what_is_kept_through_its_tunnel(tmp_path: Path, store: FakeStore) -> None:
     async def main() -> None:
-        async with scene(tmp_path, store=store, patched=False) as it:
+        async with scene(tmp_path, store=store) as it:
             call = it.call()
             grant = await call.lease(300)
             call.rpc(grant)
@@ -227,7 +227,7 @@ def test_of_many_misses_only_the_first_are_in_the_log(
 
 def test_what_comes_in_the_mesh_protocol_is_kept_too(tmp_path: Path, store: FakeStore) -> None:
     async def main() -> None:
-        async with scene(tmp_path, store=store, mesh_programs=True) as it:
+        async with scene(tmp_path, store=store) as it:
             call = it.call()
             grant = await call.lease(protocol=SPEAKS_MESH)
             [lease_cache] = store.lease_caches

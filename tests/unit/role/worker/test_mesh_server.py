@@ -83,7 +83,7 @@ class Server:
 @asynccontextmanager
 async def lent(folder: Path) -> AsyncIterator[tuple[Scene, Call, Grant, Server]]:
     """A worker with one lease."""
-    async with scene(folder, mesh_programs=True) as it:
+    async with scene(folder) as it:
         call = it.call()
         grant = await call.lease(protocol=SPEAKS_MESH)
         server = Server(it.bench.children[0])
@@ -145,7 +145,7 @@ def test_what_the_server_reports_of_its_end_is_told(tmp_path: Path) -> None:
 
 def test_a_lease_for_which_no_descriptor_is_free_is_refused_and_leaks_none(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, mesh_programs=True) as it:
+        async with scene(tmp_path) as it:
             it.bench.pairs_left = 0
             call = it.call()
             await call.offer(SPEAKS_MESH)

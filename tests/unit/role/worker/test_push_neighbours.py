@@ -273,7 +273,7 @@ def test_a_head_that_tells_too_much_is_reset(tmp_path: Path, how: str) -> None:
 
 def test_a_stock_server_has_no_neighbours(tmp_path: Path) -> None:
     async def main() -> None:
-        async with scene(tmp_path, patched=False) as it:
+        async with scene(tmp_path) as it:
             other, call = Other(it), it.call()
             assert not (await call.offer()).push
             call = it.call()

@@ -13,7 +13,7 @@ from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
 from meshd.peer.interface import Mesh, MetadataValue, Stream
-from meshd.role.worker.lent_server import LentServer
+from meshd.role.worker.mesh_server import MeshServer
 from meshd.role.worker.push_neighbours import ASK
 from meshd.wire.lease import PUSH_SERVICE, RPC_SERVICE
 
@@ -30,7 +30,7 @@ class Lending:
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
-        self.server: LentServer | None = None  # once the head has reserved
+        self.server: MeshServer | None = None  # once the head has reserved
         self.lent = Slots(LENT)  # streams of its head
         self.pushed = Slots(PUSHED, PUSHED_OF_PEER)  # those of other workers
         self._is_up = False
@@ -39,7 +39,7 @@ class Lending:
         self._served: set[asyncio.Timeout] = set()
 
     def up(self) -> None:
-        """The rpc-server takes connections."""
+        """The server takes connections."""
         self._is_up = True
         self._settled.set()
 
@@ -71,10 +71,10 @@ class Lending:
 
     @property
     def must_wait(self) -> bool:
-        """Whether its rpc-server is still to come."""
+        """Whether its server is still to come."""
         return not self._settled.is_set()
 
-    async def until_up(self) -> LentServer:
+    async def until_up(self) -> MeshServer:
         """Its server. Raises Broken when there is none, or none any more."""
         await self._settled.wait()
         if self.server is None or not self._is_up:
@@ -138,12 +138,12 @@ class LentStreams:
         lease_id = metadata.get("lease")
         return self._lendings.get(lease_id) if isinstance(lease_id, bytes) else None
 
-    async def _up(self, lending: Lending, peer: PeerId) -> LentServer:
+    async def _up(self, lending: Lending, peer: PeerId) -> MeshServer:
         """Few streams of one member wait, whatever it has leased. Raises Refused, Broken."""
         if not lending.must_wait:
             return await lending.until_up()
         if self._waiting[peer] >= EARLY_STREAMS.most:
-            raise Refused("too many streams are waiting for an rpc-server", code="busy")
+            raise Refused("too many streams are waiting for a server", code="busy")
         self._waiting[peer] += 1
         try:
             return await lending.until_up()
@@ -160,7 +160,7 @@ class LentStreams:
 
     async def _serve_push(self, stream: Stream) -> None:
         lending = self._find_admitting(stream.peer, stream.metadata)
-        if lending is None or lending.server is None or lending.server.neighbours is None:
+        if lending is None or lending.server is None:
             raise Broken(OVER)
         if ASK in stream.metadata:
             await lending.serve(lending.server.neighbours.answer(stream))
