@@ -12,12 +12,20 @@ from meshd.peer.interface import PeerState
 from meshd.role.head.cycle import Serve
 from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.cycle import Worker, WorkerOptions
+from meshd.rpc.mesh_head_view import MeshHeadView
 
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh, Net
 from tests.unit.role.rig import COMPRESSED_VERSION, Bench, cpu_lines
 from tests.unit.role.stubs import FakeFile, StubChild
 
 LITTLE = cpu_lines(free_mib=1)
+
+
+def view(bench: Bench, place: int) -> MeshHeadView:
+    """What the daemon sees of llama-server's connection with the worker at this place, of the last life."""
+    seen = next(one.asked.inspector for one in reversed(bench.tunnels) if one.asked.endpoint == str(place))
+    assert isinstance(seen, MeshHeadView)
+    return seen
 
 
 class Scene:

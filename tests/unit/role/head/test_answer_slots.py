@@ -86,19 +86,23 @@ def test_all_of_them_fit_into_the_context_and_none_takes_of_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "each", "together"),
-    [(keeping(PLAIN), 64, 0), (keeping(WINDOWED), 16, 8), (keeping(RECURRENT), 64, 0)],
+    ("of", "words", "each", "together"),
+    [
+        (keeping(PLAIN), (), 64, 0),
+        (keeping(WINDOWED), ("-ctxcp", "4"), 16, 8),
+        (keeping(WINDOWED), (), 64, 0),  # the whole context, where there is room for it
+        (keeping(RECURRENT), (), 64, 0),
+    ],
 )
-def test_the_cache_of_each_counts(of: ModelLayers, each: int, together: int) -> None:
+def test_the_cache_of_each_counts(of: ModelLayers, words: tuple[str, ...], each: int, together: int) -> None:
     for slots in range(1, 5):
-        made = plan(of, 4, "-np", str(slots))
+        made = plan(of, 4, "-np", str(slots), *words)
         assert sum(share.cache for share in made.shares) == of.count * (slots * each + together) * MIB
 
 
 @pytest.mark.parametrize("layers", [(PLAIN,), (WINDOWED,), (RECURRENT,), (PLAIN, RECURRENT)])
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_as_many_as_the_memory_has_room_for(layers: tuple[LayerCache, ...], pipelined: bool) -> None:
-    of, options = keeping(*layers), replace(USUAL, speaks_mesh=pipelined)
+def test_as_many_as_the_memory_has_room_for(layers: tuple[LayerCache, ...]) -> None:
+    of, options = keeping(*layers), USUAL
     found: list[int] = []
     for sixteenths in range(1, 40):
         free = sixteenths / 16

@@ -14,6 +14,7 @@ from meshd.role.worker.cycle import Worker, WorkerOptions
 from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOffer, decode
 
 from tests.sim.loop import run
+from tests.unit.role.fake_mesh import NATIVE
 from tests.unit.role.head.scene import LITTLE, Scene, scene
 from tests.unit.role.rig import Bench
 from tests.unit.role.stubs import FakeFile
@@ -31,13 +32,16 @@ class Dripping:
         self._every = every
         self.mesh = it.net.mesh(name)
         self.mesh.handle("lease", self._serve, allow=lambda *_: None)
+        self.mesh.handle("push", self._serve, allow=lambda *_: "it lends nothing")
 
     async def _serve(self, stream: Stream) -> None:
         messages = MessageStream(stream)
         assert isinstance(decode(await messages.receive()), Acquire)
         self.asked.append(now())
         if self._offers:
-            offer = WorkerOffer((DEVICE,), has_model=False, machine="e", push=False, lease_id=bytes(16))
+            offer = WorkerOffer(
+                (DEVICE,), has_model=False, machine="e", lease_id=bytes(16), protocol=NATIVE.protocol
+            )
             await messages.send(offer.encode())
             assert isinstance(decode(await messages.receive()), Reserve)
         while True:

@@ -26,7 +26,7 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
             assert status.model is not None
             assert {part.node for part in status.model.split} == {"anna", "head"}
             assert sum(part.layers for part in status.model.split) == 4
-            assert it.argument("--rpc") == it.bench.tunnels[0].endpoint
+            assert (it.argument("-dev"), it.bench.tunnels[0].endpoint) == ("MESH0", "0")
             assert it.bench.tunnels[0].asked.compressed == COMPRESSED_VERSION
             assert [child.state.value for child in status.children] == ["ready"]
             assert len(status.tunnels) == 1
@@ -41,7 +41,7 @@ def test_two_workers_in_the_order_of_their_names(tmp_path: Path) -> None:
             it.worker("anna")
             it.start()
             await it.until(ModelState.READY)
-            assert it.argument("--rpc") == ",".join(tunnel.endpoint for tunnel in it.bench.tunnels)
+            assert [tunnel.endpoint for tunnel in it.bench.tunnels] == ["0", "1"]
             names = [it.net.meshes[tunnel.asked.peer].name for tunnel in it.bench.tunnels]
             assert names == ["anna", "zoe"]
 
@@ -161,6 +161,6 @@ def test_alone_without_any_worker(tmp_path: Path) -> None:
         async with scene(tmp_path, min_workers=0) as it:
             it.start()
             await it.until(ModelState.READY)
-            assert it.llama.spec is not None and "--rpc" not in it.llama.spec.argv
+            assert it.llama.spec is not None and it.llama.spec.env["GGML_MESH_FDS"] == ""
 
     run(main())

@@ -1,4 +1,4 @@
-"""A connection ends, and it may be the doing of another worker that pushes to this one or takes from it."""
+"""A worker is lost, and it may be the doing of the neighbour that it names: they push to each other."""
 
 import asyncio
 from pathlib import Path
@@ -10,10 +10,11 @@ from meshd.role.head.push_plan import WHY_APART
 from meshd.role.head.worker_backoff import ENDS
 
 from tests.sim.loop import run
+from tests.unit.role.head.scene import view
 from tests.unit.role.head.test_cycle_troubles import Stage, model_of, ready, stage, until
 from tests.unit.role.head.test_cycle_unsteady import tunnel_to
 from tests.unit.role.rig import Bench
-from tests.unit.rpc.test_pending_work import GET, GRAPH, PUSH, TAKE
+from tests.unit.rpc import mesh_talk as talk
 
 
 class Attack:
@@ -44,14 +45,20 @@ class Attack:
     def is_used(self, worker: Bench) -> bool:
         return any(t.asked.peer == worker.mesh.key.peer and not t.closed for t in self.it.bench.tunnels)
 
-    def pushes(self) -> bool:
-        return any(line.startswith("peer ") for line in self.first.children[-1].orders())
+    def connect(self) -> None:
+        """Their servers have a connection with each other, as they say."""
+        for place in (0, 1):
+            view(self.it.bench, place).from_peer(talk.welcome(neighbours=(1 - place,)))
 
-    async def lost(self, worker: Bench, *, last: bool = False) -> None:
+    def pushes(self) -> bool:
+        """The head has introduced them."""
+        return any(not tunnel.closed for tunnel in self.first.tunnels)
+
+    async def lost(self, worker: Bench, why: str = "it ended", *, last: bool = False) -> None:
         """llama-server says so, and the lease of the worker stands."""
         server, asked = self.it.bench.children[-1], self.it.bench.ready
         self.set_ready(self.loaded or last)
-        server.report(f"lost {tunnel_to(self.it, worker).endpoint} it went")
+        server.report(f"lost {tunnel_to(self.it, worker).endpoint} {why}")
         if not self.loaded:
             server.die("ended with exit code 1")
             assert asked is not None
@@ -59,29 +66,24 @@ class Attack:
         await until(self.serve, lambda model: "llama-server lost worker" in model.reason)
         await asyncio.sleep(1.1)
 
-    async def waits(self) -> None:
-        """The second one ends its connection while it waits for a tensor of the first one."""
-        watches = [tunnel_to(self.it, worker).asked.watch for worker in (self.first, self.second)]
-        assert watches[0] is not None and watches[1] is not None
-        with watches[0]() as pushes:
-            pushes.to_peer(GRAPH + PUSH)
-            with watches[1]() as waits:
-                waits.to_peer(TAKE + GRAPH + GET)
-                await self.lost(self.second)
+
+NAMES_THE_OTHER = ("it says: lost neighbour {}: it ended", "it has waited for neighbour {} for 20 s")
 
 
 def ends(serve: Serve, *workers: Bench) -> list[int]:
     return [serve._roster.backoff.ends(worker.mesh.key.peer) for worker in workers]
 
 
-def test_one_that_waits_for_the_others_tensor_and_goes_is_known_the_next_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", NAMES_THE_OTHER)
+def test_one_that_names_the_other_and_goes_is_known_the_next_time(tmp_path: Path, why: str) -> None:
     """Before the load. Two of them, and no third: the honest one serves."""
 
     async def main() -> None:
         async with stage(tmp_path) as it:
             attack = Attack(it, loaded=False)
             assert await attack.life() == {"a", "b"} and attack.pushes()
-            await attack.waits()
+            attack.connect()
+            await attack.lost(attack.second, why.format(0))
             assert ends(attack.serve, attack.first, attack.second) == [1, 1]
             for last in (False, True):
                 assert await attack.life() == {"a", "b"} and not attack.pushes()
@@ -94,13 +96,14 @@ def test_one_that_waits_for_the_others_tensor_and_goes_is_known_the_next_time(tm
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["before the load", "after it"])
 def test_one_that_ends_a_push_does_not_have_the_other_left_out(tmp_path: Path, loaded: bool) -> None:
-    """The other's rpc-server ends its connection with the head then, and waits for nothing."""
+    """The other's server ends then, and names it."""
 
     async def main() -> None:
         async with stage(tmp_path) as it:
             attack = Attack(it, loaded=loaded)
             while await attack.life() == {"a", "b"} and attack.pushes():
-                await attack.lost(attack.first)
+                attack.connect()
+                await attack.lost(attack.first, NAMES_THE_OTHER[0].format(1))
             assert attack.lives == 2
             attack.set_ready(True)
             if not loaded:
@@ -114,7 +117,7 @@ def test_one_that_ends_a_push_does_not_have_the_other_left_out(tmp_path: Path, l
 
 
 def test_what_is_certain_is_one_workers_doing(tmp_path: Path) -> None:
-    """Once the two do not push to each other any more."""
+    """It names nobody."""
 
     async def main() -> None:
         async with stage(tmp_path) as it:
@@ -122,23 +125,20 @@ def test_what_is_certain_is_one_workers_doing(tmp_path: Path) -> None:
             for number in range(ENDS):
                 assert await attack.life() == {"a", "b"}
                 await attack.lost(attack.second)
-                assert ends(attack.serve, attack.first, attack.second) == [1, number + 1]
+                assert ends(attack.serve, attack.first, attack.second) == [0, number + 1]
             assert await attack.life() == {"a"}
 
     run(main())
 
 
 def test_a_push_that_there_was_not_is_no_reason_to_doubt(tmp_path: Path) -> None:
-    """llama-server says that there is no way."""
+    """The two have no connection."""
 
     async def main() -> None:
         async with stage(tmp_path) as it:
-            attack = Attack(it, loaded=False)
+            attack = Attack(it, loaded=True)
             assert await attack.life() == {"a", "b"} and attack.pushes()
-            first, second = (tunnel_to(it, worker).endpoint for worker in (attack.first, attack.second))
-            it.bench.children[-1].report(f"push {first} {second} no the worker cannot reach it")
-            attack.set_ready(True)
-            await attack.lost(attack.second)
-            assert ends(attack.serve, attack.first, attack.second) == [0, 0]
+            await attack.lost(attack.second, NAMES_THE_OTHER[0].format(0))
+            assert ends(attack.serve, attack.first, attack.second) == [0, 1]
 
     run(main())

@@ -6,9 +6,20 @@ from pathlib import Path
 import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.model.status import ModelState
+from meshd.rpc import mesh_protocol as wire
 
 from tests.sim.loop import run
-from tests.unit.role.head.scene import scene
+from tests.unit.role.head.scene import Scene, scene, view
+from tests.unit.rpc import mesh_talk as talk
+
+DIGEST = bytes(range(32))  # of each entry in mesh_talk.py
+
+
+def loaded(it: Scene, *, local: int, missed: int) -> None:
+    """The first worker is asked for two tensors of so many bytes; it has the first one."""
+    seen = view(it.bench, 0)
+    seen.to_peer(talk.load(talk.load_entry(size=local), talk.load_entry(size=missed)))
+    seen.from_peer(talk.message(wire.LOADED, rest=b"\0\1", identity=4))
 
 
 def test_what_came_over_the_network_is_in_the_status(tmp_path: Path) -> None:
@@ -19,22 +30,14 @@ def test_what_came_over_the_network_is_in_the_status(tmp_path: Path) -> None:
             it.start()
             await it.until(ModelState.LOADING, "loading the model")
             await asyncio.sleep(1)
-            endpoint = it.bench.tunnels[0].endpoint
-            it.llama.report(f"tensor {endpoint} local same 100 blk.0.attn_q.weight")
-            it.llama.report(f"tensor {endpoint} network other_bytes 7 blk.1.attn_q.weight")
-            it.llama.report("done")
-            await asyncio.sleep(1)
+            loaded(it, local=100, missed=7)
             it.bench.ready.set_result(ReadyReport(True, "", 0.1))
             await it.until(ModelState.READY)
             model = it.serve.status.model
             assert model is not None
             assert (model.weights_local_bytes, model.weights_network_bytes) == (100, 7)
             (tensor,) = model.tensors_from_network
-            assert (tensor.name, tensor.node, tensor.reason) == (
-                "blk.1.attn_q.weight",
-                "anna",
-                "other bytes",
-            )
+            assert (tensor.name, tensor.node, tensor.reason) == (DIGEST.hex(), "anna", "no such hash")
             assert model.bytes_per_token is None, "nobody has asked for anything yet"
 
     run(main())
@@ -54,9 +57,7 @@ def test_how_far_each_worker_is_shows_while_the_model_is_loaded(tmp_path: Path) 
             total = anna.total_bytes
             assert total > 10 and zoe.total_bytes > 10
             first = it.bench.tunnels[0]
-            it.llama.report(f"tensor {first.endpoint} local same {total - 10} blk.0.attn_q.weight")
-            it.llama.report(f"tensor {first.endpoint} network no_such_hash 10 blk.1.attn_q.weight")
-            await asyncio.sleep(1)
+            loaded(it, local=total - 10, missed=10)
             first.sent = 4
             anna, zoe = it.serve.readiness.workers
             assert (anna.local_bytes, anna.missing_bytes, anna.sent_bytes) == (total - 10, 10, 4)

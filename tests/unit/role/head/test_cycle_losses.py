@@ -93,7 +93,7 @@ def test_a_loss_is_loading_at_once_and_ready_again(tmp_path: Path, what: str) ->
     run(main())
 
 
-@pytest.mark.parametrize("trouble", ["report", "child", 0, 1])
+@pytest.mark.parametrize("trouble", ["report", "child", 0])
 def test_a_llama_server_that_cannot_start_is_tried_again_and_leaks_nothing(
     tmp_path: Path, trouble: str | int
 ) -> None:

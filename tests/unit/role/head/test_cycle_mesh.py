@@ -1,4 +1,4 @@
-"""A head that speaks the mesh protocol: what llama-server inherits, what is seen of that, and a loss."""
+"""What a head's llama-server inherits, what is seen of that, and a loss."""
 
 import asyncio
 import os
@@ -12,15 +12,12 @@ from meshd.model.status import ModelState, SplitPart
 from meshd.role.head import cycle as head_cycle
 from meshd.role.head.push_plan import UNCONNECTED, WHY_APART
 from meshd.role.head.split_plan import PlainRpc
-from meshd.role.worker import cycle as worker_cycle
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_head_view import MeshHeadView
 from meshd.wire.lease import OfferedDevice
 
 from tests.sim.loop import run
-from tests.unit.role.head.scene import Scene, scene
+from tests.unit.role.head.scene import Scene, scene, view
 from tests.unit.role.head.test_push_plan import held, pushes, yes
-from tests.unit.role.rig import Bench
 from tests.unit.role.worker.test_mesh_server import Server
 from tests.unit.rpc import mesh_talk as talk
 
@@ -32,7 +29,6 @@ async def mesh_scene(
     folder: Path, *, push: bool = True, least: int = 2, rpc: tuple[str, ...] = ()
 ) -> AsyncIterator[Scene]:
     async with scene(folder, min_workers=least, devices=("none",), push=push, rpc=rpc) as it:
-        it.head()
         for name in NAMES:
             it.worker(name)
         yield it
@@ -48,15 +44,6 @@ def inherited(it: Scene) -> list[socket.socket]:
 def split_of(it: Scene) -> tuple[SplitPart, ...]:
     """As the status has it."""
     return it.serve.status.model.split if it.serve.status.model is not None else ()
-
-
-def view(bench: Bench, place: int) -> MeshHeadView:
-    """What the daemon sees of the connection with the worker at this place."""
-    watch = bench.tunnels[place].asked.watch
-    assert watch is not None
-    with watch() as watched:
-        assert isinstance(watched, MeshHeadView)
-        return watched
 
 
 def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tmp_path: Path) -> None:
@@ -81,8 +68,7 @@ def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_module(tm
                 asked = it.bench.tunnels[number].asked
                 assert asked.peer == it.workers[NAMES[number]].mesh.key.peer
                 assert asked.endpoint == str(number)
-                ours = asked.client.joined
-                assert ours is not None
+                ours = asked.end
                 with ours, end:
                     ours.send(b"x")
                     assert end.recv(10) == b"x"
@@ -256,36 +242,5 @@ def test_the_last_word_of_a_llama_server_that_has_ended_is_read(tmp_path: Path) 
             os.write(report, b"lost 1 it ended\n")
             os.close(report)
             await it.until(ModelState.LOADING, "llama-server lost worker bert: it ended")
-
-    run(main())
-
-
-def test_a_worker_of_another_protocol_is_left_out(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, min_workers=1) as it:
-            it.head()
-            it.worker("rpc")
-            it.start()
-            await it.until(ModelState.WAITING, "speaks the native protocol `rpc`, this node `mesh 2`")
-            it.worker("mesh")
-            await it.until(ModelState.READY)
-            assert {part.node for part in split_of(it) if part.layers} <= {"mesh", "head"}
-
-    run(main())
-
-
-def test_a_worker_of_an_earlier_version_is_left_out_by_its_offer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It does not know that there are two protocols, and nothing is known of its llama.cpp."""
-    monkeypatch.setattr(worker_cycle, "other_protocol", lambda _mine, _theirs: None)
-
-    async def main() -> None:
-        async with scene(tmp_path, min_workers=1) as it:
-            it.head()
-            it.worker("old").native = it.bench.mesh.native
-            it.start()
-            await it.until(ModelState.WAITING, "old speaks the native protocol `rpc`, this node `mesh 2`")
-            assert it.bench.tunnels == []
 
     run(main())

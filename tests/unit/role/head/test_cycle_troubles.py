@@ -180,8 +180,8 @@ def test_a_worker_without_layers_runs_no_server(tmp_path: Path) -> None:
             spec = it.bench.children[0].spec
             assert spec is not None
             argv = list(spec.argv)
-            assert argv[argv.index("-dev") + 1] == "RPC0"
-            assert argv[argv.index("--rpc") + 1].count(":") == 1
+            assert argv[argv.index("-dev") + 1] == "MESH0"
+            assert spec.env["GGML_MESH_DEVICES"] == "1"
 
     run(main())
 
@@ -285,9 +285,7 @@ def test_a_llama_server_that_has_lost_a_worker_is_started_again(tmp_path: Path) 
             serve = it.serve()
             await ready(serve)
             child = it.bench.children[-1]
-            assert child.spec is not None
-            endpoint = child.spec.argv[list(child.spec.argv).index("--rpc") + 1]
-            child.report(f"lost {endpoint} it has no memory for a buffer")
+            child.report("lost 0 it has no memory for a buffer")
             model = await until(serve, lambda model: model.state != "ready")
             assert "lost worker good: it has no memory for a buffer" in model.reason
             await ready(serve)
@@ -305,8 +303,6 @@ def test_a_request_that_met_a_loss_is_told_what_the_head_knows(tmp_path: Path, k
             serve = it.serve()
             await ready(serve)
             child = it.bench.children[-1]
-            assert child.spec is not None
-            endpoint = child.spec.argv[list(child.spec.argv).index("--rpc") + 1]
             if knows == "the life that is over":
                 good.children[-1].die("ended by signal 9")
                 await until(serve, lambda model: model.state != "ready")
@@ -318,7 +314,7 @@ def test_a_request_that_met_a_loss_is_told_what_the_head_knows(tmp_path: Path, k
             if knows == "the lease":
                 good.children[-1].die("ended by signal 9")
             elif knows == "llama-server":
-                child.report(f"lost {endpoint} it closed the connection")
+                child.report("lost 0 it closed the connection")
             told = await broke
             if knows == "nobody":
                 assert told == "the connection was reset"
@@ -333,24 +329,19 @@ def test_a_request_that_met_a_loss_is_told_what_the_head_knows(tmp_path: Path, k
 
 @pytest.mark.parametrize("ends", [False, True], ids=["answers with an error", "ends"])
 def test_a_worker_lost_while_loading_is_named_not_what_came_of_it(tmp_path: Path, ends: bool) -> None:
-    """The lease knows nothing of it, so after two tries the worker is left out for what llama-server says.
-
-    The first time may have been the other one's doing, to which it pushed.
-    """
+    """The lease knows nothing of it, so after two tries the worker is left out for what llama-server says."""
 
     async def main() -> None:
         async with stage(tmp_path) as it:
             it.worker("bad"), it.worker("good")
             serve = it.serve()
-            for number in (1, 2, 3):
+            for number in (1, 2):
                 asked: asyncio.Future[ReadyReport] = asyncio.get_running_loop().create_future()
                 it.bench.ready = asked
                 await until(serve, lambda _, n=number: len(it.bench.children) == n)  # type: ignore[misc]
                 await asyncio.sleep(0.1)
                 child = it.bench.children[-1]
-                assert child.spec is not None
-                endpoints = child.spec.argv[list(child.spec.argv).index("--rpc") + 1]
-                child.report(f"lost {endpoints.split(',')[0]} it closed the connection")
+                child.report("lost 0 it closed the connection")
                 if ends:
                     child.die("exit code 1")
                 else:
@@ -365,21 +356,14 @@ def test_a_worker_lost_while_loading_is_named_not_what_came_of_it(tmp_path: Path
     run(main())
 
 
-def test_readiness_is_asked_for(tmp_path: Path) -> None:
-    """llama-server by its /health, and only then for a token; an rpc-server by its own word."""
-
+def test_llama_server_is_asked_by_its_health_and_only_then_for_a_token(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
-            good = it.worker("good")
+            it.worker("good")
             await ready(it.serve())
-            llama, rpc = it.bench.children[0].spec, good.children[0].spec
-            assert llama is not None and rpc is not None
+            llama = it.bench.children[0].spec
+            assert llama is not None
             assert llama.probe is not None and not await llama.probe()  # no such socket
-            assert rpc.probe is not None and rpc.on_line is not None
-            rpc.on_line("  local cache    : n/a")
-            assert not await rpc.probe()
-            rpc.on_line("  transport      : TCP")
-            assert await rpc.probe()
 
     run(main())
 

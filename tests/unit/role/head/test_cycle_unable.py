@@ -14,23 +14,9 @@ from meshd.role.head.worker_backoff import FIRST_SECONDS, TRIES
 from tests.sim.loop import run
 from tests.unit.role.fake_mesh import NATIVE
 from tests.unit.role.head.test_cycle_troubles import Stage, model_of, ready, stage, until
-from tests.unit.role.rig import Bench, cpu_lines
+from tests.unit.role.rig import GPU_LINE, Bench, cpu_lines
 
 ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
-
-
-async def lacks(it: Stage, number: int, *, operation: str = "SET_ROWS") -> None:
-    """The head's llama-server `number` says that its first worker's device lacks this, and ends."""
-    await until_loading(it, number)
-    server, asked = it.bench.children[number], it.bench.ready
-    assert server.spec is not None and asked is not None
-    argv = list(server.spec.argv)
-    endpoint = argv[argv.index("--rpc") + 1].split(",")[0]
-    server.report(f"unsupported {endpoint} 0 {operation} cache_k_l0 (view)")
-    it.bench.ready = None  # the next one answers
-    await asyncio.sleep(0.1)
-    server.die("ended with exit code 1")
-    asked.set_result(ReadyReport(False, "llama-server does not answer"))
 
 
 async def until_loading(it: Stage, number: int) -> None:
@@ -38,32 +24,34 @@ async def until_loading(it: Stage, number: int) -> None:
         await asyncio.sleep(0.05)  # virtual: nobody tells when a stub was asked for
 
 
+def with_a_bad_card(worker: Bench) -> None:
+    worker.device_lines = (GPU_LINE,)
+    worker.trial_lines = ("failed device it cannot be opened",)
+
+
 def test_the_others_serve_without_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
             half, _good = it.worker("a-half"), it.worker("b-good")
-            it.bench.ready = asyncio.get_running_loop().create_future()
+            with_a_bad_card(half)
             serve = it.serve()
-            await lacks(it, 0)
             assert await ready(serve) == {"head", "b-good"}
-            assert "a-half CPU left out: it cannot compute SET_ROWS" in model_of(serve).reason
-            assert (len(it.bench.children), len(half.children)) == (2, 1)
+            assert "a-half GPU0 left out: it cannot be opened" in model_of(serve).reason
+            assert (len(it.bench.children), len(half.children)) == (1, 0)
 
     run(main())
 
 
-def test_alone_it_is_waited_for_and_not_tried_again(tmp_path: Path) -> None:
+def test_alone_it_is_waited_for_and_no_load_is_tried(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
             half = it.worker("half")
-            it.bench.ready = asyncio.get_running_loop().create_future()
+            with_a_bad_card(half)
             serve = it.serve()
-            await lacks(it, 0, operation="ROPE")
-            model = await until(serve, lambda model: model.state == "waiting")
-            assert "half CPU: it cannot compute ROPE" in model.reason
+            await until(serve, lambda model: "half GPU0: it cannot be opened" in model.reason)
             await asyncio.sleep(3600)
-            assert (len(it.bench.children), len(half.children)) == (1, 1)
-            assert model_of(serve).state == "waiting"
+            assert (len(it.bench.children), len(half.children)) == (0, 0)
+            await until(serve, lambda model: model.state == "waiting")
 
     run(main())
 
@@ -88,7 +76,7 @@ def test_a_crash_in_the_load_is_tried_once_more(tmp_path: Path) -> None:
             good.children[-1].die("ended by signal 9")
             await until(serve, lambda model: model.state != "ready")
             assert await ready(serve) == {"head", "b-good"}
-            assert "a-half CPU left out: its rpc-server crashed 2 times" in model_of(serve).reason
+            assert "a-half CPU left out: its server crashed 2 times" in model_of(serve).reason
             assert len(half.children) == 2
 
     run(main())
@@ -119,7 +107,7 @@ def test_a_worker_with_other_devices_each_time_that_crashes_each_time_is_done_wi
 
 
 def _newer_native_part(worker: Bench) -> None:
-    worker.mesh.native = replace(NATIVE, patches="newer")
+    worker.mesh.native = replace(NATIVE, sources="newer")
     worker.mesh.say(PeerState.CONNECTED)
 
 
@@ -137,8 +125,11 @@ def test_another_native_part_or_device_list_is_tried_again(
             half = it.worker("half")
             it.bench.ready = asyncio.get_running_loop().create_future()
             serve = it.serve()
-            await lacks(it, 0)
-            await until(serve, lambda model: model.state == "waiting")
+            for number in range(TRIES):
+                await until_loading(it, number)
+                half.children[number].die(ABORTED, signal=signal.SIGABRT)
+            await until(serve, lambda model: "its server crashed 2 times" in model.reason)
+            it.bench.ready = None
             change(half)
             assert "half" in await ready(serve)
 

@@ -1,24 +1,17 @@
-"""A head and workers that end their leases soon, or answer nothing and say nothing of it."""
+"""A head and workers that end their leases soon."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-from meshd.peer.interface import PeerState
 from meshd.role.head.cycle import Serve
 from meshd.role.head.worker_backoff import ENDS
-from meshd.rpc.head_timeouts import LEAST_STEP_SECONDS, MOST_STEP_SECONDS, HeadEnd
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle_troubles import Stage, model_of, ready, stage, until
 from tests.unit.role.rig import Bench, cpu_lines
 from tests.unit.role.stubs import StubTunnel
-from tests.unit.rpc import talk
-from tests.unit.rpc.test_pending_work import GET, GRAPH
-
-ANSWER = talk.answer(bytes(16))
 
 
 def tunnel_to(it: Stage, worker: Bench) -> StubTunnel:
@@ -57,7 +50,7 @@ def test_a_worker_that_ends_its_leases_soon_is_done_without(tmp_path: Path) -> N
 
 
 def test_what_the_gateway_sees_first_is_the_workers_doing_all_the_same(tmp_path: Path) -> None:
-    """A stock llama-server ends with its worker; the lease tells why a moment later."""
+    """llama-server ends with its worker; the lease tells why a moment later."""
 
     async def main() -> None:
         async with bad_and_good(tmp_path) as (serve, bad, _good):
@@ -116,88 +109,5 @@ def test_a_model_that_does_not_fit_without_it_is_run_with_it(tmp_path: Path) -> 
                 assert "bad" in await ready(serve)
                 assert asyncio.get_running_loop().time() - began < 15.0
                 await end_lease(serve, bad)
-
-    run(main())
-
-
-def a_step(end: HeadEnd) -> None:
-    end.to_peer(GRAPH)
-    end.to_peer(GET)
-
-
-def test_a_worker_that_answers_nothing_and_says_nothing_is_given_up(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            bad, _good = it.worker("bad"), it.worker("good")
-            serve = it.serve()
-            await ready(serve)
-            watch = tunnel_to(it, bad).asked.watch
-            assert watch is not None
-            with watch() as end:
-                assert isinstance(end, HeadEnd)
-                a_step(end)
-                await asyncio.sleep(1.0)
-                end.from_peer(ANSWER)
-                a_step(end)
-                began = asyncio.get_running_loop().time()
-                model = await until(serve, lambda model: model.state != "ready")
-                assert (
-                    LEAST_STEP_SECONDS < asyncio.get_running_loop().time() - began <= LEAST_STEP_SECONDS + 3.0
-                )
-                assert "worker bad is lost: it does not answer" in model.reason
-            assert await ready(serve) == {"head", "good"}
-            assert "worker bad is left out for 60 s: it does not answer" in model_of(serve).reason
-
-    run(main())
-
-
-def test_a_worker_without_a_path_is_not(tmp_path: Path) -> None:
-    """That is the grace's matter."""
-
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            away = it.worker("away")
-            serve = it.serve()
-            await ready(serve)
-            watch = tunnel_to(it, away).asked.watch
-            assert watch is not None
-            with watch() as end:
-                assert isinstance(end, HeadEnd)
-                a_step(end)
-                end.from_peer(ANSWER)
-                a_step(end)
-                away.mesh.state = PeerState.SUSPENDED
-                await asyncio.sleep(10 * LEAST_STEP_SECONDS)
-                away.mesh.state = PeerState.CONNECTED
-                end.from_peer(ANSWER)
-                await asyncio.sleep(5.0)
-                assert len(it.bench.children) == 1, "the model is the same"
-
-    run(main())
-
-
-@pytest.mark.parametrize("drips", [False, True], ids=["silent", "a byte a second"])
-def test_a_load_that_comes_to_nothing_is_ended(tmp_path: Path, drips: bool) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            bad, _good = it.worker("bad"), it.worker("good")
-            it.bench.ready = asyncio.get_running_loop().create_future()
-            serve = it.serve()
-            await until(serve, lambda _: it.bench.tokens_asked == 1)
-            it.bench.ready = None  # the next one gets its token
-            watch = tunnel_to(it, bad).asked.watch
-            assert watch is not None
-            began = asyncio.get_running_loop().time()
-            with watch() as end:
-                end.to_peer(talk.load(talk.load_entry()))
-                end.from_peer(talk.answer(bytes(8000))[: 4000 * drips])
-                while len(it.bench.tunnels) == 2:
-                    await asyncio.sleep(1.0)
-                    if drips:
-                        end.from_peer(b"\0")
-                    assert asyncio.get_running_loop().time() - began < 2 * MOST_STEP_SECONDS
-            assert asyncio.get_running_loop().time() - began > MOST_STEP_SECONDS
-            assert await ready(serve) == {"head", "good"}
-            assert "it does not load: requests have waited" in model_of(serve).reason
 
     run(main())

@@ -8,18 +8,16 @@ from meshd.wire.lease import OfferedDevice
 from meshd.wire.native import NativeVersion
 
 PEER, OTHER = (KeyPair.from_seed(bytes([number]) * 32).peer for number in (1, 2))
-NATIVE = NativeVersion("7.0.0", "pin", "patches", "cuda")
+NATIVE = NativeVersion("mesh 4", "pin", "sources", "cuda")
 CARD = OfferedDevice("CUDA0", "gpu", "a card", 5, 10)
 CPU = OfferedDevice("CPU", "cpu", "a processor", 5, 10)
 HERE = Equipment.of(NATIVE, [CARD, CPU])
 ABORTED = "`rpc-server` was ended by SIGABRT while it ran"
 
 
-def test_a_device_that_lacks_an_operation_is_out_at_once() -> None:
-    exclusions = DeviceExclusions()
-    exclusions.lacks(PEER, HERE, "CUDA0", "SET_ROWS")
-    assert exclusions.excluded(PEER, HERE) == {"CUDA0": "it cannot compute SET_ROWS"}
-    assert exclusions.excluded(OTHER, HERE) == {}
+def out(exclusions: DeviceExclusions) -> None:
+    for _ in range(2):
+        exclusions.crashed(PEER, HERE, ["CUDA0"], ABORTED)
 
 
 def test_a_crash_may_happen_once() -> None:
@@ -32,25 +30,26 @@ def test_a_crash_may_happen_once() -> None:
     exclusions.crashed(PEER, HERE, ["CUDA0"], ABORTED)
     ((name, why),) = exclusions.excluded(PEER, HERE).items()
     assert name == "CUDA0" and "crashed 2 times" in why and "SIGABRT" in why
+    assert exclusions.excluded(OTHER, HERE) == {}
 
 
 def test_it_stays_out_when_others_work_and_memory_changes() -> None:
     exclusions = DeviceExclusions()
-    exclusions.lacks(PEER, HERE, "CUDA0", "SET_ROWS")
+    out(exclusions)
     exclusions.worked([PEER, OTHER])
     assert exclusions.excluded(PEER, Equipment.of(NATIVE, [replace(CARD, free_bytes=1), CPU]))
 
 
 def test_another_native_part_or_other_devices_are_tried() -> None:
     changes = [
-        Equipment.of(replace(NATIVE, patches="newer"), [CARD, CPU]),
+        Equipment.of(replace(NATIVE, sources="newer"), [CARD, CPU]),
         Equipment.of(NATIVE, [CARD]),
         Equipment.of(NATIVE, [replace(CARD, description="another card"), CPU]),
         Equipment.of(None, [CARD, CPU]),
     ]
     for changed in changes:
         exclusions = DeviceExclusions()
-        exclusions.lacks(PEER, HERE, "CUDA0", "SET_ROWS")
+        out(exclusions)
         assert exclusions.excluded(PEER, changed) == {}
 
 

@@ -1,4 +1,4 @@
-"""What llama-server reports, line by line."""
+"""What is known of a load: tensors one by one, and what llama-server reports."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,24 +8,15 @@ from meshd.role.head.load_report import MAX_KEPT, NodeWeights, WeightsReport, co
 
 def test_tensors_are_counted_and_those_from_the_network_named() -> None:
     report = WeightsReport({"127.0.0.1:1": "anna"})
-    report.line("tensor 127.0.0.1:1 local same 100 blk.0.attn_q.weight")
-    report.line("tensor 127.0.0.1:1 network not_in_file 7 a name with spaces")
-    report.line("tensor 10.0.0.9:5 network other_bytes 5 x")
-    assert not report.done
-    report.line("done")
-    assert (report.local_bytes, report.network_bytes, report.done) == (100, 12, True)
+    report.placed("127.0.0.1:1", "blk.0.attn_q.weight", 100, "")
+    report.placed("127.0.0.1:1", "a name with spaces", 7, "not_in_file")
+    report.placed("10.0.0.9:5", "x", 5, "other_bytes")
+    assert (report.local_bytes, report.network_bytes) == (100, 12)
     assert report.by_node == {"anna": NodeWeights(100, 7), "10.0.0.9:5": NodeWeights(0, 5)}
     assert report.from_network == (
         NetworkTensor("a name with spaces", 7, "anna", "not in file"),
         NetworkTensor("x", 5, "10.0.0.9:5", "other bytes"),
     )
-
-
-def test_who_gets_hidden_states_in_f32_is_named() -> None:
-    report = WeightsReport({"127.0.0.1:1": "anna"})
-    for line in ("127.0.0.1:1 f16", "127.0.0.1:1 f32", "10.0.0.9:5 f32", "10.0.0.9:6 f32 more", "f32"):
-        report.line(f"activations {line}")
-    assert report.unrounded == ("anna", "10.0.0.9:5")
 
 
 def test_what_was_asked_beyond_a_reservation_is_told() -> None:
@@ -42,19 +33,17 @@ def test_what_was_asked_beyond_a_reservation_is_told() -> None:
 def test_more_than_are_kept_by_name_are_counted_all_the_same() -> None:
     report = WeightsReport({})
     for number in range(MAX_KEPT + 3):
-        report.line(f"tensor e network r 2 t{number}")
+        report.placed("e", f"t{number}", 2, "r")
     assert len(report.from_network) == MAX_KEPT
     assert report.network_bytes == 2 * (MAX_KEPT + 3)
 
 
-@given(
-    st.lists(st.text(max_size=40) | st.from_regex(r"tensor e (local|network) r \S{1,5} x", fullmatch=True))
-)
+@given(st.lists(st.text(max_size=40) | st.from_regex(r"exceeded \S{1,5} 0 \S{1,5} \S{1,5}", fullmatch=True)))
 def test_any_line_is_understood_or_left_alone(lines: list[str]) -> None:
     report = WeightsReport({})
     for line in lines:
         report.line(line)
-    assert report.local_bytes >= 0 and report.network_bytes >= 0
+    assert not report.exceeded or any(line.startswith("exceeded ") for line in lines)
 
 
 def test_only_plain_digits_are_a_count() -> None:

@@ -11,7 +11,7 @@ from tests.gguf_bytes import gguf, language_model, parse
 from tests.unit.role.head.test_split_plan import cpu, gpu, model, node_offer
 
 TWO = (node_offer("a", cpu()), node_offer("b", cpu()))
-OPTIONS = HeadOptions(devices=("none",), speaks_mesh=True)
+OPTIONS = HeadOptions(devices=("none",))
 
 
 def plan(options: HeadOptions = OPTIONS, *, workers: int = 2, of: ModelLayers | None = None) -> Plan:
@@ -47,23 +47,21 @@ def test_one_worker_has_llama_cpps_own() -> None:
 
 def test_the_memory_is_that_of_the_micro_batch() -> None:
     """Buffers for the largest step are smaller, and so is what is asked of workers."""
-    small, large = plan(), plan(replace(OPTIONS, speaks_mesh=False))
+    small, large = plan(), plan(replace(OPTIONS, llama_args=("-ub", "512")))
     assert [share.layers for share in small.shares] == [share.layers for share in large.shares]
     for less, more in zip(small.shares[1:], large.shares[1:], strict=True):
         assert less.compute < more.compute
     assert sum(map(sum, reservations(small, TWO))) < sum(map(sum, reservations(large, TWO)))
 
 
-@pytest.mark.parametrize("words", [("-ub", "256"), ("-b", "64"), ("--ubatch-size", "1024")])
-def test_what_the_user_gives_stays(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [(("-ub", "256"), "-ub 256"), (("-b", "64"), "-b 64"), (("--ubatch-size", "1024"), "-ub 1024")],
+)
+def test_what_the_user_gives_stays(words: tuple[str, ...], kept: str) -> None:
     made = plan(replace(OPTIONS, llama_args=words))
-    assert made.arguments == plan(replace(OPTIONS, llama_args=words, speaks_mesh=False)).arguments
-    assert "micro batch" not in made.why
-
-
-def test_other_protocols_keep_llama_cpps_own() -> None:
-    made = plan(replace(OPTIONS, speaks_mesh=False))
-    assert "-ub" not in given(made)
+    assert given(made).endswith(f" {kept}")
+    assert {"-ub", "-b"} & set(made.arguments) == {kept.split()[0]}
     assert "micro batch" not in made.why
 
 
@@ -88,7 +86,7 @@ def test_devices_without_layers_are_no_stages() -> None:
 def test_windows_keep_the_whole_context_where_it_fits() -> None:
     """llama-server needs no checkpoints then, for which it would wait twice in each prompt."""
     assert any(layer.window for layer in windowed().cache.layers)
-    made, usual = plan(of=windowed()), plan(replace(OPTIONS, speaks_mesh=False), of=windowed())
+    made, usual = plan(of=windowed()), plan(replace(OPTIONS, llama_args=("-ctxcp", "4")), of=windowed())
     assert "--swa-full" in given(made)
     assert "windows keep the whole context" in made.why
     assert "--swa-full" not in given(usual)

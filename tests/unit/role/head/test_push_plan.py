@@ -1,31 +1,24 @@
-"""The head introduces workers to one another, tells llama-server, and says in status what came of it."""
+"""The head introduces workers to one another, and says in status what came of it."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
+from meshd.role.head.push_plan import UNCONNECTED
 from meshd.role.head.split_plan import HeadOptions
+from meshd.role.worker.neighbour_arrivals import ARRIVAL, COMPLETE
+from meshd.role.worker.push_neighbours import SETTLE_SECONDS
 
 from tests.sim.loop import run
-from tests.unit.role.head.scene import Scene, scene
+from tests.unit.role.head.scene import Scene, scene, view
 from tests.unit.role.rig import COMPRESSED_VERSION
-from tests.unit.role.stubs import StubChild
+from tests.unit.role.worker.test_mesh_server import Server
+from tests.unit.rpc import mesh_talk as talk
 
 NAMES = ("anna", "bert", "carl")
-
-
-def descriptor(child: StubChild, name: str) -> int:
-    assert child.spec is not None
-    return int(child.spec.env[name])
-
-
-def peers_of(child: StubChild) -> list[str]:
-    """What llama-server reads from GGML_RPC_PEERS_FD."""
-    return os.read(descriptor(child, "GGML_RPC_PEERS_FD"), 4096).decode().splitlines()
 
 
 def model(it: Scene) -> ModelStatus:
@@ -60,35 +53,43 @@ def options() -> dict[str, object]:
     return {"min_workers": 3, "devices": ("none",)}
 
 
+def connected(it: Scene, *pairs: tuple[int, int]) -> None:
+    """Of these workers the servers have a connection with each other, as they tell llama-server."""
+    for place in range(len(NAMES)):
+        others = [one for pair in pairs for one in pair if place in pair and one != place]
+        view(it.bench, place).from_peer(talk.welcome(neighbours=others))
+
+
+def arrivals(it: Scene, name: str) -> list[tuple[int, int]]:
+    """What the server of a worker was told of its neighbours so far: kinds and numbers."""
+    server = Server(it.workers[name].children[-1])
+    found = server.arrivals()
+    server.close()
+    for _kind, _number, end in found:
+        if end is not None:
+            end.close()
+    return [(kind, number) for kind, number, _end in found]
+
+
 def test_each_worker_gets_the_next_one_as_its_neighbour(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path, **options()) as it:
             ready = await held(it, *NAMES)
-            ends = [tunnel.endpoint for tunnel in it.bench.tunnels]
-            assert peers_of(it.llama) == [f"{ends[0]} {ends[1]} 1", f"{ends[1]} {ends[2]} 2"]
-            told = [it.workers[name].children[-1].orders() for name in NAMES]
-            assert [[line.split()[:2] for line in lines] for lines in told] == [
-                [["peer", "1"]],
-                [["peer", "2"]],
-                [],
-            ]
+            assert arrivals(it, "anna") == [(ARRIVAL, 1), (COMPLETE, 0)]
+            assert arrivals(it, "bert") == [(ARRIVAL, 2)], "and the first one is still to come"
+            assert arrivals(it, "carl") == []
             tunnel = it.workers["anna"].tunnels[0]
             assert tunnel.asked.peer == it.workers["bert"].mesh.key.peer
-            assert told[0] == [f"peer 1 {tunnel.endpoint} {tunnel.asked.client.secret.hex()}"]
             assert dict(tunnel.asked.metadata) == dict(it.bench.tunnels[1].asked.metadata), (
                 "of the lease of this head"
             )
-            it.llama.report(f"push {ends[0]} {ends[1]} yes")
-            it.llama.report(f"push {ends[1]} {ends[2]} no no answer to the session")
-            it.llama.report("push a b yes")
-            it.llama.report("push a")
-            await asyncio.sleep(1)
+            connected(it, (0, 1))
             ready.set_result(yes())
             await it.until(ModelState.READY)
             assert pushes(it) == {
                 "anna": (None, ""),
                 "bert": (True, ""),
-                "carl": (False, "no answer to the session"),
+                "carl": (False, UNCONNECTED),
                 "head": (None, ""),
             }
 
@@ -125,43 +126,12 @@ def test_why_there_is_no_way_the_worker_says(tmp_path: Path) -> None:
             carl = it.workers["carl"].mesh
             carl.services["push"] = (carl.services["push"][0], lambda _member, _metadata: "not today")
             ready = await held(it)
-            ends = [tunnel.endpoint for tunnel in it.bench.tunnels]
-            assert it.workers["bert"].children[-1].orders() == ["no 2"]
-            assert len(peers_of(it.llama)) == 2, "llama-server asks, and is answered no"
-            it.llama.report(f"push {ends[0]} {ends[1]} yes")
-            it.llama.report(f"push {ends[1]} {ends[2]} no the worker has no way to it")
-            await asyncio.sleep(1)
+            assert arrivals(it, "bert") == []
+            connected(it, (0, 1))
             ready.set_result(yes())
             await it.until(ModelState.READY)
             assert pushes(it)["carl"] == (False, "unreachable for 8 s: not today")
             assert pushes(it)["bert"] == (True, "")
-
-    run(main())
-
-
-def test_switched_off_nobody_is_introduced(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, push=False, **options()) as it:
-            (await held(it, *NAMES)).set_result(yes())
-            await it.until(ModelState.READY)
-            assert it.llama.spec is not None and "GGML_RPC_PEERS_FD" not in it.llama.spec.env
-            assert all(it.workers[name].children[-1].orders() == [] for name in NAMES)
-            why = "disabled (`--no-push`)"
-            assert pushes(it)["bert"] == pushes(it)["carl"] == (False, why)
-
-    run(main())
-
-
-def test_a_worker_that_does_not_know_how_is_left_out_of_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, **options()) as it:
-            for name in NAMES:
-                it.worker(name, patched=name != "bert")
-            (await held(it)).set_result(yes())
-            await it.until(ModelState.READY)
-            why = "bert does not support it"
-            assert pushes(it)["bert"] == pushes(it)["carl"] == (False, why)
-            assert it.llama.spec is not None and "GGML_RPC_PEERS_FD" not in it.llama.spec.env
 
     run(main())
 
@@ -183,7 +153,7 @@ def test_the_next_life_of_the_model_introduces_them_anew(tmp_path: Path) -> None
         async with scene(tmp_path, **options()) as it:
             (await held(it, *NAMES)).set_result(yes())
             await it.until(ModelState.READY)
-            assert pushes(it)["bert"] == (False, "llama-server did not report it")
+            assert pushes(it)["bert"] == (False, UNCONNECTED)
             first = [tunnel.asked.metadata["lease"] for tunnel in it.bench.tunnels]
             it.workers["bert"].children[-1].die("killed")
             await it.until(ModelState.LOADING, "bert")
@@ -216,7 +186,7 @@ def test_who_is_lost_the_workers_know_better(tmp_path: Path, dies: bool) -> None
 
 
 def test_a_worker_that_cannot_be_reached_by_the_other_costs_no_load(tmp_path: Path) -> None:
-    """Suspended just then: the load goes on, and llama-server is told in time."""
+    """Suspended just then: the load goes on, and both servers are told in time that there is nobody."""
 
     async def main() -> None:
         async with scene(tmp_path, min_workers=2, devices=("none",)) as it:
@@ -225,10 +195,13 @@ def test_a_worker_that_cannot_be_reached_by_the_other_costs_no_load(tmp_path: Pa
             anna = it.workers["anna"].mesh
             original = anna.open_stream
             anna.open_stream = lambda *args, **more: original(bytes(32), *args[1:], **more)  # type: ignore[arg-type, method-assign]
-            (await held(it)).set_result(yes())
+            ready = await held(it)
+            assert arrivals(it, "anna") == [(COMPLETE, 0)]
+            await asyncio.sleep(SETTLE_SECONDS)
+            assert arrivals(it, "bert") == [(COMPLETE, 0)]
+            ready.set_result(yes())
             await it.until(ModelState.READY)
             assert anna.state is PeerState.CONNECTED
-            assert it.workers["anna"].children[-1].orders() == ["no 1"]
             assert pushes(it)["bert"] == (False, "unreachable for 8 s: not connected")
 
     run(main())

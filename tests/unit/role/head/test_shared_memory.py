@@ -124,6 +124,6 @@ def test_a_head_runs_the_model_with_the_honest_one(tmp_path: Path) -> None:
             spec = it.bench.children[0].spec
             assert spec is not None
             argv = list(spec.argv)
-            assert (argv[argv.index("-dev") + 1], argv[argv.index("--rpc") + 1].count(":")) == ("RPC0", 1)
+            assert argv[argv.index("-dev") + 1] == "MESH0"
 
     run(main())

@@ -45,7 +45,7 @@ def gpu(free: float = 4, name: str = "CUDA0") -> OfferedDevice:
 def node_offer(
     name: str, *devices: OfferedDevice, machine: str = "", excluded: Mapping[str, str] | None = None
 ) -> NodeOffer:
-    return NodeOffer(name, WorkerOffer(devices, has_model=True, machine=machine), excluded=excluded or {})
+    return NodeOffer(name, WorkerOffer(devices, True, machine, bytes(16)), excluded=excluded or {})
 
 
 OPTIONS = HeadOptions(machine="here")
