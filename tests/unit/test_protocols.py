@@ -26,26 +26,22 @@ from meshd.peer.stream import MeshStream
 from meshd.portmap.interface import HomeRouter
 from meshd.portmap.pcp import PcpRouter
 from meshd.process.child import OwnedChild
-from meshd.process.handover import DescriptorSender, OrderPipe, ReportPipe
+from meshd.process.handover import DescriptorSender, ReportPipe
 from meshd.process.interface import Child
-from meshd.process.ready import LineSeen
 from meshd.rendezvous.book import AddressBook
 from meshd.role.head.cycle import Serve
-from meshd.role.head.stock_weights import OpenNamedWeights
-from meshd.role.interface import DescriptorSocket, LineProbe, Orders, Report, RunningRole, Tunnel
+from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel
+from meshd.role.worker.child_silence import ChildSilence
 from meshd.role.worker.cycle import Worker
-from meshd.role.worker.stock_weights import OpenWeights
-from meshd.rpc.firewall import Firewall
-from meshd.rpc.head_timeouts import HeadEnd
+from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_head_view import MeshHeadView
 from meshd.rpc.mesh_push_firewall import MeshPushFilter
-from meshd.rpc.pending_work import Owed
 from meshd.store import content_store as content_store_module
 from meshd.store import lease_cache as store_lease_cache
 from meshd.store.interface import ContentStore, LeaseCache, WeightsFile
 from meshd.store.model_file import ModelFile
 from meshd.tunnel.forward import Forward
-from meshd.tunnel.interface import Flow, Inspector, LocalWeights, NamedWeights, Passage, Watched
+from meshd.tunnel.interface import Flow, Inspector, Passage
 from meshd.tunnel.joined import JoinedTunnel
 
 from tests.rules.source import dotted, last_part, sources
@@ -87,10 +83,6 @@ def report(one: ReportPipe) -> Report:
     return one
 
 
-def orders(one: OrderPipe) -> Orders:
-    return one
-
-
 def descriptor_socket(one: DescriptorSender) -> DescriptorSocket:
     return one
 
@@ -99,15 +91,11 @@ def joined_tunnel(one: JoinedTunnel) -> Tunnel:
     return one
 
 
-def mesh_head_view(one: MeshHeadView) -> Watched:
+def mesh_head_view(one: MeshHeadView) -> Inspector:
     return one
 
 
-def mesh_push_filter(one: MeshPushFilter) -> Watched:
-    return one
-
-
-def line_probe(one: LineSeen) -> LineProbe:
+def mesh_push_filter(one: MeshPushFilter) -> Inspector:
     return one
 
 
@@ -135,14 +123,6 @@ def signals(one: SignalService) -> Signals:
     return one.topic("webrtc")
 
 
-def local_weights(one: OpenWeights) -> LocalWeights:
-    return one
-
-
-def named_weights(one: OpenNamedWeights) -> NamedWeights:
-    return one
-
-
 def lease_cache(one: store_lease_cache.DiskLeaseCache) -> LeaseCache:
     return one
 
@@ -151,15 +131,11 @@ def content_store(one: content_store_module.DiskContentStore) -> ContentStore:
     return one
 
 
-def inspector(one: Firewall) -> Inspector:
+def inspector(one: MeshFirewall) -> Inspector:
     return one
 
 
-def watched(one: HeadEnd) -> Watched:
-    return one
-
-
-def flow(one: Owed) -> Flow:
+def flow(one: ChildSilence) -> Flow:
     return one
 
 
@@ -189,12 +165,10 @@ FITS: tuple[Callable[..., object], ...] = (
     child,
     tunnel,
     report,
-    orders,
     descriptor_socket,
     joined_tunnel,
     mesh_head_view,
     mesh_push_filter,
-    line_probe,
     weights,
     worker_role,
     serve_role,
@@ -207,13 +181,10 @@ FITS: tuple[Callable[..., object], ...] = (
     inspector,
     flow,
     passage,
-    watched,
-    local_weights,
-    named_weights,
     lease_cache,
     content_store,
 )
-FUNCTIONS = {"ConnectThrough", "Join"}  # what daemon/role_runtime.py hands over
+FUNCTIONS = {"Join"}  # what daemon/role_runtime.py hands over
 
 
 def test_every_protocol_of_an_interface_is_spoken_for() -> None:

@@ -69,7 +69,7 @@ def test_a_serving_node(started: Started, model: Path) -> None:
     ran = meshd(
         *("serve", "--model", str(model), "--port", "0", "--host", "::1", "--min-workers", "0"),
         *("--tensor-split", "1,2", "--ctx-size", "4096", "--device", "none", "--rpc", "10.0.0.2:50052"),
-        *("--native-protocol", "rpc", "--load-mode", "none", "--native-bin", "/opt/bin"),
+        *("--load-mode", "mmap+mlock", "--native-bin", "/opt/bin"),
         *("--", "-np", "2", "--", "--port", "9"),
     )
     assert ran.code == 0
@@ -77,9 +77,9 @@ def test_a_serving_node(started: Started, model: Path) -> None:
     serve = config.serve
     assert (role, serve.model, serve.port, serve.host, serve.min_workers) == ("serve", model, 0, "::1", 0)
     assert (serve.tensor_split, serve.ctx_size, serve.devices) == ((1.0, 2.0), 4096, ("none",))
-    assert (serve.rpc, serve.load_mode) == ((HostPort("10.0.0.2", 50052),), "none")
+    assert (serve.rpc, serve.load_mode) == ((HostPort("10.0.0.2", 50052),), "mmap+mlock")
     assert serve.llama_args == ("-np", "2", "--", "--port", "9")
-    assert (config.native.protocol, config.paths.native_bin) == ("rpc", Path("/opt/bin"))
+    assert config.paths.native_bin == Path("/opt/bin")
 
 
 def test_option_beats_environment_beats_file(

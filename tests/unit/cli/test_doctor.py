@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import HealthWarning
 from meshd.build.pin import read_pin
-from meshd.daemon.doctor import look_at_mesh
+from meshd.daemon.doctor import look_at_programs
 
 from tests.process.failing_disk import failing
 from tests.unit.admin.fake import FakeControl, full_status
@@ -48,20 +48,12 @@ def test_without_a_build_it_says_how_to_get_one(home: Path) -> None:
     ],
     ids=["that commit", "our own", "no commit", "another commit"],
 )
-def test_the_programs_of_the_mesh_protocol_say_what_they_are(
-    tmp_path: Path, commit: str, pin: str, state: str
-) -> None:
+def test_the_programs_say_what_they_are(tmp_path: Path, commit: str, pin: str, state: str) -> None:
     native = named_programs(tmp_path, version=says(commit=commit), pin=pin)
-    assert native.mesh is not None
-    [found] = asyncio.run(look_at_mesh(native, native.mesh, tmp_path))
-    assert (found.name, found.state) == ("mesh protocol", state), found
+    [found] = asyncio.run(look_at_programs(native, tmp_path))
+    assert (found.name, found.state) == ("backend", state), found
     assert str(native.llama_server) in found.what
     assert bool(found.hint) == (state != "ok")
-
-
-def test_without_a_patched_build_it_says_how_to_get_one() -> None:
-    _code, found = _findings(*RPC)
-    assert "meshd native build --native-protocol rpc" in found[1]["hint"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from meshd.base.errors import UsageError, UserError
 from meshd.config import (
     Config,
     HostPort,
-    NativeConfig,
     NodeConfig,
     Paths,
     ServeConfig,
@@ -61,51 +60,17 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"load_mode": "none"}, "`--load-mode none`"),
-        ({"load_mode": "dio"}, "`--load-mode dio`"),
-        ({"load_mode": "mlock"}, "`--load-mode mlock`"),
-    ],
-)
-def test_what_the_mesh_protocol_has_not_is_refused(
-    model: Path, change: dict[str, object], words: str
-) -> None:
-    make: Callable[..., ServeConfig] = ServeConfig
-    serve = make(**{"model": model, **change})
-    check_serve(Config(serve=serve, native=NativeConfig(protocol="rpc")))
-    with pytest.raises(UserError, match=words) as caught:
-        check_serve(Config(serve=serve))
-    assert "start all nodes with `--native-protocol rpc`" in (caught.value.hint or "")
+def test_how_a_file_is_mapped_can_be_chosen(model: Path) -> None:
+    for load_mode in (None, "auto", "mmap", "mmap+mlock"):
+        check_serve(Config(serve=ServeConfig(model=model, load_mode=load_mode)))
 
 
-@pytest.mark.parametrize("load_mode", [None, "auto", "mmap", "mmap+mlock"])
-def test_with_the_mesh_protocol_a_file_is_mapped(model: Path, load_mode: str | None) -> None:
-    check_serve(Config(serve=ServeConfig(model=model, load_mode=load_mode)))
-
-
-def test_rpc_servers_of_the_lan_can_be_named_with_both_protocols(model: Path) -> None:
-    serve = ServeConfig(model=model, rpc=(HostPort("10.0.0.2", 50052),))
-    for protocol in ("rpc", "mesh"):
-        check_serve(Config(serve=serve, native=NativeConfig(protocol=protocol)))
-
-
-def test_hidden_states_can_be_half_floats_with_both_protocols(model: Path) -> None:
-    for protocol in ("rpc", "mesh"):
-        serve = ServeConfig(model=model, activations="f16")
-        check_serve(Config(serve=serve, native=NativeConfig(protocol=protocol)))
-
-
-def test_binaries_can_be_named_with_both_protocols(model: Path, tmp_path: Path) -> None:
-    for protocol in ("rpc", "mesh"):
-        config = Config(
-            serve=ServeConfig(model=model),
-            native=NativeConfig(protocol=protocol),
-            paths=Paths(native_bin=tmp_path),
-        )
-        for check in (check_serve, check_worker):
-            check(config)
+def test_what_else_a_head_takes(model: Path, tmp_path: Path) -> None:
+    rpc = (HostPort("10.0.0.2", 50052),)
+    check_serve(Config(serve=ServeConfig(model=model, rpc=rpc, activations="f16")))
+    config = Config(serve=ServeConfig(model=model), paths=Paths(native_bin=tmp_path))
+    for check in (check_serve, check_worker):
+        check(config)
 
 
 def test_keys_open_the_api_to_others(model: Path, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Programs for the mesh protocol, played by scripts."""
+"""The native programs, played by scripts."""
 
 from pathlib import Path
 
 from meshd.build.pin import read_pin
-from meshd.role.interface import MeshPrograms, NativeBuild
+from meshd.role.interface import NativeBuild
 from meshd.rpc.mesh_protocol import VERSION
 from meshd.wire.native import NativeVersion, mesh_protocol
 
@@ -39,11 +39,11 @@ def named_programs(
         f"if [ $2 ]; then echo '{module or described()}'; else echo '{server or described()}'; fi",
     )
     return NativeBuild(
-        rpc_server=folder / "rpc-server",
         llama_server=llama,
-        patched=False,
-        version=NativeVersion(mesh_protocol(VERSION), pin, "stock", "unknown"),
-        mesh=MeshPrograms(mesh, folder / "libggml-mesh.so", read_pin().rpc_protocol),
+        mesh_server=mesh,
+        module=folder / "libggml-mesh.so",
+        version=NativeVersion(mesh_protocol(VERSION), pin, "unknown", "unknown"),
+        plain_rpc=PIN.rpc_protocol,
     )
 
 

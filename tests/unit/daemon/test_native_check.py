@@ -1,10 +1,10 @@
-"""Programs for the mesh protocol that the user names are asked what they are."""
+"""Native programs that the user names are asked what they are."""
 
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.daemon.mesh_check import LlamaVersion, check_mesh, parse_version
+from meshd.daemon.native_check import LlamaVersion, check_native, parse_version
 from meshd.role.interface import NativeBuild
 
 from tests.conformance.run import run
@@ -12,8 +12,7 @@ from tests.unit.daemon.mesh_programs import PIN, described, named_programs, says
 
 
 def _check(native: NativeBuild, logs: Path, *, head: bool = True) -> NativeBuild:
-    assert native.mesh is not None
-    return run(check_mesh(native, native.mesh, pin=PIN, logs=logs, head=head))
+    return run(check_native(native, pin=PIN, logs=logs, head=head))
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ LISTS_DEVICES = f"#!/bin/sh\necho 'device CPU cpu - {4 << 30} {3 << 30} some pro
 
 
 def native(folder: Path) -> NativeBuild:
-    program = folder / "rpc-server"
+    program = folder / "mesh-server"
     program.write_text(LISTS_DEVICES)
     program.chmod(0o755)
-    return NativeBuild(program, program, True, NativeVersion("7", "pin", "patches", "cpu"))
+    return NativeBuild(program, program, program, NativeVersion("mesh 4", "pin", "sources", "cpu"), "7.0.0")
 
 
 def model(folder: Path) -> Path:

@@ -1,90 +1,37 @@
-"""What the roles get: who may use a tunnel without a secret, and whose the model's socket is."""
+"""What the roles get: tunnels of a child, and whose the model's socket is."""
 
 import asyncio
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
-from meshd.base import log
-from meshd.base.listening_socket import listen_in
 from meshd.base.tasks import Owner
 from meshd.config import Config, LinksConfig, Paths
 from meshd.daemon import role_runtime
 from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, Stream
-from meshd.process.connections import Address, ConnectionOwners
-from meshd.role.interface import NativeBuild, RoleRuntime, TunnelClient, TunnelRequest
-from meshd.rpc.pending_work import Outward
-from meshd.rpc.protocol import PEER_SERVED
-from meshd.rpc.push_firewall import Vouched
+from meshd.role.interface import NativeBuild, TunnelRequest
 from meshd.tunnel.compressed import COMPRESSED, COMPRESSED_VERSION
-from meshd.tunnel.forward import Forward
 from meshd.tunnel.pump import Unwatched
 from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run
 from tests.unit.admin.test_snapshot import NODE, path, peer
-from tests.unit.rpc import talk
 from tests.unit.tunnel.far import FarMesh
 
 OTHER = KeyPair.from_seed(bytes(31) + b"o")
-SECRET = bytes(range(32))
 NATIVE = NativeBuild(
-    Path("rpc-server"),
-    Path("llama-server"),
-    True,
-    NativeVersion(rpc="7.0.0", pin="0" * 40, patches="0" * 64, backend="cpu"),
+    llama_server=Path("llama-server"),
+    mesh_server=Path("mesh-server"),
+    module=Path("libggml-mesh.so"),
+    version=NativeVersion(protocol="mesh 4", pin="0" * 40, sources="0" * 12, backend="cpu"),
+    plain_rpc="7.0.0",
 )
-HERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
-
-
-def runtime(home: Path, mesh: object) -> RoleRuntime:
-    return role_runtime.make_runtime(Config(paths=Paths(home=home, cache=home)), cast(Mesh, mesh), NATIVE)
-
-
-class Telling(ConnectionOwners):
-    """A system that says the same of every connection."""
-
-    def __init__(self, told: bool | None) -> None:
-        super().__init__()
-        self._told = told
-
-    async def process_has(self, pid: int, client: Address, server: Address) -> bool | None:
-        return self._told
-
-
-@pytest.fixture
-def logged(tmp_path: Path) -> Iterator[Path]:
-    file = tmp_path / "meshd.log"
-    log.set_up(file=file)
-    role_runtime._warn_owner_unknown.cache_clear()
-    yield file
-    log.set_up(level="warning")
-
-
-@pytest.mark.parametrize(("told", "taken"), [(True, True), (False, False), (None, True)])
-def test_a_system_that_does_not_tell_is_named_once(logged: Path, told: bool | None, taken: bool) -> None:
-    async def ask() -> None:
-        for _ in range(2):
-            owned_by_child = role_runtime._owned_by(lambda: 1, Telling(told))
-            assert [await owned_by_child(*HERE) for _ in range(3)] == [taken] * 3
-
-    asyncio.run(ask())
-    text = logged.read_text() if logged.exists() else ""
-    assert text.count("tunnel_owner_unknown") == (told is None)
-
-
-def test_without_a_child_no_connection_is_its_own() -> None:
-    async def ask() -> bool:
-        return await role_runtime._owned_by(lambda: None, Telling(True))(*HERE)
-
-    assert asyncio.run(ask()) is False
 
 
 def test_the_models_socket_is_closed_to_others() -> None:
@@ -100,32 +47,8 @@ def test_the_models_socket_is_closed_to_others() -> None:
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
 
 
-def test_what_is_ours_talks_over_unix_sockets_and_a_stock_program_over_tcp() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name)
-        stale, _ = listen_in(home)
-        stale.close()
-        made = runtime(home, OnePath())
-        assert list(home.iterdir()) == [], "of a daemon that was killed"
-        for secret in (bytes(32), b""):
-            tunnel = made.tunnels.open(
-                TunnelRequest(
-                    peer=OTHER.peer,
-                    service="rpc",
-                    metadata={},
-                    client=TunnelClient(secret, owner_pid=lambda: 1),
-                    on_broken=lambda _error: None,
-                )
-            )
-            assert tunnel.endpoint.startswith("unix:rpc" if secret else "127.0.0.1:")
-            tunnel.close()
-        number, place = made.processes.unix_listener()
-        with socket.socket(fileno=number) as sock:
-            assert sock.getsockname() == str(place)
-
-
 @pytest.mark.parametrize(("takes", "expected"), [(0, {}), (COMPRESSED_VERSION, COMPRESSED)])
-def test_a_joined_client_gets_a_tunnel_that_listens_nowhere(
+def test_a_child_gets_a_tunnel_that_listens_nowhere(
     takes: int, expected: Mapping[str, MetadataValue]
 ) -> None:
     async def main() -> None:
@@ -140,10 +63,11 @@ def test_a_joined_client_gets_a_tunnel_that_listens_nowhere(
                     peer=OTHER.peer,
                     service="rpc",
                     metadata={"lease": b"1"},
-                    client=TunnelClient(joined=ours),
+                    end=ours,
+                    endpoint="4",
+                    inspector=Unwatched(),
                     on_broken=lambda _error: None,
                     compressed=takes,
-                    endpoint="4",
                 )
             )
             assert (tunnel.endpoint, tunnel.status.listen) == ("4", "socketpair")
@@ -157,76 +81,6 @@ def test_a_joined_client_gets_a_tunnel_that_listens_nowhere(
             assert child.recv(1) == b"", "it is closed with the tunnel"
 
     run(main())
-
-
-def test_who_watches_a_tunnel_is_asked_for_each_connection() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name)
-        made = runtime(home, OnePath())
-        watcher = Unwatched()
-        tunnel = made.tunnels.open(
-            TunnelRequest(
-                peer=OTHER.peer,
-                service="rpc",
-                metadata={},
-                client=TunnelClient(bytes(32)),
-                on_broken=lambda _error: None,
-                watch=lambda: nullcontext(watcher),
-            )
-        )
-        assert isinstance(tunnel, Forward)
-        with tunnel._watch() as watched:
-            assert watched is watcher
-        tunnel.close()
-
-
-def test_a_server_that_pushes_is_answered_before_its_neighbour_can() -> None:
-    """The neighbour here says nothing until its session was greeted, and then only what is known already."""
-    greeted, said = asyncio.Event(), talk.peer_hello() + talk.peer_data()
-
-    async def neighbour(stream: Stream) -> None:
-        await greeted.wait()
-        heard = b""
-        while len(heard) < len(said):
-            heard += bytes(await stream.read())
-        assert heard == said
-        await stream.write(PEER_SERVED)
-        stream.write_eof()
-
-    async def main(home: Path) -> None:
-        pushed: list[int] = []
-        async with Owner() as owner:
-
-            def take(far: Stream) -> None:
-                owner.start(neighbour(far), name="neighbour")
-
-            mesh = FarMesh(take)
-            made = runtime(home, mesh)
-            tunnel = made.tunnels.open(
-                TunnelRequest(
-                    peer=OTHER.peer,
-                    service="push",
-                    metadata={},
-                    client=TunnelClient(SECRET),
-                    on_broken=lambda error: pytest.fail(error.what),
-                    watch=lambda: nullcontext(Vouched(Outward(pushed.append))),
-                    greeting=PEER_SERVED,
-                )
-            )
-            owner.start(tunnel.serve(), name="tunnel")
-            place = home / tunnel.endpoint.removeprefix("unix:")
-            reader, writer = await asyncio.open_unix_connection(place)
-            writer.write(SECRET + said)
-            assert await reader.readexactly(len(PEER_SERVED)) == PEER_SERVED
-            greeted.set()
-            assert await reader.read() == b"", "and is not answered twice"
-            assert pushed == [77]
-            writer.close()
-            await writer.wait_closed()
-            owner.cancel()
-
-    with tempfile.TemporaryDirectory() as name:
-        run(main(Path(name)))
 
 
 class OnePath:

@@ -129,7 +129,7 @@ def test_whatever_a_header_says_can_be_asked(name: str, keys: dict[str, int | tu
     known = header()
     words = operations([Header(3, metadata, {}, known.tensors, 32, 0)], SHAPE)
     assert len(words) <= MAX_OPERATIONS
-    acquire = Acquire(bytes(16), "m", "f", "pin", "patches", words)
+    acquire = Acquire(bytes(16), "m", "f", "pin", words)
     assert decode(acquire.encode()) == acquire
 
 

@@ -8,18 +8,40 @@ from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_keeping import MeshKeeping
-from meshd.rpc.missed_tensors import MAX_WANTED, Missed
+from meshd.rpc.mesh_keeping import MAX_WANTED, MeshKeeping, Missed
 
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.rpc.mesh_talk import Q4_0, MeshTalk
-from tests.unit.rpc.test_missed_tensors import FakeSink
 
 D1, D2, D3 = (bytes([n]) * 32 for n in (1, 2, 3))
 HIT, MISS, DIFFERS = (
     wire.LOAD_RESULTS.index(name) for name in ("loaded", "no-such-hash", "type-or-size-differs")
 )
 CONTENT = bytes(range(16))
+
+
+class FakeSink:
+    """Puts together what it gets; refuses tensors in `refuses`."""
+
+    def __init__(self) -> None:
+        self.hits: list[bytes] = []
+        self.coming: dict[bytes, bytearray] = {}
+        self.whole: dict[bytes, bytes] = {}
+        self.pieces = 0
+        self.refuses: set[bytes] = set()
+
+    def loaded(self, digest: bytes) -> None:
+        self.hits.append(digest)
+
+    def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
+        self.pieces += 1
+        if tensor.digest in self.refuses:
+            return False
+        there = self.coming.setdefault(tensor.digest, bytearray(tensor.size))
+        there[offset : offset + len(data)] = data
+        if last:
+            self.whole[tensor.digest] = bytes(self.coming.pop(tensor.digest))
+        return True
 
 
 def entry(place: int, digest: bytes, *, kind: int = talk.F32, size: int = 16) -> bytes:

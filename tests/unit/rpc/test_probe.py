@@ -5,21 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import probe
-from meshd.rpc.probe import Greeting, Memory
+from meshd.rpc.probe import Memory
 from meshd.wire.limits import MAX_DEVICES
 
 
 def test_requests_are_command_size_payload() -> None:
-    assert probe.hello() == b"\x0e" + (24).to_bytes(8, "little") + bytes(20) + b"MD\0\0"
+    assert probe.hello() == b"\x0e" + (24).to_bytes(8, "little") + bytes(24)
     assert probe.device_count() == b"\x0f" + bytes(8)
     assert probe.device_memory(3) == b"\x0b" + (4).to_bytes(8, "little") + b"\x03\0\0\0"
 
 
 def test_answers_are_read() -> None:
-    plain, patched = bytes(24), bytes(20) + b"MD\x3f\0"
-    assert probe.read_hello(bytes([7, 1, 2, 0])) == Greeting((7, 1, 2), patched=False)
-    assert probe.read_hello(bytes([7, 1, 2, 0]) + plain) == Greeting((7, 1, 2), patched=False)
-    assert probe.read_hello(bytes([7, 1, 2, 0]) + patched) == Greeting((7, 1, 2), patched=True)
+    assert probe.read_hello(bytes([7, 1, 2, 0])) == (7, 1, 2)
+    assert probe.read_hello(bytes([7, 1, 2, 0]) + bytes(24)) == (7, 1, 2)
     assert probe.read_count((2).to_bytes(4, "little")) == 2
     assert probe.read_memory((5).to_bytes(8, "little") + (9).to_bytes(8, "little")) == Memory(5, 9)
 

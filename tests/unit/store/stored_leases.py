@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blake3 import blake3
 from meshd.base.tasks import Owner
-from meshd.rpc.missed_tensors import Missed
+from meshd.rpc.mesh_keeping import Missed
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.interface import LeaseCache

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from meshd.rpc.missed_tensors import Missed
+from meshd.rpc.mesh_keeping import Missed
 from meshd.store import lease_cache
 
 from tests.conformance.run import run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.replaced_file import NEW_PREFIX
-from meshd.rpc.missed_tensors import Missed
+from meshd.rpc.mesh_keeping import Missed
 from meshd.store import content_store
 from meshd.store.eviction import MAX_PACKS
 

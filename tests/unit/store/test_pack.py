@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.rpc.missed_tensors import Missed
+from meshd.rpc.mesh_keeping import Missed
 from meshd.store.pack import (
     MAX_PACK_TENSORS,
     KeptTensor,

@@ -33,5 +33,5 @@ def test_refusals_are_read_whatever_they_say(text: str, hint: str) -> None:
 
 @given(texts)
 def test_any_model_name_can_be_asked_for(name: str) -> None:
-    asked = lease.Acquire(bytes(16), name, "f" * 64, "pin", "patches")
+    asked = lease.Acquire(bytes(16), name, "f" * 64, "pin")
     assert isinstance(lease.decode(asked.encode()), lease.Acquire)
