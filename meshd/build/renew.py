@@ -1,4 +1,4 @@
-"""Keeps a copy of the sources up to date in the cache: cmake binds a build folder to the path of its sources."""
+"""Keeps a copy of sources up to date: cmake binds a build folder to the path of its sources."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ from pathlib import Path
 def renew(copy: Path, sources: Path) -> None:
     """Make `copy` equal to the folder `sources`. Raises OSError.
 
-    Equal files stay untouched, so that they are not compiled again. A changed file gets the current time: with
-    the time of its source, it could be older than an object of another version, and would not be compiled.
+    Equal files stay untouched, so that they are not compiled again. A changed file gets the current time:
+    with the time of its source, it could be older than an object of another version, and would be skipped.
     """
     wanted = {path.relative_to(sources) for path in sources.rglob("*") if path.is_file()}
     folders = {folder for name in wanted for folder in name.parents}

@@ -1,7 +1,8 @@
 """A buffer for received bytes that is used again once nobody holds a view of it.
 
-Bytes that are consumed at once cost neither a copy nor new memory. Python counts the views of a buffer: if one
-is still held when the buffer is opened again, the next bytes go to new memory, and the view keeps its content.
+Bytes that are consumed at once cost neither a copy nor new memory. Python counts the views of a buffer: if
+one is still held when the buffer is opened again, the next bytes go to new memory, and the view keeps its
+content.
 """
 
 

@@ -1,4 +1,4 @@
-"""How many answers llama-server generates at a time: the usual number, or as many as fit into memory. Pure.
+"""How many answers llama-server generates at a time: the usual number, or as many as fit. Pure.
 
 Each answer has its own context, and the plan counts its cache and states. A further answer must not slow a
 single one down: the plan with it uses the same devices, and leaves the output layer where it was.
@@ -15,7 +15,7 @@ from meshd.model.status import AnswersAtOnce
 
 
 def as_many_as_fit(plan: Callable[[SplitOptions], Plan], options: SplitOptions) -> Plan:
-    """The plan with as many slots as the options ask for, or fewer. Raises NotEnoughMemory if one does not fit."""
+    """The plan with as many slots as the options say, or fewer. Raises NotEnoughMemory if none fits."""
     most = options.shape.parallel
     if most == 1:
         return plan(options)
