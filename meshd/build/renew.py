@@ -1,4 +1,4 @@
-"""A copy of sources that a build folder compiles from, as cmake ties one to the path of its source."""
+"""Keeps a copy of sources up to date: cmake binds a build folder to the path of its sources."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ from pathlib import Path
 def renew(copy: Path, sources: Path) -> None:
     """Make `copy` equal to the folder `sources`. Raises OSError.
 
-    What is the same stays untouched, so that it is not compiled again. What differs gets the time of now: one
-    of its own, which may be older than what was compiled of another version, would be taken for compiled.
+    Equal files stay untouched, so that they are not compiled again. A changed file gets the current time:
+    with the time of its source, it could be older than an object of another version, and would be skipped.
     """
     wanted = {path.relative_to(sources) for path in sources.rglob("*") if path.is_file()}
     folders = {folder for name in wanted for folder in name.parents}
-    # first what goes, what is in a folder before it: a file may take the place of a folder, or the other way
+    # delete first, and a folder's content before the folder: a file may replace a folder, or a folder a file
     for place in sorted(copy.rglob("*"), reverse=True):
         name = place.relative_to(copy)
         if not place.is_dir():

@@ -1,7 +1,8 @@
-"""A buffer that is filled, lent to whoever takes what is in it, and filled again.
+"""A buffer for received bytes that is used again once nobody holds a view of it.
 
-What passes through at once then costs neither a copy nor new memory. Python counts the views of a buffer, so
-a part that somebody keeps is never written over: the next filling has other memory.
+Bytes that are consumed at once cost neither a copy nor new memory. Python counts the views of a buffer: if
+one is still held when the buffer is opened again, the next bytes go to new memory, and the view keeps its
+content.
 """
 
 
@@ -15,9 +16,9 @@ class LentSpace:
         return len(self._bytes)
 
     def open(self) -> memoryview:
-        """All of it, to be written to. Views of it that are still there keep what they show."""
+        """The whole buffer, writable. Views that are still held keep their content."""
         try:
-            self._bytes.pop()  # a buffer that is shown cannot change its size
+            self._bytes.pop()  # raises while there are views: a buffer cannot change its size then
             self._bytes.append(0)
         except BufferError:
             self._bytes = bytearray(len(self._bytes))

@@ -1,7 +1,7 @@
-"""How many answers at once: as many as usual, or as memory allows on the devices that one needs. Pure.
+"""How many answers llama-server generates at a time: the usual number, or as many as fit. Pure.
 
-Each has a context of its own, whose cache and states the plan counts. More of them must not cost a single
-answer its speed: they bring no slower device in, and do not take the output off a worker.
+Each answer has its own context, and the plan counts its cache and states. A further answer must not slow a
+single one down: the plan with it uses the same devices, and leaves the output layer where it was.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from meshd.model.status import AnswersAtOnce
 
 
 def as_many_as_fit(plan: Callable[[SplitOptions], Plan], options: SplitOptions) -> Plan:
-    """By `plan`, with the slots of the options or fewer. Raises NotEnoughMemory if one is too many."""
+    """The plan with as many slots as the options say, or fewer. Raises NotEnoughMemory if none fits."""
     most = options.shape.parallel
     if most == 1:
         return plan(options)
@@ -35,7 +35,7 @@ def _with_slots(options: SplitOptions, slots: int) -> SplitOptions:
 
 
 def _is_as_fast(more: Plan, one: Plan, options: SplitOptions) -> bool:
-    """Nothing of it lies elsewhere for lack of memory."""
+    """It uses the same devices as `one`, and the output layer has not moved for lack of memory."""
     moved = options.sampled_with_output and one.output_worker is not None and more.output_worker is None
     return not moved and _computing(more) == _computing(one)
 
@@ -45,6 +45,6 @@ def _computing(plan: Plan) -> list[tuple[str, str]]:
 
 
 def answers_at_once(shape: ContextShape, layers: ModelLayers) -> AnswersAtOnce:
-    """As llama-server has them: it gives no answer more than the model was trained for."""
+    """For status. llama-server limits each answer to the context that the model was trained for."""
     tokens = shape.answer_tokens
     return AnswersAtOnce(shape.parallel, min(tokens, layers.trained_context or tokens), shape.is_shared)
