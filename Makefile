@@ -73,9 +73,8 @@ soak: build ## the long runs: workers lost a thousand times, links cut for a tho
 		tests/e2e/test_mesh_kept.py
 	$(BIN)/python -m tests.sim.scale --members 10 50 200 1000
 
-fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for the firewall, nodes and mesh-server
+fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for nodes and mesh-server
 	$(BIN)/python -m tests.fuzz
-	$(BIN)/python -m tests.fuzz.firewall --frames 10000000 --jobs 2
 	$(BIN)/python -m tests.hostile --messages 10000000 --jobs 2
 	$(BIN)/python -m tests.fuzz.native --frames 10000000
 

@@ -3,13 +3,14 @@
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.missed_tensors import TensorKeeping
 
-from tests.fuzz.rpc_oracle import FEATURES
-
+FEATURES = reduce(or_, (bits for name, bits in vars(rpc).items() if name.startswith("FEATURE_")))
 F32, F16, Q4_0, I32 = 0, 1, 2, 26
 ADD, MUL_MAT, VIEW = 2, 29, 37
 COMPUTE = 16  # of flags
