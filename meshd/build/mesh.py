@@ -5,10 +5,12 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.build import cache as builds
 from meshd.build import native
-from meshd.build.native import build, find, read_bin_dir
+from meshd.build.native import build, filled_tree, find, read_bin_dir
 from meshd.build.pin import read_pin
 
-__all__ = ["build", "find", "folder_of", "not_built", "read_bin_dir"]
+__all__ = ["build", "find", "folder_of", "not_built", "read_bin_dir", "untouched"]
+
+untouched = filled_tree
 
 
 def folder_of(cache: Path, backend: str = "cpu") -> Path:
