@@ -51,6 +51,11 @@ def find(cache: Path, backend: str = "auto", *, patched: bool = False) -> Native
     return None
 
 
+def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
+    """Where the programs of native/mesh are, once they are built from the sources as they are now."""
+    return builds.folder_of(cache, builds.ours_key(read_pin(), backend))
+
+
 def not_built(what: str) -> UserError:
     """That something is missing, and how to get it."""
     return UserError(what, hint=how_to_build())
@@ -105,7 +110,7 @@ async def build_programs(
                     tree = await filled_tree(cache, backend, source=source, progress=progress)
                     await _compile(tree, pin, backend, missing, progress)
                     await asyncio.to_thread(_store, cache, pin, backend, tree, missing, set(ours))
-    return builds.folder_of(cache, builds.ours_key(pin, backend))
+    return folder_of_ours(cache, backend)
 
 
 async def filled_tree(
