@@ -5,72 +5,76 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.interface import BuildProgress, NativeInfo, ProgressCallback, Stage
-from meshd.wire.native import STOCK_PATCHES
+from meshd.build.interface import BuildProgress, ProgressCallback, Stage
+from meshd.build.machine import cpu_kind
+from meshd.build.pin import Pin
+from meshd.build.tree import Tree
 
 _STAMP = "stamp.json"
 _MAX_STAMP = 64 * 1024
-_KEPT_BUILDS = 6  # about 40 MB each: patched and stock, a version back, a second backend
+_KINDS = ("llama", "mesh")
+_KEPT_BUILDS = 4  # of each kind, about 40 MB each: a version back, another backend
+_EARLIER = ("tree-*", "untouched-*", "fuzz-cpu-*")  # what older versions of meshd built in
 _LOOK_SECONDS = 0.2  # how often a waiting builder looks whether the other one is done
 
 
 @dataclass(frozen=True, slots=True)
 class BuildKey:
-    """What a build depends on."""
+    """What programs depend on: upstream's, or ours, which have `sources_sha256`."""
 
     commit: str
-    patches_sha256: str
     backend: str
     cpu: str
+    sources_sha256: str = ""
 
     @property
     def name(self) -> str:
-        patches = self.patches_sha256 if self.patches_sha256 == STOCK_PATCHES else self.patches_sha256[:12]
-        return f"{self.commit[:9]}-{patches}-{self.backend}-{self.cpu}"
+        kind = f"mesh-{self.sources_sha256[:12]}" if self.sources_sha256 else "llama"
+        return f"{kind}-{self.commit[:9]}-{self.backend}-{self.cpu}"
 
 
-def load(folder: Path, key: BuildKey) -> NativeInfo | None:
-    """The finished build in `folder`, or None: no stamp, another key, or a binary is missing or cut short."""
-    stamp = _read_stamp(folder / _STAMP)
-    if stamp is None or (stamp.get("commit"), stamp.get("patches")) != (key.commit, key.patches_sha256):
-        return None
-    return _info(folder, stamp)
+def upstream_key(pin: Pin, backend: str) -> BuildKey:
+    """Of llama.cpp's own programs."""
+    return BuildKey(pin.commit, backend, cpu_kind())
 
 
-def load_any(bin_dir: Path) -> NativeInfo | None:
-    """The finished build whose binaries lie in `bin_dir`, whatever its key."""
+def ours_key(pin: Pin, backend: str) -> BuildKey:
+    """Of the programs of native/mesh."""
+    return BuildKey(pin.commit, backend, cpu_kind(), pin.sources_sha256)
+
+
+def tree_of(cache: Path, backend: str = "cpu") -> Tree:
+    """The one that is built in, whether it is filled or not."""
+    return Tree(cache / "native" / f"upstream-{backend}-{cpu_kind()}")
+
+
+def folder_of(cache: Path, key: BuildKey) -> Path:
+    """Where the programs of a finished build are."""
+    return cache / "native" / key.name / "bin"
+
+
+def load(cache: Path, key: BuildKey) -> dict[str, Path]:
+    """The programs of the finished build; none without a stamp of this key, or where one is not whole."""
+    bin_dir = folder_of(cache, key)
     stamp = _read_stamp(bin_dir.parent / _STAMP)
-    return None if stamp is None or bin_dir.name != "bin" else _info(bin_dir.parent, stamp)
-
-
-def _info(folder: Path, stamp: Mapping[str, object]) -> NativeInfo | None:
+    if stamp is None or (stamp.get("commit"), stamp.get("sources")) != (key.commit, key.sources_sha256):
+        return {}
     sizes = stamp.get("binaries")
-    if not isinstance(sizes, dict) or not sizes:
-        return None
-    binaries: dict[str, Path] = {}
-    for name, entry in sizes.items():
-        if not isinstance(entry, list) or len(entry) != 2:
-            return None
-        path = folder / "bin" / str(entry[0])
+    if not isinstance(sizes, dict):
+        return {}
+    for name, size in sizes.items():
         try:
-            if path.stat().st_size != entry[1] or not os.access(path, os.X_OK):
-                return None
-        except OSError:
-            return None
-        binaries[str(name)] = path
-    return NativeInfo(
-        pin=str(stamp.get("commit")),
-        patches_sha256=str(stamp.get("patches")),
-        backend=str(stamp.get("backend")),
-        bin_dir=folder / "bin",
-        binaries=binaries,
-    )
+            if (bin_dir / name).stat().st_size != size or not os.access(bin_dir / name, os.X_OK):
+                return {}
+        except (OSError, ValueError):
+            return {}
+    return {name: bin_dir / name for name in sizes}
 
 
 def _read_stamp(path: Path) -> Mapping[str, object] | None:
@@ -82,53 +86,46 @@ def _read_stamp(path: Path) -> Mapping[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def store(folder: Path, key: BuildKey, built: Mapping[str, Path]) -> NativeInfo:
-    """Copy the binaries into `folder`, beside those already there; the stamp comes last. Raises OSError.
+def store(cache: Path, key: BuildKey, built: Iterable[Path]) -> None:
+    """Copy programs to those of their key that are there already; the stamp comes last. Raises OSError.
 
     Until then the old stamp is right, or names another size than there is.
     """
-    bin_dir = folder / "bin"
-    before = load(folder, key)
-    sizes = {
-        name: [path.name, path.stat().st_size] for name, path in (before.binaries if before else {}).items()
-    }
+    bin_dir = folder_of(cache, key)
+    sizes = {name: path.stat().st_size for name, path in load(cache, key).items()}
     bin_dir.mkdir(parents=True, exist_ok=True)
-    parts = {bin_dir / f"{source.name}.part": bin_dir / source.name for source in built.values()}
-    stamp_part = folder / f"{_STAMP}.part"
+    parts = {bin_dir / f"{source.name}.part": source for source in built}
+    stamp, stamp_part = bin_dir.parent / _STAMP, bin_dir.parent / f"{_STAMP}.part"
     try:
-        for name, source in built.items():
-            part = bin_dir / f"{source.name}.part"
+        for part, source in parts.items():
             shutil.copy2(source, part)
-            sizes[name] = [source.name, part.stat().st_size]
-        stamp = {
-            "commit": key.commit,
-            "patches": key.patches_sha256,
-            "backend": key.backend,
-            "binaries": sizes,
-        }
-        stamp_part.write_text(json.dumps(stamp, indent=1) + "\n", "utf-8")
-        for part, place in parts.items():
-            part.replace(place)  # a running program keeps the file it was started from
-        stamp_part.replace(folder / _STAMP)
+            sizes[source.name] = part.stat().st_size
+        described = {"commit": key.commit, "sources": key.sources_sha256, "binaries": sizes}
+        stamp_part.write_text(json.dumps(described, indent=1) + "\n", "utf-8")
+        for part, source in parts.items():
+            part.replace(bin_dir / source.name)  # a running program keeps the file it was started from
+        stamp_part.replace(stamp)
     except BaseException:
         for part in (*parts, stamp_part):
             with suppress(OSError):
                 part.unlink()
         raise
-    info = load(folder, key)
-    if info is None:
-        raise UserError(f"the build in `{folder}` changed while it was stored", hint="build again")
-    return info
 
 
-def prune(native: Path, *, tree: Path) -> None:
-    """Remove all trees but `tree`, and the builds that were made longest ago beyond those that are kept."""
-    for other in native.glob("tree-*"):
-        if other != tree:
-            shutil.rmtree(other, ignore_errors=True)
-    stamps = sorted(native.glob(f"*/{_STAMP}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for stamp in stamps[_KEPT_BUILDS:]:
-        shutil.rmtree(stamp.parent, ignore_errors=True)
+def prune(native: Path, pin: Pin) -> None:
+    """Remove what nothing uses any more, and of each kind of build those that were made longest ago.
+
+    The caller holds the lock: what has no stamp was never finished, or is of an older version of meshd.
+    """
+    gone = [folder for pattern in _EARLIER for folder in native.glob(pattern)]
+    gone += [folder for folder in native.glob("upstream-*") if not Tree(folder).holds(pin.commit)]
+    made = {stamp.parent: stamp.stat().st_mtime for stamp in native.glob(f"*/{_STAMP}")}
+    gone += [folder for folder in made if folder.name.partition("-")[0] not in _KINDS]
+    for kind in _KINDS:
+        latest = sorted(native.glob(f"{kind}-*"), key=lambda folder: made.get(folder, 0.0), reverse=True)
+        gone += [folder for folder in latest if folder not in made or folder in latest[_KEPT_BUILDS:]]
+    for folder in gone:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -1,11 +1,12 @@
-"""The native part: llama.cpp at one pinned commit, and meshd's backend for it or patches, kept in the cache.
+"""The native part: upstream's programs and those of native/mesh, built at one pinned commit and kept.
 
-`native/UPSTREAM.toml` is the *pin*, `native/patches` the patches; a *key* names one build of them (commit,
-patches, backend, kind of CPU), a *tree* is the folder that builds are made in and that later builds reuse.
-A build that has no *stamp* was never finished and is not used. Public functions are in `native.py`, and in
-`mesh.py` for the programs of native/mesh. This package runs compilers in the foreground, for people who wait
-for them; a daemon only asks `find`.
-Tests: tests/unit/build, tests/e2e/test_native_build.py. Why patches: docs/decisions/0002.
+`native/UPSTREAM.toml` is the *pin*, `native/mesh` has our *sources*. All is compiled in one *tree* for each
+backend and kind of CPU, `upstream-…`, which holds llama.cpp as it is and stays for the next build. What comes
+of it is copied to other folders of the cache: upstream's programs to `llama-…`, by the pin, ours to `mesh-…`,
+by the hash of their sources too, so that a change of these compiles nothing of upstream's. A folder without a
+*stamp* was never finished and is not used. Public functions are in `native.py`. This package runs compilers
+in the foreground, for people who wait for them; a daemon only asks `find`.
+Tests: tests/unit/build, tests/e2e/test_native_build.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,33 +14,36 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from meshd.wire.native import STOCK_PATCHES
-
+# upstream's, by the names of their files
 RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, LLAMA_QUANTIZE = (
-    "rpc-server",
+    "ggml-rpc-server",
     "llama-server",
     "llama-bench",
     "llama-quantize",
 )
-MESH_PROGRAM, MESH_MODULE = "mesh-server", "libggml-mesh.so"  # files of native/mesh, for `mesh.py`
+MESH_PROGRAM, MESH_MODULE = "mesh-server", "libggml-mesh.so"  # ours: what workers run, and what a head loads
 
 BACKENDS = ("cpu", "metal", "cuda", "vulkan", "hip")
 
 
 @dataclass(frozen=True, slots=True)
 class NativeInfo:
-    """Binaries that are ready to run. Two nodes fit together when pin and patches_sha256 are the same."""
+    """Binaries that are ready to run. Two nodes have the same where pin and sources_sha256 are."""
 
     pin: str  # upstream commit, 40 hex digits; "unknown" for a folder that the user named
-    patches_sha256: str  # 64 hex digits, or STOCK
+    sources_sha256: str  # of native/mesh, 64 hex digits, or "unknown"
     backend: str  # one of BACKENDS, or "unknown"
-    bin_dir: Path
+    bin_dir: Path  # of upstream's
     binaries: Mapping[str, Path]
-    """RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH; with tools LLAMA_QUANTIZE; for the mesh protocol MESH_…"""
+    """RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, MESH_PROGRAM, MESH_MODULE; with tools LLAMA_QUANTIZE"""
+
+    @property
+    def patches_sha256(self) -> str:
+        return self.sources_sha256
 
     @property
     def patched(self) -> bool:
-        return self.patches_sha256 != STOCK_PATCHES
+        return False
 
 
 class Stage(StrEnum):

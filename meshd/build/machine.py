@@ -117,12 +117,10 @@ def missing_tools() -> list[str]:
     return [name for name in _TOOLS if _look_for(name) is None]
 
 
-def how_to_build(*options: str) -> str:
+def how_to_build() -> str:
     """A hint where there is no native build: what to run here, and what to install before."""
-    run = f"`{' '.join(('meshd native build', *options))}`"
-    if not missing_tools():
-        return f"run {run} once; it needs a C++ compiler and takes some minutes"
-    return f"{_INSTALL}; then run {run} once; it needs a C++ compiler and takes some minutes"
+    run = "run `meshd native build` once; it needs a C++ compiler and takes some minutes"
+    return f"{_INSTALL}; then {run}" if missing_tools() else run
 
 
 def _look_for(name: str) -> str | None:

@@ -1,12 +1,11 @@
 """Find, build and describe the native binaries. Words and types: interface.py."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.build import cache as builds
-from meshd.build.cache import BuildKey
 from meshd.build.compile import compile_tree
 from meshd.build.fetch import PinnedFile, fetch
 from meshd.build.interface import (
@@ -14,28 +13,29 @@ from meshd.build.interface import (
     LLAMA_BENCH,
     LLAMA_QUANTIZE,
     LLAMA_SERVER,
+    MESH_MODULE,
+    MESH_PROGRAM,
     RPC_SERVER,
     BuildProgress,
     NativeInfo,
     ProgressCallback,
     Stage,
 )
-from meshd.build.machine import cpu_kind, how_to_build, need_compiler, need_tools, resolve_backend
-from meshd.build.pin import Pin, read_pin
+from meshd.build.machine import how_to_build, need_compiler, need_tools, resolve_backend
+from meshd.build.pin import Pin, mesh_sources, read_pin
+from meshd.build.renew import renew
 from meshd.build.tree import Tree, check_source
-from meshd.wire.native import RPC_PROTOCOL, STOCK_PATCHES, UNKNOWN
+from meshd.wire.native import UNKNOWN
 
-_TARGETS = {RPC_SERVER: "ggml-rpc-server", LLAMA_SERVER: "llama-server", LLAMA_BENCH: "llama-bench"}
-_FILES = {
-    RPC_SERVER: ("ggml-rpc-server", "rpc-server"),
-    LLAMA_SERVER: ("llama-server",),
-    LLAMA_BENCH: ("llama-bench",),
-}
-_TOOLS = {LLAMA_QUANTIZE: "llama-quantize"}
+UPSTREAM_PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH)
+_TOOLS = (LLAMA_QUANTIZE,)
+OUR_PROGRAMS = (MESH_PROGRAM, MESH_MODULE)
+_TARGETS = {MESH_MODULE: "ggml-mesh"}  # of cmake; all others are called as their files are
+_ALSO_CALLED = {RPC_SERVER: "rpc-server"}  # by older releases, in folders of the user's
 
 
-def find(cache: Path, backend: str = "auto", *, patched: bool = True) -> NativeInfo | None:
-    """The finished build of the installed pin and patches for this machine, or None. Starts no program.
+def find(cache: Path, backend: str = "auto", *, patched: bool = False) -> NativeInfo | None:
+    """The finished build of the installed pin and sources for this machine, or None. Starts no program.
 
     `auto` takes the backend that `build` would choose, and else any that was built. Raises UserError when the
     pin itself cannot be read.
@@ -44,16 +44,21 @@ def find(cache: Path, backend: str = "auto", *, patched: bool = True) -> NativeI
     wanted = resolve_backend(backend)
     candidates = [wanted] + [name for name in reversed(BACKENDS) if backend == "auto" and name != wanted]
     for name in candidates:
-        key = _key(pin, name, patched=patched)
-        info = builds.load(cache / "native" / key.name, key)
-        if info is not None:
-            return info
+        there = _stored(cache, pin, name)
+        if there.keys() >= {*UPSTREAM_PROGRAMS, *OUR_PROGRAMS}:
+            bin_dir = builds.folder_of(cache, builds.upstream_key(pin, name))
+            return NativeInfo(pin.commit, pin.sources_sha256, name, bin_dir, there)
     return None
 
 
+def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
+    """Where the programs of native/mesh are, once they are built from the sources as they are now."""
+    return builds.folder_of(cache, builds.ours_key(read_pin(), backend))
+
+
 def not_built(what: str) -> UserError:
-    """That there is no patched build, and how to get one."""
-    return UserError(what, hint=how_to_build("--native-protocol", RPC_PROTOCOL))
+    """That something is missing, and how to get it."""
+    return UserError(what, hint=how_to_build())
 
 
 async def build(
@@ -62,51 +67,59 @@ async def build(
     backend: str = "auto",
     source: Path | None = None,
     tools: bool = False,
-    patched: bool = True,
+    patched: bool = False,
     progress: ProgressCallback,
 ) -> NativeInfo:
     """Build what is missing and return it; a finished build is returned at once.
 
     `source` is a tree of upstream at the pinned commit (default: the pinned archive, fetched by pip).
-    `tools` adds llama-quantize. `patched=False` builds upstream as it is. Waits for another builder. An
-    interrupted or cancelled build is continued by the next one. Raises UserError, BuildFailed among them.
+    `tools` adds llama-quantize. Waits for another builder. An interrupted or cancelled build is continued by
+    the next one. Raises UserError, BuildFailed among them.
     """
-    pin = read_pin()
     backend = resolve_backend(backend)
-    key = _key(pin, backend, patched=patched)
-    targets = {**_TARGETS, **(_TOOLS if tools else {})}
+    upstream = (*UPSTREAM_PROGRAMS, *(_TOOLS if tools else ()))
+    await build_programs(cache, OUR_PROGRAMS, upstream, backend=backend, source=source, progress=progress)
+    info = await asyncio.to_thread(find, cache, backend)
+    if info is None:
+        raise UserError(f"the build in `{cache}` changed while it was stored", hint="build again")
+    progress(BuildProgress(Stage.DONE, f"llama.cpp and meshd's backend are ready, for {backend}"))
+    return info
+
+
+async def build_programs(
+    cache: Path,
+    ours: Collection[str] = OUR_PROGRAMS,
+    upstream: Collection[str] = (),
+    *,
+    backend: str = "cpu",
+    source: Path | None = None,
+    progress: ProgressCallback,
+) -> Path:
+    """Build those of these programs that are missing; returns the folder of ours. As `build`."""
+    pin = read_pin()
     if source is not None:
         await asyncio.to_thread(check_source, source, pin, name=str(source))
-    folder = cache / "native" / key.name
-    info = await asyncio.to_thread(builds.load, folder, key)
-    if info is None or not targets.keys() <= info.binaries.keys():
+    if await asyncio.to_thread(_missing, cache, pin, backend, [*upstream, *ours]):
         with builds.explained_disk_errors(cache):
             async with builds.locked(cache / "native" / "lock", progress):
-                info = await asyncio.to_thread(builds.load, folder, key)  # the one we waited for may have it
-                if info is None or not targets.keys() <= info.binaries.keys():
+                # the one we waited for may have built it
+                missing = await asyncio.to_thread(_missing, cache, pin, backend, [*upstream, *ours])
+                if missing:
                     need_compiler()
                     need_tools()
-                    tree = Tree(cache / "native" / f"tree-{backend}-{key.cpu}")
-                    await fill(tree, pin, cache, source, progress)
-                    info = await _make(tree, pin, key, folder, targets, progress)
-    progress(BuildProgress(Stage.DONE, f"llama.cpp is ready ({key.name})"))
-    return info
+                    tree = await filled_tree(cache, backend, source=source, progress=progress)
+                    await _compile(tree, pin, backend, missing, progress)
+                    await asyncio.to_thread(_store, cache, pin, backend, tree, missing, set(ours))
+    return folder_of_ours(cache, backend)
 
 
-async def _make(
-    tree: Tree, pin: Pin, key: BuildKey, folder: Path, targets: Mapping[str, str], progress: ProgressCallback
-) -> NativeInfo:
-    """Patch, compile, and store what came of it. Raises UserError, OSError."""
-    patched = key.patches_sha256 != STOCK_PATCHES
-    await asyncio.to_thread(tree.patch, pin.patches if patched else ())
-    # an archive has no git to tell it: so that each program can say what it is, wherever it is copied to
-    flags = [f"-DLLAMA_BUILD_COMMIT={pin.commit[:9]}"]
-    made = list(targets.values())
-    await compile_tree(tree, backend=key.backend, targets=made, progress=progress, flags=flags)
-    built = {name: tree.build / "bin" / target for name, target in targets.items()}
-    info = await asyncio.to_thread(builds.store, folder, key, built)
-    await asyncio.to_thread(builds.prune, tree.folder.parent, tree=tree.folder)
-    return info
+async def filled_tree(
+    cache: Path, backend: str = "cpu", *, source: Path | None = None, progress: ProgressCallback
+) -> Tree:
+    """Upstream at the pin, as it is. The caller holds the lock of the native builds."""
+    tree = builds.tree_of(cache, backend)
+    await fill(tree, read_pin(), cache, source, progress)
+    return tree
 
 
 async def fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress: ProgressCallback) -> None:
@@ -126,45 +139,68 @@ async def fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress:
     await asyncio.to_thread(tree.fill_from_archive, archive, pin, origin=origin)
 
 
-def _key(pin: Pin, backend: str, *, patched: bool) -> BuildKey:
-    return BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK_PATCHES, backend, cpu_kind())
+def _stored(cache: Path, pin: Pin, backend: str) -> dict[str, Path]:
+    keys = builds.upstream_key(pin, backend), builds.ours_key(pin, backend)
+    return {name: path for key in keys for name, path in builds.load(cache, key).items()}
 
 
-def read_bin_dir(path: Path, *, head: bool = True) -> NativeInfo:
-    """Describe a folder of binaries that the user names. Raises UserError when a needed one is missing.
+def _missing(cache: Path, pin: Pin, backend: str, names: Sequence[str]) -> list[str]:
+    there = _stored(cache, pin, backend)
+    return [name for name in names if name not in there]
 
-    Without `head` llama-server is not needed.
 
-    A finished build of meshd keeps its pin and patches; anything else is stock of an unknown commit.
+async def _compile(
+    tree: Tree, pin: Pin, backend: str, names: Sequence[str], progress: ProgressCallback
+) -> None:
+    await asyncio.to_thread(renew, tree.ours, mesh_sources())
+    # an archive has no git to tell it: so that each program can say what it is, wherever it is copied to
+    flags = [
+        f"-DLLAMA_BUILD_COMMIT={pin.commit[:9]}",
+        f"-DCMAKE_PROJECT_INCLUDE={tree.ours / 'inject.cmake'}",
+    ]
+    targets = [_TARGETS.get(name, name) for name in names]
+    await compile_tree(tree, backend=backend, targets=targets, progress=progress, flags=flags)
+
+
+def _store(cache: Path, pin: Pin, backend: str, tree: Tree, made: Sequence[str], ours: set[str]) -> None:
+    if read_pin() != pin:
+        raise UserError(
+            "the sources of meshd's backend changed while they were compiled", hint="run it again"
+        )
+    for key, names in (
+        (builds.upstream_key(pin, backend), [name for name in made if name not in ours]),
+        (builds.ours_key(pin, backend), [name for name in made if name in ours]),
+    ):
+        if names:
+            builds.store(cache, key, [tree.build / "bin" / name for name in names])
+    builds.prune(tree.folder.parent, pin)
+
+
+def read_bin_dir(path: Path, cache: Path = Path(), *, head: bool = True) -> NativeInfo | None:
+    """A folder that the user names, and our own build for what is not in it; None where that lacks, too.
+
+    A head needs a llama-server there. Nothing here tells what the programs are: the daemon asks them. Raises
+    UserError.
     """
     path = path.absolute()
-    info = builds.load_any(path)
-    if info is not None:
-        return info
-    found = programs_in(path)
-    for name in (RPC_SERVER, *((LLAMA_SERVER,) if head else ())):
-        if name not in found:
-            raise lacks(path, name)
-    return NativeInfo(UNKNOWN, STOCK_PATCHES, UNKNOWN, path, found)
-
-
-def programs_in(path: Path) -> dict[str, Path]:
-    """Which of upstream's programs a folder has. Raises UserError when it is none."""
     if not path.is_dir():
         raise UserError(
             f"there is no directory `{path}`", hint="name the directory with llama.cpp's binaries"
         )
-    places = {
-        name: next((path / file for file in files if (path / file).is_file()), None)
-        for name, files in _FILES.items()
-    }
-    return {name: place for name, place in places.items() if place is not None}
-
-
-def lacks(path: Path, name: str) -> UserError:
-    """That this folder of the user's has not what is needed."""
-    rpc = "; a build without `-DGGML_RPC=ON` has no rpc-server" if name == RPC_SERVER else ""
-    return UserError(
-        f"`{path}` has no `{_FILES[name][0]}`",
-        hint=f"name the directory with llama.cpp's binaries, usually `build/bin`{rpc}",
-    )
+    found: dict[str, Path] = {}
+    for name in (*UPSTREAM_PROGRAMS, *OUR_PROGRAMS):
+        files = [path / file for file in (name, _ALSO_CALLED.get(name, name)) if (path / file).is_file()]
+        if files:
+            found[name] = files[0]
+    if head and LLAMA_SERVER not in found:
+        raise UserError(
+            f"`{path}` has no `{LLAMA_SERVER}`",
+            hint="name the directory with llama.cpp's binaries, usually `build/bin`",
+        )
+    needed = {MESH_PROGRAM, *((MESH_MODULE,) if head else ())}
+    if not needed <= found.keys():
+        own = find(cache)
+        if own is None:
+            return None
+        found = {**{name: own.binaries[name] for name in needed}, **found}
+    return NativeInfo(UNKNOWN, UNKNOWN, UNKNOWN, path, found)

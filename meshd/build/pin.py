@@ -1,4 +1,4 @@
-"""The pin: which upstream commit, from which archive, with which patches."""
+"""The pin: which upstream commit, from which archive, and the sources of our programs beside it."""
 
 import hashlib
 import tomllib
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.build.patch import FilePatch, parse_patch
 
 _PACKAGE = Path(__file__).parent.parent
 _FOLDERS = (_PACKAGE / "native", _PACKAGE.parent / "native")  # in a wheel, in a checkout
@@ -25,7 +24,7 @@ class Sdist:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Upstream and our patches; `files` maps paths to the SHA-256 they have at this commit.
+    """Upstream and our sources; `files` maps paths to the SHA-256 they have at this commit.
 
     `version` is that of ggml, `release` that of llama.cpp.
     """
@@ -38,19 +37,20 @@ class Pin:
     license: str
     sdist: Sdist
     files: Mapping[str, str]
-    texts: tuple[tuple[str, bytes], ...]  # names and contents of the patches, in their order
-    patches_sha256: str
+    sources_sha256: str  # of native/mesh
+    texts: tuple[tuple[str, bytes], ...] = ()
 
     @property
-    def patches(self) -> tuple[FilePatch, ...]:
-        """Of all patches, parsed anew: a daemon needs none of them. Raises UserError."""
-        return tuple(
-            part for name, text in self.texts for part in parse_patch(_decoded(name, text), name=name)
-        )
+    def patches_sha256(self) -> str:
+        return self.sources_sha256
+
+    @property
+    def patches(self) -> tuple[str, ...]:
+        return ()
 
 
 def native_folder() -> Path:
-    """Where pin and patches lie: package data of an installed meshd, or the checkout. Raises UserError."""
+    """Where pin and sources lie: package data of an installed meshd, or the checkout. Raises UserError."""
     for folder in _FOLDERS:
         if (folder / "UPSTREAM.toml").is_file():
             return folder
@@ -60,14 +60,21 @@ def native_folder() -> Path:
     )
 
 
+def mesh_sources(folder: Path | None = None) -> Path:
+    """Those of our programs, in `folder` (default: native_folder()). Raises UserError."""
+    sources = (native_folder() if folder is None else folder) / "mesh"
+    if not (sources / "inject.cmake").is_file():
+        raise UserError(f"the sources of meshd's backend are missing: `{sources}`", hint="reinstall meshd")
+    return sources
+
+
 def read_pin(folder: Path | None = None) -> Pin:
-    """Read pin and patches from `folder` (default: native_folder()). Raises UserError that names the file."""
+    """What `folder` (default: native_folder()) has. Raises UserError that names the file."""
     folder = native_folder() if folder is None else folder
     path = folder / "UPSTREAM.toml"
     try:
         table = tomllib.loads(path.read_text("utf-8"))
         sdist = table["sdist"]
-        texts = [(file.name, file.read_bytes()) for file in sorted((folder / "patches").glob("*.patch"))]
         return Pin(
             name=str(table["name"]),
             version=str(table["version"]),
@@ -82,23 +89,21 @@ def read_pin(folder: Path | None = None) -> Pin:
                 folder=str(sdist["folder"]),
             ),
             files={str(name): str(digest) for name, digest in table["files"].items()},
-            texts=tuple(texts),
-            patches_sha256=patches_digest(texts),
+            sources_sha256=_digest(mesh_sources(folder)),
         )
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
         raise UserError(f"cannot read the pin `{path}`: {error!r}", hint="reinstall meshd") from error
 
 
-def _decoded(name: str, text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"the patch `{name}` is not UTF-8 text: {error!r}", hint="reinstall meshd") from error
+def patches_digest(_texts: object) -> str:
+    return ""
 
 
-def patches_digest(texts: list[tuple[str, bytes]]) -> str:
-    """SHA-256 over names, lengths and bytes, in order: the same value means the same patches."""
+def _digest(folder: Path) -> str:
+    """SHA-256 over names, lengths and bytes, in order: the same value means the same files."""
     digest = hashlib.sha256()
-    for name, text in texts:
-        digest.update(f"{name} {len(text)}\n".encode() + text)
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()

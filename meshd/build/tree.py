@@ -1,22 +1,18 @@
-"""The build directory: upstream's source, patched, and the compiler's output.
+"""The folder that a build is made in: upstream's source as it is, ours beside it, and the compiler's output.
 
-The tree stays after a build, so that the next patch or a stock build compiles only what differs: a file is
-rewritten only when its content changes. What patches touch is kept as it was in `orig/`, and which files were
-touched is written down before they are, so that an interrupted change is put right by the next build.
+It stays after a build, so that the next one compiles only what differs.
 """
 
 import hashlib
-import json
 import shutil
-from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from meshd.base.errors import UserError
-from meshd.build.patch import FilePatch, apply_patch
 from meshd.build.pin import Pin
 
 # large, and not needed to compile the server: 113 of 176 MB
 _LEFT_OUT = frozenset({".git", "models", "docs", "media"})
+_MAX_ORIGIN = 4096
 
 
 class Tree:
@@ -25,14 +21,18 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.source = folder / "src"
+        self.ours = folder / "mesh"  # a copy of native/mesh: the cache outlives any one checkout
         self.build = folder / "build"
         self.log = folder / "build.log"
-        self._original = folder / "orig"
-        self._state = folder / "state.json"
+        self._origin = folder / "origin"
 
     def holds(self, origin: str) -> bool:
         """Whether the source is complete and came from `origin`."""
-        return self._read_state().get("origin") == [origin]
+        try:
+            with self._origin.open("rb") as file:
+                return file.read(_MAX_ORIGIN) == origin.encode()
+        except OSError:
+            return False
 
     def fill_from_archive(self, archive: Path, pin: Pin, *, origin: str) -> None:
         """Unpack the source from the pinned archive. Replaces whatever was there."""
@@ -69,62 +69,18 @@ class Tree:
         shutil.copytree(source, self.source, ignore=ignore, dirs_exist_ok=True)
         self._filled(pin, origin, str(source))
 
+    def patch(self, _changes: object) -> None: ...
+
     def _clear(self) -> None:
+        self._origin.unlink(missing_ok=True)  # first: half of a source is none
         shutil.rmtree(self.folder, ignore_errors=True)
         self.source.mkdir(parents=True)
 
     def _filled(self, pin: Pin, origin: str, name: str) -> None:
         check_source(self.source, pin, name=name)
-        self._write_state({"origin": [origin], "touched": []})
-
-    def patch(self, changes: Iterable[FilePatch]) -> None:
-        """Make the source upstream plus exactly these changes, whatever it was before. Raises UserError."""
-        wanted: dict[str, str | None] = {
-            path: self._pristine(path) for path in self._read_state().get("touched", [])
-        }
-        for change in changes:
-            text = wanted[change.path] if change.path in wanted else self._pristine(change.path)
-            wanted[change.path] = apply_patch(text, change)
-        for path in wanted:
-            self._keep_original(path)
-        state = self._read_state()
-        self._write_state({"origin": state.get("origin", []), "touched": sorted(wanted)})
-        for path, text in wanted.items():
-            _make(self.source / path, text)
-
-    def _pristine(self, path: str) -> str | None:
-        kept = self._original / path
-        if kept.with_name(kept.name + ".absent").exists():
-            return None
-        place = kept if kept.exists() else self.source / path
-        return place.read_text("utf-8") if place.exists() else None
-
-    def _keep_original(self, path: str) -> None:
-        kept = self._original / path
-        absent = kept.with_name(kept.name + ".absent")
-        if kept.exists() or absent.exists():
-            return
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        if (self.source / path).exists():
-            part = kept.with_name(kept.name + ".part")
-            shutil.copy2(self.source / path, part)
-            part.replace(kept)
-        else:
-            absent.touch()
-
-    def _read_state(self) -> Mapping[str, list[str]]:
-        try:
-            value: object = json.loads(self._state.read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-        if not isinstance(value, dict):
-            return {}
-        return {key: [str(item) for item in items] for key, items in value.items() if isinstance(items, list)}
-
-    def _write_state(self, state: Mapping[str, list[str]]) -> None:
-        part = self._state.with_suffix(".part")
-        part.write_text(json.dumps(state), "utf-8")
-        part.replace(self._state)
+        part = self._origin.with_suffix(".part")
+        part.write_text(origin, "utf-8")
+        part.replace(self._origin)
 
 
 def _is_build_folder(path: Path) -> bool:
@@ -142,14 +98,3 @@ def check_source(source: Path, pin: Pin, *, name: str) -> None:
                 f"`{name}` is not llama.cpp at the pinned commit: `{path}` differs",
                 hint=f"run `git checkout {pin.commit[:9]}` there, and undo local changes",
             )
-
-
-def _make(path: Path, text: str | None) -> None:
-    """Give the file this content; leave its time alone when it has it already, for ninja goes by that."""
-    if text is None:
-        path.unlink(missing_ok=True)
-        return
-    if path.exists() and path.read_text("utf-8") == text:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")

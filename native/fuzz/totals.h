@@ -1,4 +1,4 @@
-// What a run of either fuzzer has come to.
+// What a run has come to.
 #pragma once
 
 #include <cstdint>

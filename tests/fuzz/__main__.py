@@ -18,7 +18,6 @@ from tests.fuzz import (
     quic,
     relays,
     routers,
-    rpc,
     texts,
     trust,
 )
@@ -35,7 +34,6 @@ TARGETS: tuple[Target, ...] = (
     *relays.TARGETS,
     *channels.TARGETS,
     *quic.TARGETS,
-    *rpc.TARGETS,
     *mesh.TARGETS,
     *compressed.TARGETS,
 )

@@ -1,8 +1,8 @@
-"""Hostile sessions for our rpc-server: `python -m tests.fuzz.native [--frames N | --seconds N] [--seed S]`.
+"""Hostile sessions for mesh-server: `python -m tests.fuzz.native [--frames N | --seconds N] [--seed S]`.
 
-With --mesh for the mesh-server of native/mesh instead. Builds native/fuzz with ASan and UBSan into the user's
-cache (about four minutes on two cores, once for each state of the sources), then runs it. What it finds it
-prints, with the session that repeats it; the exit code is then not 0.
+Builds native/fuzz with ASan and UBSan into the user's cache (about four minutes on two cores, once for each
+state of the sources), then runs it. What it finds it prints, with the session that repeats it; the exit code
+is then not 0.
 """
 
 import argparse
@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 
 from meshd.build import cache as builds
-from meshd.build import mesh, native
+from meshd.build import native
 from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, find_tool
-from meshd.build.pin import read_pin
 from meshd.build.renew import renew
 from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
 
 NATIVE = Path(__file__).parents[2] / "native"
+_TARGET = "mesh_fuzz"
 SECONDS = 60
 SEED = 1
 
@@ -31,47 +31,32 @@ def _silent(progress: BuildProgress) -> None:
 
 
 async def _build(cache: Path) -> Path:
-    """The fuzzer's binary, from the patched tree, which nobody may change meanwhile."""
-    await native.build(cache, backend="cpu", progress=_silent)  # fills the tree
-    tree = Tree(cache / "native" / f"tree-cpu-{cpu_kind()}")
+    """The fuzzer's binary, with upstream's tree as it is, which nobody may change meanwhile."""
     async with builds.locked(cache / "native" / "lock", _silent):
-        tree.patch(read_pin().patches)
-        return await _compile(cache / "native" / f"fuzz-cpu-{cpu_kind()}", tree, "rpc_fuzz")
+        tree = await native.filled_tree(cache, progress=_silent)
+        return await _compile(cache / "native" / f"fuzz-mesh-cpu-{cpu_kind()}", tree)
 
 
-async def _build_mesh(cache: Path) -> Path:
-    """The one for native/mesh, from upstream's tree as it is."""
-    async with builds.locked(cache / "native" / "lock", _silent):
-        return await _compile(
-            cache / "native" / f"fuzz-mesh-cpu-{cpu_kind()}",
-            await mesh.untouched(cache, progress=_silent),
-            "mesh_fuzz",
-        )
-
-
-async def _compile(folder: Path, tree: Tree, target: str) -> Path:
+async def _compile(folder: Path, tree: Tree) -> Path:
     source, mesh, compiled = folder / "source", folder / "mesh", folder / "build"
     for original, copy in ((NATIVE / "fuzz", source), (NATIVE / "mesh", mesh)):
         renew(copy, original)
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    configure += ["-S", str(source), "-B", str(compiled), f"-DSOURCE={tree.source}"]
-    configure += [f"-DMESH={mesh}"] if target == "mesh_fuzz" else []
-    for argv in (configure, [ninja, "-C", str(compiled), target]):
+    configure += ["-S", str(source), "-B", str(compiled), f"-DSOURCE={tree.source}", f"-DMESH={mesh}"]
+    for argv in (configure, [ninja, "-C", str(compiled), _TARGET]):
         await asyncio.to_thread(subprocess.run, argv, check=True, stdout=sys.stderr)
-    return compiled / target
+    return compiled / _TARGET
 
 
 def main() -> int:
     """Run; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.native", description=__doc__)
-    parser.add_argument("--mesh", action="store_true", help="the mesh-server of native/mesh")
     parser.add_argument("--frames", type=int, help="until so many were sent")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"else so long (default: {SECONDS})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of all sessions (default: {SEED})")
     options = parser.parse_args()
-    build = _build_mesh if options.mesh else _build
-    binary = asyncio.run(build(find_cache(os.environ)))
+    binary = asyncio.run(_build(find_cache(os.environ)))
     until = ["--frames", options.frames] if options.frames else ["--seconds", options.seconds]
     return subprocess.run([binary, *map(str, until), "--seed", str(options.seed)], check=False).returncode
 

@@ -1,6 +1,6 @@
 """Prompts over more workers than this machine has cores: `python -m tests.native.asleep --workers 1,4`.
 
-As `python -m meshd.bench.prompt --protocol mesh`, whose options it takes, but workers compute nothing: their
+As `python -m meshd.bench.prompt`, whose options it takes, but workers compute nothing: their
 mesh-server sleeps as long as one thread of a CPU would take (native/mesh/tests/asleep.cpp). Daemons, links,
 llama-server and the plan are real; texts are not. Compiles that mesh-server in the cache the first time. The
 model has random weights and 16 layers, as many for each of 2, 4 or 8 workers, unless `--model` names another.
@@ -15,8 +15,11 @@ from pathlib import Path
 
 from meshd.bench import prompt
 from meshd.bench.random_model import random_model
-from meshd.build import mesh
+from meshd.build import cache as builds
+from meshd.build import native
+from meshd.build.cache import BuildKey
 from meshd.build.interface import MESH_PROGRAM
+from meshd.build.pin import read_pin
 from meshd.config.tree import find_cache
 
 from tests.native.build import told
@@ -27,26 +30,27 @@ _ASLEEP = "mesh-server-asleep"
 def main(argv: Sequence[str]) -> int:
     """Run; returns the exit code."""
     cache = find_cache(os.environ)
-    made = asyncio.run(mesh.build_programs(cache, {**mesh.PROGRAMS, _ASLEEP: _ASLEEP}, progress=told))
+    asyncio.run(native.build_programs(cache, (*native.OUR_PROGRAMS, _ASLEEP), progress=told))
     model = random_model("small", cache / "bench-models")
     with tempfile.TemporaryDirectory(prefix="meshd-asleep-") as folder:
-        lay_out(Path(folder), cache, made)
+        lay_out(Path(folder), cache, builds.ours_key(read_pin(), "cpu"))
         os.environ["MESHD_CACHE"] = folder
-        return prompt.main(["--protocol", "mesh", "--model", str(model), *argv])
+        return prompt.main(["--model", str(model), *argv])
 
 
-def lay_out(folder: Path, cache: Path, made: Path) -> None:
+def lay_out(folder: Path, cache: Path, key: BuildKey) -> None:
     """A cache like this one, where mesh-server is the one that sleeps."""
-    programs = folder / "native" / made.name
-    programs.mkdir(parents=True)
-    for name in mesh.PROGRAMS.values():
+    staged = folder / "staged"
+    staged.mkdir()
+    for name in native.OUR_PROGRAMS:
         source = _ASLEEP if name == MESH_PROGRAM else name
-        (programs / name).symlink_to(made / source)
+        (staged / name).symlink_to(builds.folder_of(cache, key) / source)
+    builds.store(folder, key, staged.iterdir())
     for entry in cache.iterdir():
         if entry.name != "native":
             (folder / entry.name).symlink_to(entry)
     for entry in (cache / "native").iterdir():
-        if entry.name not in (made.name, "lock"):
+        if entry.name not in (key.name, "lock"):
             (folder / "native" / entry.name).symlink_to(entry)
 
 

@@ -132,7 +132,6 @@ def _argv(plan: Plan, place: Place) -> list[str]:
 async def through_daemons(plan: Plan, way: str) -> dict[str, float]:
     """What is measured of workers with one device each and a head, over loopback. Raises MeshdError."""
     devices = plan.devices if way == "workers" else plan.devices[:1]
-    mesh = ("--native-protocol", "mesh")
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         async with Owner() as owner:
             fleet = Fleet(
@@ -144,9 +143,9 @@ async def through_daemons(plan: Plan, way: str) -> dict[str, float]:
                     round_trips=[0.0] * len(devices),
                     head_options=(
                         *("--device", "none", "--output-on", "worker", "--ctx-size", str(plan.context)),
-                        *(*mesh, "--", "-np", str(plan.slots), "-kvu"),
+                        *("--", "-np", str(plan.slots), "-kvu"),
                     ),
-                    worker_options=[("--device", device, *mesh) for device in devices],
+                    worker_options=[("--device", device) for device in devices],
                 )
             )
             await fleet.start_workers(owner)

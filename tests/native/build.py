@@ -1,6 +1,6 @@
 """native/mesh with its own tests, compiled in an untouched tree of the pin: `python -m tests.native.build`.
 
-The result is kept in the user's cache, under the hash of the sources. About two minutes on two cores the
+The result is kept in the user's cache, beside mesh-server and the module. About two minutes on two cores the
 first time, half a minute after a change of native/mesh. Tests that need it are skipped where it is not there.
 """
 
@@ -10,14 +10,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.build import mesh
+from meshd.build import cache as builds
+from meshd.build import native
 from meshd.build.interface import MESH_MODULE, MESH_PROGRAM, BuildProgress
+from meshd.build.pin import read_pin
 from meshd.config.tree import find_cache
 
 OTHER = "MESHD_OTHER_BUILD"  # names a folder with these programs and llama-server, which tests take instead
 
 _TESTS = "mesh-tests"
-_FILES = {**mesh.PROGRAMS, _TESTS: _TESTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ def find() -> MeshBuild | None:
     named = other()
     if named is not None:
         return MeshBuild(named)
-    folder = mesh.folder_of(find_cache(os.environ))
-    return MeshBuild(folder) if (folder / _TESTS).is_file() else None
+    programs = builds.load(find_cache(os.environ), builds.ours_key(read_pin(), "cpu"))
+    return MeshBuild(programs[_TESTS].parent) if _TESTS in programs else None
 
 
 def told(progress: BuildProgress) -> None:
@@ -62,7 +63,7 @@ def told(progress: BuildProgress) -> None:
 
 async def build_all(cache: Path) -> Path:
     """What is missing, and where all of it is. Raises UserError."""
-    return await mesh.build_programs(cache, _FILES, progress=told)
+    return await native.build_programs(cache, (*native.OUR_PROGRAMS, _TESTS), progress=told)
 
 
 def main() -> int:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.build import cache as builds
-from meshd.build import mesh, native
+from meshd.build import native
 from meshd.build.compile import compile_tree
 from meshd.build.machine import need_compiler, need_tools
-from meshd.build.pin import Pin, read_pin
+from meshd.build.pin import Pin, mesh_sources, read_pin
 from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
 
@@ -65,7 +65,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 async def _compile(tree: Tree, targets: Sequence[str]) -> None:
     need_compiler()
     need_tools()
-    flags = [f"-DCMAKE_PROJECT_INCLUDE={mesh.sources() / 'inject.cmake'}"]
+    flags = [f"-DCMAKE_PROJECT_INCLUDE={mesh_sources() / 'inject.cmake'}"]
     await compile_tree(tree, backend="cpu", targets=targets, progress=told, flags=flags)
 
 
@@ -95,7 +95,7 @@ def _try(name: str, cache: Path, tree: Tree, release: Pin | None = None) -> Outc
 def _try_pin(cache: Path) -> Outcome:
     """As `make test` does, with what it has built."""
     start = time.monotonic()
-    asyncio.run(native.build(cache, backend="cpu", patched=False, progress=told))
+    asyncio.run(native.build(cache, backend="cpu", progress=told))
     build = MeshBuild(asyncio.run(build_all(cache)))
     unit = run_mesh_tests(build)
     texts, others = run_processes(None)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.build.fetch import PinnedFile, fetch
-from meshd.build.patch import apply_patch
 from meshd.build.pin import Pin, native_folder, read_pin
 from meshd.config.tree import find_cache
 
@@ -88,7 +87,7 @@ def rewritten(text: str, pin: Pin, new: Upstream, commit: str) -> str:
     return text
 
 
-def review(pin: Pin, old: Upstream, new: Upstream) -> Iterator[str]:
+def review(old: Upstream, new: Upstream) -> Iterator[str]:
     """What to look at, a line each."""
     for path, why in WATCHED.items():
         count = changed_lines(old.text(path), new.text(path))
@@ -102,8 +101,6 @@ def review(pin: Pin, old: Upstream, new: Upstream) -> Iterator[str]:
     yield from _moved("architectures", *architectures)
     gone = sorted({*options_of(old.text(_OPTIONS))} - {*options_of(new.text(_OPTIONS))})
     yield f"options of llama-server that are gone: {', '.join(gone) or 'none'}"
-    failed = list(_patches_that_fail(pin, new))
-    yield f"patches that do not apply line by line: {', '.join(failed) or 'none'}"
 
 
 def _moved(what: str, old: list[str], new: list[str]) -> Iterator[str]:
@@ -114,21 +111,6 @@ def _moved(what: str, old: list[str], new: list[str]) -> Iterator[str]:
             yield f"{what}, {how}: {', '.join(some)}"
 
 
-def _patches_that_fail(pin: Pin, new: Upstream) -> Iterator[str]:
-    """Each on those before it that apply."""
-    texts: dict[str, str | None] = {}
-    for number, _text in pin.texts:
-        made: dict[str, str | None] = {}
-        try:
-            for part in (part for part in pin.patches if part.patch == number):
-                at = new.text(part.path) if part.path in new.texts else None
-                made[part.path] = apply_patch(made.get(part.path, texts.get(part.path, at)), part)
-        except UserError:
-            yield number[:4]
-        else:
-            texts |= made
-
-
 async def _archive_of(pin: Pin) -> Path:
     wanted = PinnedFile(pin.sdist.requirement, pin.sdist.file, pin.sdist.sha256, from_source=True)
     return await fetch(wanted, find_cache(os.environ) / "downloads", told)
@@ -136,7 +118,7 @@ async def _archive_of(pin: Pin) -> Path:
 
 def move(pin: Pin, place: Path, old_archive: Path, archive: Path, commit: str) -> list[str]:
     """Rewrites the file `place`; returns what to look at. Raises UserError."""
-    wanted = {*WATCHED, *pin.files, *(part.path for part in pin.patches)}
+    wanted = {*WATCHED, *pin.files}
     new = read_upstream(archive, wanted)
     if re.fullmatch("[0-9a-f]{40}", commit) is None or not commit.startswith(new.commit):
         raise UserError(
@@ -145,7 +127,7 @@ def move(pin: Pin, place: Path, old_archive: Path, archive: Path, commit: str) -
     place.write_text(rewritten(place.read_text("utf-8"), pin, new, commit), "utf-8")
     return [
         f"ggml {pin.version} to {new.version}, RPC {pin.rpc_protocol} to {new.rpc_protocol}",
-        *review(pin, read_upstream(old_archive, wanted), new),
+        *review(read_upstream(old_archive, wanted), new),
     ]
 
 

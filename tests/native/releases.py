@@ -12,7 +12,7 @@ from meshd.build.tree import Tree
 
 
 def read_releases(folder: Path | None = None) -> tuple[Pin, ...]:
-    """As pins without patches, the oldest first. Raises KeyError where a row lacks something."""
+    """As pins, the oldest first. Raises KeyError where a row lacks something."""
     table = tomllib.loads(((folder or native_folder()) / "FOLLOW.toml").read_text("utf-8"))
     pin = read_pin()
     return tuple(
@@ -27,7 +27,6 @@ def read_releases(folder: Path | None = None) -> tuple[Pin, ...]:
                 folder=str(row["folder"]),
             ),
             files={},  # the archive's hash tells it from others
-            texts=(),
         )
         for row in table["release"]
     )

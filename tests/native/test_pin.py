@@ -15,7 +15,6 @@ from tests.native.schema import ROOT
 OLD, NEW = "a" * 40, "b" * 40
 UPDATED = "- feat: update llama.cpp to ggml-org/llama.cpp@"
 NAMES = "GGML_OP_NAME[GGML_OP_COUNT] = {{\n    {}\n}};\n"
-PATCH = "--- a/ggml/src/ggml.c\n+++ b/ggml/src/ggml.c\n@@ -1 +1 @@\n-{}\n+ours\n"
 
 
 def _archive(folder: Path, package: str, minor: int, commit: str, operations: str, options: str) -> Path:
@@ -57,13 +56,10 @@ def archives(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a pin of the first archive, its comments, and two patches: only one of them fits the second."""
+    """With a pin of the first archive, and its comments."""
     made = tmp_path / "native"
-    (made / "patches").mkdir(parents=True)
-    head = "diff --git a/x b/x\n"
-    (made / "patches" / "0001-one.patch").write_text(head + PATCH.format("first 7"))
-    told = "diff --git a/x b/x\n--- a/common/arg.cpp\n+++ b/common/arg.cpp\n@@ -1,0 +1 @@\n+ours\n"
-    (made / "patches" / "0002-two.patch").write_text(told)
+    (made / "mesh").mkdir(parents=True)
+    (made / "mesh" / "inject.cmake").touch()
     (made / "UPSTREAM.toml").write_text(
         f'name = "llama.cpp"\nversion = "0.7.1"  # of ggml\nrelease = "7.7.7"\ncommit = "{OLD}"\n'
         'rpc_protocol = "7.7.7"\n'
@@ -102,8 +98,7 @@ def test_a_review_is_told_what_moved(folder: Path, archives: tuple[Path, Path]) 
     assert "names of OP, new: NEW" in lines
     assert "names of OP, gone: GONE" in lines
     assert "names of GLU_OP: not found, they are written in another way" in lines
-    assert "options of llama-server that are gone: -a" in lines
-    assert lines[-1] == "patches that do not apply line by line: 0001"
+    assert lines[-1] == "options of llama-server that are gone: -a"
 
 
 @pytest.mark.parametrize("commit", [OLD, NEW[:9], NEW.upper(), "c" * 40])

@@ -2,12 +2,12 @@
 
 import re
 
-from meshd.build.mesh import sources
+from meshd.build.pin import mesh_sources
 
 from tests.native.schema import ROOT
 
 OURS = sorted(
-    path for path in sources().rglob("*") if path.suffix in (".cpp", ".h") and path.name != "protocol.h"
+    path for path in mesh_sources().rglob("*") if path.suffix in (".cpp", ".h") and path.name != "protocol.h"
 )
 
 
@@ -71,6 +71,8 @@ def test_the_page_names_every_file() -> None:
     table = page.split("## Where things are")[1].split("##")[0]
     named = set(re.findall(r"`([\w.]+)`", table))
     lacking = {
-        path.stem for path in sources().glob("*") if path.is_file() and not {path.stem, path.name} & named
+        path.stem
+        for path in mesh_sources().glob("*")
+        if path.is_file() and not {path.stem, path.name} & named
     }
     assert lacking - {"protocol"} == set()

@@ -12,7 +12,7 @@ from meshd.wire.native import NativeVersion
 from .codes import warning_codes
 from .fake import LINK, MODEL, PEER, full_status
 
-NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+NATIVE = NativeVersion("mesh 4", "pin", "sources", "cpu")
 RELAYED = replace(LINK, kind=LinkKind.RELAY, path="relayed")
 Change = Callable[[Status], Status]
 
@@ -113,12 +113,12 @@ def test_answers_that_wait_for_a_worker_are_told_at_once() -> None:
 
 
 def test_native_builds_are_compared_when_both_are_known() -> None:
-    def told(rpc: str = "7.0.0", native: str = "pin+patches") -> list[str]:
-        return codes(peer(rpc=rpc, native=native)(calm()), native=NATIVE)
+    def told(protocol: str = NATIVE.protocol, native: str = "pin+sources") -> list[str]:
+        return codes(peer(native_protocol=protocol, native=native)(calm()), native=NATIVE)
 
-    assert told(native="other+patches") == told(rpc="8.0.0") == ["native_mismatch"]
-    assert told(native="unknown+stock") == told(native="pin+bb") == ["native_differs"]
-    assert told() == codes(peer(native="other+stock")(calm())) == []
+    assert told(native="other+sources") == told(protocol="mesh 1") == ["native_mismatch"]
+    assert told(native="unknown+aa") == told(native="pin+bb") == ["native_differs"]
+    assert told() == codes(peer(native="other+aa")(calm())) == []
 
 
 @pytest.mark.parametrize(("offset", "word"), [(3600.0, "ahead"), (-3600.0, "behind")])

@@ -1,23 +1,33 @@
 """A finished build in a cache, without a compiler."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from meshd.build import cache as builds
 from meshd.build.cache import BuildKey
-from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
-from meshd.build.machine import cpu_kind
+from meshd.build.native import OUR_PROGRAMS, UPSTREAM_PROGRAMS
 from meshd.build.pin import read_pin
-from meshd.wire.native import STOCK_PATCHES
 
 
-def store(cache: Path, backend: str, *, patched: bool = True) -> Path:
-    """The folder of its programs."""
-    pin = read_pin()
-    key = BuildKey(pin.commit, pin.patches_sha256 if patched else STOCK_PATCHES, backend, cpu_kind())
-    made = {}
-    for name, file in ((RPC_SERVER, "ggml-rpc-server"), (LLAMA_SERVER, "llama-server")):
-        made[name] = cache / "out" / file
-        made[name].parent.mkdir(parents=True, exist_ok=True)
-        made[name].write_text("x")
-        made[name].chmod(0o755)
-    return builds.store(cache / "native" / key.name, key, made).bin_dir
+def program(folder: Path, name: str, text: str = "x") -> Path:
+    """One that can be run, as far as its mode tells."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def _store(cache: Path, key: BuildKey, names: Iterable[str]) -> Path:
+    builds.store(cache, key, [program(cache / "out", name) for name in names])
+    return builds.folder_of(cache, key)
+
+
+def store_upstream(cache: Path, backend: str = "cpu") -> Path:
+    """The folder of upstream's programs."""
+    return _store(cache, builds.upstream_key(read_pin(), backend), UPSTREAM_PROGRAMS)
+
+
+def store_ours(cache: Path, backend: str = "cpu") -> Path:
+    """The folder of those of native/mesh."""
+    return _store(cache, builds.ours_key(read_pin(), backend), OUR_PROGRAMS)

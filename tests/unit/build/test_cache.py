@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,101 +12,111 @@ from hypothesis import strategies as st
 from meshd.build import cache
 from meshd.build.cache import BuildKey
 from meshd.build.interface import BuildProgress, Stage
-from meshd.wire.native import STOCK_PATCHES
+from meshd.build.pin import read_pin
 
-KEY = BuildKey("c" * 40, "d" * 64, "cpu", "12345678")
+from tests.unit.build.stored import program
 
-
-def _binary(folder: Path, name: str, text: str = "binary") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
+KEY = BuildKey("c" * 40, "cpu", "12345678", "d" * 64)
+UPSTREAMS = BuildKey("c" * 40, "cpu", "12345678")
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    folder = tmp_path / KEY.name
-    cache.store(folder, KEY, {"rpc-server": _binary(tmp_path / "out", "ggml-rpc-server")})
-    return folder
+    """The folder of a finished build."""
+    cache.store(tmp_path, KEY, [program(tmp_path / "out", "mesh-server", "binary")])
+    return cache.folder_of(tmp_path, KEY).parent
 
 
 def test_names_of_keys_differ_in_every_part() -> None:
     others = [
-        BuildKey("e" * 40, "d" * 64, "cpu", "12345678"),
-        BuildKey("c" * 40, "e" * 64, "cpu", "12345678"),
-        BuildKey("c" * 40, STOCK_PATCHES, "cpu", "12345678"),
-        BuildKey("c" * 40, "d" * 64, "cuda", "12345678"),
-        BuildKey("c" * 40, "d" * 64, "cpu", "12345679"),
+        BuildKey("e" * 40, "cpu", "12345678", "d" * 64),
+        BuildKey("c" * 40, "cpu", "12345678", "e" * 64),
+        BuildKey("c" * 40, "cuda", "12345678", "d" * 64),
+        BuildKey("c" * 40, "cpu", "12345679", "d" * 64),
+        UPSTREAMS,
     ]
     assert len({key.name for key in (KEY, *others)}) == 6
 
 
-def test_a_stored_build_is_found(stored: Path) -> None:
-    info = cache.load(stored, KEY)
-    assert info is not None
-    assert info.binaries["rpc-server"].read_text() == "binary"
-    assert (info.pin, info.patches_sha256, info.backend) == (KEY.commit, KEY.patches_sha256, "cpu")
-    assert info.patched
-    assert cache.load_any(stored / "bin") == info
+def test_a_stored_build_is_found(stored: Path, tmp_path: Path) -> None:
+    programs = cache.load(tmp_path, KEY)
+    assert programs == {"mesh-server": stored / "bin" / "mesh-server"}
+    assert programs["mesh-server"].read_text() == "binary"
+    assert cache.load(tmp_path, UPSTREAMS) == {}
 
 
 def test_more_binaries_are_added(stored: Path, tmp_path: Path) -> None:
-    info = cache.store(stored, KEY, {"llama-quantize": _binary(tmp_path / "out", "llama-quantize")})
-    assert set(info.binaries) == {"rpc-server", "llama-quantize"}
+    cache.store(tmp_path, KEY, [program(tmp_path / "out", "mesh-tests")])
+    assert cache.load(tmp_path, KEY).keys() == {"mesh-server", "mesh-tests"}
 
 
-def test_without_a_stamp_it_was_never_finished(stored: Path) -> None:
+def test_without_a_stamp_it_was_never_finished(stored: Path, tmp_path: Path) -> None:
     (stored / "stamp.json").unlink()
-    assert cache.load(stored, KEY) is None
-    assert cache.load_any(stored / "bin") is None
+    assert cache.load(tmp_path, KEY) == {}
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "mode"])
-def test_a_binary_that_is_not_whole(stored: Path, harm: str) -> None:
-    path = stored / "bin" / "ggml-rpc-server"
+def test_a_binary_that_is_not_whole(stored: Path, tmp_path: Path, harm: str) -> None:
+    path = stored / "bin" / "mesh-server"
     if harm == "gone":
         path.unlink()
     elif harm == "cut":
         os.truncate(path, 2)
     else:
         path.chmod(0o644)
-    assert cache.load(stored, KEY) is None
+    assert cache.load(tmp_path, KEY) == {}
 
 
-def test_another_key_in_the_same_place(stored: Path) -> None:
-    assert cache.load(stored, BuildKey("c" * 40, "f" * 64, "cpu", "12345678")) is None
+def test_another_key_in_the_same_place(stored: Path, tmp_path: Path) -> None:
+    other = BuildKey("c" * 40, "cpu", "12345678", f"{'d' * 12}{'f' * 52}")
+    assert other.name == KEY.name
+    assert cache.load(tmp_path, other) == {}
 
 
 @given(
     st.one_of(
         st.binary(max_size=60),
-        st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4).map(
+        st.recursive(
+            st.none() | st.integers() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=4,
+        ).map(
             lambda value: json.dumps(
-                {"commit": KEY.commit, "patches": KEY.patches_sha256, "backend": "cpu", "binaries": value}
+                {"commit": KEY.commit, "sources": KEY.sources_sha256, "binaries": value}
             ).encode()
         ),
     )
 )
 def test_any_stamp_is_read_without_an_error(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     folder = tmp_path_factory.mktemp("stamp")
-    (folder / "stamp.json").write_bytes(text)
-    assert cache.load(folder, KEY) is None
+    place = cache.folder_of(folder, KEY).parent
+    place.mkdir(parents=True)
+    (place / "stamp.json").write_bytes(text)
+    assert cache.load(folder, KEY) == {}
 
 
-def test_old_trees_and_builds_are_removed(tmp_path: Path) -> None:
+def test_old_builds_are_removed_each_kind_for_itself(tmp_path: Path) -> None:
     native = tmp_path / "native"
-    keep = native / "tree-cpu-1"
-    for name in ("tree-cpu-1", "tree-cuda-1"):
-        (native / name / "src").mkdir(parents=True)
-    for number in range(8):
-        folder = native / f"build-{number}"
-        cache.store(folder, KEY, {"rpc-server": _binary(tmp_path / "out", "ggml-rpc-server")})
-        os.utime(folder / "stamp.json", ns=(number, number))
-    cache.prune(native, tree=keep)
-    left = sorted(path.name for path in native.iterdir())
-    assert left == [*(f"build-{number}" for number in range(2, 8)), "tree-cpu-1"]
+    made = [replace(UPSTREAMS, commit=f"{number}" * 40) for number in range(6)]
+    made += [replace(KEY, sources_sha256=f"{number}" * 64) for number in range(6)]
+    for time, key in enumerate(made):
+        cache.store(tmp_path, key, [program(tmp_path / "out", "program")])
+        os.utime(native / key.name / "stamp.json", ns=(time, time))
+    cache.prune(native, read_pin())
+    assert {path.name for path in native.iterdir()} == {key.name for key in (*made[2:6], *made[8:])}
+
+
+def test_a_tree_of_the_pin_stays_whatever_its_backend(tmp_path: Path) -> None:
+    native, pin = tmp_path / "native", read_pin()
+    for name, origin in (
+        ("upstream-cpu-1", pin.commit),
+        ("upstream-cuda-1", pin.commit),
+        ("upstream-x-1", ""),
+    ):
+        (native / name).mkdir(parents=True)
+        (native / name / "origin").write_text(origin)
+    cache.prune(native, pin)
+    assert sorted(path.name for path in native.iterdir()) == ["upstream-cpu-1", "upstream-cuda-1"]
 
 
 def test_a_second_builder_waits_and_says_so(tmp_path: Path) -> None:

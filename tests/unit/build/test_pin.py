@@ -4,47 +4,45 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.build.pin import native_folder, patches_digest, read_pin
+from meshd.build.pin import native_folder, read_pin
 
 
 def test_the_pin_of_this_checkout() -> None:
     pin = read_pin()
     assert len(pin.commit) == 40
-    assert len(pin.sdist.sha256) == len(pin.patches_sha256) == 64
+    assert len(pin.sdist.sha256) == len(pin.sources_sha256) == 64
     assert pin.rpc_protocol == "7.0.0"
     assert pin.sdist.requirement.split("==")[1] in pin.sdist.file
-    # every file that a patch changes and that tells the commit must be one that exists there
-    assert {change.path for change in pin.patches if not change.is_new} >= {"src/llama-model.cpp"}
 
 
-def test_every_patch_says_what_why_and_where_upstream_is() -> None:
-    patches = sorted((native_folder() / "patches").glob("*.patch"))
-    assert patches
-    assert [path.name[:4] for path in patches] == [f"{number:04}" for number in range(1, len(patches) + 1)]
-    for path in patches:
-        header = path.read_text("utf-8").split("\ndiff --git ")[0]
-        assert path.name[4] == "-"
-        for part in ("Subject: ", "\nWhy: ", "\nUpstream: ", "\nTest: "):
-            assert part in header, f"{path.name} has no `{part.strip()}`"
+def _folder(place: Path, files: dict[str, bytes]) -> Path:
+    """One with the pin of this checkout and these sources."""
+    for name, content in {"inject.cmake": b"", **files}.items():
+        (place / "mesh" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "mesh" / name).write_bytes(content)
+    (place / "UPSTREAM.toml").write_bytes((native_folder() / "UPSTREAM.toml").read_bytes())
+    return place
 
 
-def test_every_patch_has_a_row_that_says_what_it_is_for() -> None:
-    patches = sorted((native_folder() / "patches").glob("*.patch"))
-    page = (native_folder().parent / "docs" / "native-patches.md").read_text("utf-8")
-    rows = [line[2:6] for line in page.splitlines() if line.startswith("| 0") and line.count("|") == 6]
-    assert rows == [path.name[:4] for path in patches]
+def test_the_digest_of_the_sources_sees_names_and_bytes(tmp_path: Path) -> None:
+    sources: list[dict[str, bytes]] = [
+        {"1": b"ab", "2": b"c"},
+        {"1": b"a", "2": b"bc"},
+        {"1": b"ab", "3": b"c"},
+        {"1": b"ab", "below/2": b"c"},
+        {"1": b"ab"},
+    ]
+    folders = [_folder(tmp_path / str(number), files) for number, files in enumerate(sources)]
+    assert len({read_pin(folder).sources_sha256 for folder in folders}) == 5
+    again = _folder(tmp_path / "again", sources[0])
+    assert read_pin(again) == read_pin(folders[0])
 
 
-def test_the_digest_sees_names_order_and_bytes() -> None:
-    texts = [("1", b"ab"), ("2", b"c")]
-    digests = {
-        patches_digest(texts),
-        patches_digest(texts[::-1]),
-        patches_digest([("1", b"a"), ("2", b"bc")]),
-        patches_digest([("1", b"ab"), ("3", b"c")]),
-        patches_digest(texts[:1]),
-    }
-    assert len(digests) == 5
+def test_sources_that_are_missing_are_named(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, {})
+    (folder / "mesh" / "inject.cmake").unlink()
+    with pytest.raises(UserError, match="the sources of meshd's backend are missing"):
+        read_pin(folder)
 
 
 @pytest.mark.parametrize("text", [None, "not = [toml", "name = 1\n", 'name = "x"\nsdist = 3\n', "\xff"])

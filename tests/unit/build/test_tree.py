@@ -1,4 +1,4 @@
-"""meshd.build.tree: filling, patching forth and back, what an interruption leaves."""
+"""meshd.build.tree: filling it, and what an interruption leaves."""
 
 import hashlib
 import io
@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.build.patch import FilePatch, Hunk
 from meshd.build.pin import Pin, Sdist
 from meshd.build.tree import Tree
 
 ONE = "line 1\nline 2\n"
-CHANGE = FilePatch("p1", "one.c", False, (Hunk(2, ("line 2",), ("line two",)),))
-AGAIN = FilePatch("p2", "one.c", False, (Hunk(2, ("line two",), ("line zwei",)),))
-NEW = FilePatch("p1", "dir/new.c", True, (Hunk(0, (), ("fresh",)),))
 
 
 def _pin(text: str = ONE) -> Pin:
     files = {"one.c": hashlib.sha256(text.encode()).hexdigest()}
     sdist = Sdist("x==1", "x-1.tar.gz", "", "x-1/vendor/up")
-    return Pin("up", "1", "1", "c" * 40, "7.0.0", "MIT", sdist, files, (), "")
+    return Pin("up", "1", "1", "c" * 40, "7.0.0", "MIT", sdist, files, "")
 
 
 def _archive(path: Path, members: dict[str, str]) -> Path:
@@ -76,7 +72,7 @@ def test_a_folder_of_the_users_is_copied_and_left_alone(tmp_path: Path) -> None:
     (source / "one.c").write_text(ONE)
     tree = Tree(tmp_path / "tree")
     tree.fill_from_folder(source, _pin(), origin="c1")
-    tree.patch([CHANGE])
+    (tree.source / "one.c").write_text("changed there")
     assert (source / "one.c").read_text() == ONE
     files = [str(path.relative_to(tree.source)) for path in tree.source.rglob("*") if path.is_file()]
     assert sorted(files) == ["common/build-info.in", "one.c", "tools/models/keep"]
@@ -88,51 +84,32 @@ def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
         Tree(tmp_path / "tree").fill_from_folder(tmp_path / "empty", _pin(), origin="c1")
 
 
-def _state(tree: Tree) -> tuple[str, str | None]:
-    new = tree.source / "dir/new.c"
-    return (tree.source / "one.c").read_text(), new.read_text() if new.exists() else None
+def test_half_of_a_source_does_not_count(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filled anew, and stopped at the first file."""
 
-
-def test_patches_forth_and_back(tree: Tree) -> None:
-    for changes, expected in (
-        ([CHANGE, NEW], ("line 1\nline two\n", "fresh\n")),
-        ([CHANGE, AGAIN], ("line 1\nline zwei\n", None)),
-        ([], (ONE, None)),
-        ([NEW, CHANGE, AGAIN], ("line 1\nline zwei\n", "fresh\n")),
-    ):
-        for _ in range(2):
-            tree.patch(changes)
-            assert _state(tree) == expected
-
-
-def test_what_does_not_change_keeps_its_time(tree: Tree) -> None:
-    tree.patch([CHANGE])
-    before = (tree.source / "one.c").stat().st_mtime_ns
-    tree.patch([CHANGE, NEW])
-    assert (tree.source / "one.c").stat().st_mtime_ns == before
-
-
-def test_a_patch_that_does_not_fit_changes_nothing(tree: Tree) -> None:
-    tree.patch([CHANGE])
-    with pytest.raises(UserError, match="differs from the expected content"):
-        tree.patch([NEW, AGAIN])
-    assert _state(tree) == ("line 1\nline two\n", None)
-
-
-def test_an_interrupted_patch_is_put_right(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(path: Path, text: str | None) -> None:
+    def stop(*_of: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr("meshd.build.tree._make", stop)
-        with pytest.raises(KeyboardInterrupt):
-            tree.patch([CHANGE, NEW])
-    (tree.source / "one.c").write_text("half writ")  # and it was cut off inside this file
-    tree.patch([])
-    assert _state(tree) == (ONE, None)
-
-
-def test_a_state_that_cannot_be_read_means_begin_again(tree: Tree) -> None:
-    for text in ("", "[]", '{"origin": 3}', "{"):
-        (tree.folder / "state.json").write_text(text)
+    for removed in ("rmtree", "copytree"):
+        tree.fill_from_folder(tree_source(tmp_path), _pin(), origin="c1")
+        assert tree.holds("c1")
+        with monkeypatch.context() as stopped:
+            stopped.setattr(f"shutil.{removed}", lambda *_args, **_options: stop())
+            with pytest.raises(KeyboardInterrupt):
+                tree.fill_from_folder(tree_source(tmp_path), _pin(), origin="c1")
         assert not tree.holds("c1")
+
+
+def tree_source(folder: Path) -> Path:
+    source = folder / "source"
+    source.mkdir(exist_ok=True)
+    (source / "one.c").write_text(ONE)
+    return source
+
+
+def test_an_origin_that_cannot_be_read_means_begin_again(tree: Tree) -> None:
+    for content in (b"", b"c", b"c11", b"\xff", b"c1" * 5000):
+        (tree.folder / "origin").write_bytes(content)
+        assert not tree.holds("c1")
+    (tree.folder / "origin").unlink()
+    assert not tree.holds("c1")

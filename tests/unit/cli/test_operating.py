@@ -1,4 +1,4 @@
-"""invite, revoke, leave, mesh: by the daemon if it runs, else on the files; config and native."""
+"""invite, revoke, leave, mesh: by the daemon if it runs, else on the files; config."""
 
 import json
 import stat
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.authority import Authority, save_addresses
-from meshd.build.interface import NativeInfo
 from meshd.config import load
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
@@ -184,65 +183,3 @@ def test_config_init_writes_the_example_once(tmp_path: Path) -> None:
     refused(meshd("config", "init", str(file)), 1, "already exists")
     assert file.read_text() == "mine"
     refused(meshd("config", "init", str(tmp_path / "no" / "m.toml")), 1, "cannot write")
-
-
-def test_native_info_of_a_patched_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rpc = ("native", "info", "--native-protocol", "rpc")
-    refused(meshd(*rpc), 1, "meshd native build --native-protocol rpc")
-    info = NativeInfo("p" * 40, "a" * 64, "cpu", tmp_path, {"rpc-server": tmp_path / "ggml-rpc-server"})
-    monkeypatch.setattr("meshd.build.native.find", lambda cache, backend: info)
-    body = json.loads(meshd(*rpc, "--json").out)
-    assert body == {
-        "pin": "p" * 40,
-        "patches_sha256": "a" * 64,
-        "backend": "cpu",
-        "bin_dir": str(tmp_path),
-        "binaries": {"rpc-server": str(tmp_path / "ggml-rpc-server")},
-    }
-    assert "ggml-rpc-server" in meshd(*rpc).out
-
-
-@pytest.mark.parametrize("words", [(), ("--native-protocol", "mesh")])
-def test_native_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
-    """What a worker runs is its `rpc-server`, whatever it is called."""
-    refused(meshd("native", "info", *words), 1, "run `meshd native build` once")
-    places = {"mesh-server": "mesh-server", "rpc-server": "ggml-rpc-server", "llama-server": "llama-server"}
-    programs = {name: tmp_path / file for name, file in places.items()}
-    info = NativeInfo("p" * 40, "stock", "cpu", tmp_path, programs)
-    monkeypatch.setattr("meshd.build.mesh.find", lambda cache, backend: info)
-    body = json.loads(meshd("native", "info", *words, "--json").out)
-    assert (body["patches_sha256"], body["bin_dir"]) == ("stock", str(tmp_path))
-    assert body["binaries"] == {
-        "rpc-server": str(tmp_path / "mesh-server"),
-        "mesh-server": str(tmp_path / "mesh-server"),
-        "ggml-rpc-server": str(tmp_path / "ggml-rpc-server"),
-        "llama-server": str(tmp_path / "llama-server"),
-    }
-
-
-def test_who_has_the_patched_build_alone_is_told_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = NativeInfo("p" * 40, "a" * 64, "cpu", tmp_path, {})
-    monkeypatch.setattr("meshd.build.native.find", lambda *_, patched=True: info if patched else None)
-    told = meshd("native", "info")
-    refused(told, 1, "run `meshd native build` once")
-    assert "until then `--native-protocol rpc` on all nodes uses the patched build" in told.err
-
-
-@pytest.mark.parametrize(
-    ("words", "module"),
-    [((), "mesh"), (("--native-protocol", "mesh"), "mesh"), (("--native-protocol", "rpc"), "native")],
-)
-def test_native_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], module: str
-) -> None:
-    async def build(
-        _cache: Path, *, backend: str, source: Path | None, tools: bool, progress: object
-    ) -> NativeInfo:
-        return NativeInfo("p" * 40, "stock" if tools else "", backend, source or tmp_path, {})
-
-    monkeypatch.setattr(f"meshd.build.{module}.build", build)
-    given = (*words, "--backend", "cuda", "--source", "/src", "--tools", "--json")
-    body = json.loads(meshd("native", "build", *given).out)
-    assert (body["bin_dir"], body["backend"], body["patches_sha256"]) == ("/src", "cuda", "stock")

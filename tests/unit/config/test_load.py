@@ -57,7 +57,6 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "log.format": ("json", "json"),
     "log.level": ("debug", "debug"),
     "links.listen": ("127.0.0.1:0", HostPort("127.0.0.1", 0)),
-    "native.protocol": ("mesh", "mesh"),
     "links.kinds": ("tcp,relay", ("tcp", "relay")),
     "links.stun": ("stun.example.org:3478", ("stun.example.org:3478",)),
     "links.relays": ("https://r/1,https://r/2", ("https://r/1", "https://r/2")),
