@@ -1,4 +1,4 @@
-"""`meshd --version`: meshd's version, the wire protocol's, the native pin with the hash of the patches."""
+"""`meshd --version`: meshd's version, the wire protocol's, the native pin with the hash of our sources."""
 
 from meshd import __version__
 from meshd.cli.output import Output
@@ -12,5 +12,5 @@ def run(out: Output) -> int:
     out.line(f"meshd {__version__}")
     out.line(f"wire protocol {WIRE_VERSION}")
     pin = read_pin()
-    out.line(f"native {pin.name} {pin.commit} patches {pin.patches_sha256[:12]}")
+    out.line(f"native {pin.name} {pin.commit} sources {pin.sources_sha256[:12]}")
     return 0

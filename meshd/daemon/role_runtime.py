@@ -13,7 +13,7 @@ from pathlib import Path
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
 from meshd.base.stopped_process import is_stopped
-from meshd.build import mesh as mesh_build
+from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import read_pin
 from meshd.config import Config, Paths
@@ -48,11 +48,11 @@ def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
     """The binaries in use; a worker (not `head`) needs no llama-server. Raises UserError without them."""
     named = paths.native_bin
     if named is not None:
-        info = mesh_build.read_bin_dir(named, paths.cache, head=head)
+        info = native_build.read_bin_dir(named, paths.cache, head=head)
     else:
-        info = mesh_build.find(paths.cache)
+        info = native_build.find(paths.cache)
     if info is None:
-        raise mesh_build.not_built(paths.cache, NOT_BUILT)
+        raise native_build.not_built(NOT_BUILT)
 
     def program(name: str) -> Path:
         return info.binaries.get(name, info.bin_dir / name)  # a worker starts only mesh-server

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 UNKNOWN = "unknown"  # pin of binaries that meshd did not build
-STOCK_PATCHES = "stock"
-RPC_PROTOCOL = "rpc"
 _MESH = "mesh "  # before the version of the protocol of native/mesh
 _SHOWN = 12  # digits of a hash that a short form keeps
 _ONE_MESHD = "install the same version of meshd on both and run `meshd native build`"
