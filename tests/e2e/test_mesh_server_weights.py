@@ -15,7 +15,7 @@ from meshd.build.interface import LLAMA_SERVER
 from meshd.model.weights_index import encode_index, join_indexes
 from meshd.rpc import mesh_protocol as wire
 
-from tests.e2e.mesh_rig import CountedPair, MeshHead, MeshServer
+from tests.e2e.mesh_rig import CountedPair, Mesh, MeshHead, MeshServer
 from tests.e2e.mesh_server_scene import MARKS, found_build
 from tests.e2e.models import (
     FINE_TUNED,
@@ -85,6 +85,20 @@ def _served(
 
 
 # Nothing differs.
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_load_asks_each_worker_few_questions(tmp_path: Path, workers: int) -> None:
+    """And none while tokens are made but for results, though the cache has grown beyond its first cells."""
+    asked = (wire.HELLO, wire.ALLOCATE, wire.LOAD, wire.SYNC)
+    with Mesh(found_build(), tmp_path, smollm2(), workers, weights=[smollm2()], push=True) as mesh:
+        before = [Counter(pair.messages) for pair in mesh.pairs]
+        for place, counts in enumerate(before):
+            assert [counts[kind] for kind in asked] == [1, 3, 1, 1]
+            assert counts[wire.READ] == (2 if place == workers - 1 else 0)
+        mesh.head.complete(tokens=260)
+        for pair, counts in zip(mesh.pairs, before, strict=True):
+            assert [pair.messages[kind] for kind in asked] == [counts[kind] for kind in asked]
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
