@@ -15,7 +15,6 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api
 from tests.e2e.cutter import Counts, Cutter, Rules
-from tests.e2e.native_protocol import NativeProtocol
 from tests.e2e.nodes import Fleet
 from tests.e2e.spaces import Space
 
@@ -51,7 +50,6 @@ async def apart(
     seed: int,
     rate: float | None = None,
     worker_options: tuple[str, ...] = (),
-    protocol: NativeProtocol | None = None,
 ) -> AsyncIterator[Apart]:
     """Both nodes, started; the model is not waited for. `options` are the head's."""
     rules, counts = Rules(rate=rate), Counts()
@@ -67,7 +65,7 @@ async def apart(
         to_head = Cutter(
             theirs.listen(HEAD_PORT), partial(ours.connect, HEAD_PORT), rules=rules, counts=counts, seed=~seed
         )
-        async with Owner() as owner, Fleet(folder, protocol=protocol) as fleet:
+        async with Owner() as owner, Fleet(folder) as fleet:
             owner.start(to_worker.serve(), name="proxy to the worker")
             owner.start(to_head.serve(), name="proxy to the head")
             has = ("--model", str(worker_has)) if worker_has is not None else ()

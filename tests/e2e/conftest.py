@@ -1,41 +1,18 @@
-"""For the end-to-end tests: with fewer patches if asked for, and the sums of lost workers at the end."""
+"""For the end-to-end tests: the sums of lost workers at the end."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e import models, native_protocol
 from tests.e2e.losses import Loss, note_losses, noted_losses, page, table
 from tests.soak import SEED
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--losses", metavar="FILE", help="write the sums of lost workers there, as a page")
-    parser.addoption(
-        "--patches",
-        type=int,
-        metavar="N",
-        help="take the build with the first N patches only, to see what fails, with --native-protocol rpc",
-    )
-    parser.addoption(
-        "--native-protocol",
-        choices=("mesh", "rpc"),
-        default="mesh",
-        help="of the daemons in tests that name none, to see what fails",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    native_protocol.choose(config.getoption("--native-protocol", "mesh"))
-    count = config.getoption("--patches", None)
-    if count is not None:
-        from tests.e2e.patch_builds import build_first  # which needs the whole build itself
-
-        found = replace(models.patched(), binaries=build_first(count))
-        vars(models)["patched"] = lambda: found  # the tests import the name later
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

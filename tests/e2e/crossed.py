@@ -49,9 +49,7 @@ def stock_bytes(folder: Path, count: int) -> int:
 def _counted(folder: Path, count: int) -> int:
     binaries = stock().binaries
     with ExitStack() as stack:
-        workers = [
-            stack.enter_context(Worker(binaries[RPC_SERVER], folder, stock=True)) for _ in range(count)
-        ]
+        workers = [stack.enter_context(Worker(binaries[RPC_SERVER], folder)) for _ in range(count)]
         proxies = [stack.enter_context(CountingProxy(worker.port)) for worker in workers]
         endpoints = [proxy.endpoint for proxy in proxies]
         extra = ("-c", str(CONTEXT))
@@ -60,7 +58,7 @@ def _counted(folder: Path, count: int) -> int:
         )
 
         def crossed() -> int:
-            return sum(proxy.counts.received + proxy.counts.sent.total() for proxy in proxies)
+            return sum(proxy.passed for proxy in proxies)
 
         head.complete(PROMPT, 4)
         before = crossed()

@@ -1,21 +1,17 @@
-"""Binaries whose rpc-server can be made to stand still in a graph: nothing ends, and nothing answers.
+"""A mesh-server that can be made to stand still in a graph: nothing ends, and nothing answers.
 
-The rpc-server runs under a preloaded library that replaces the entry of OpenMP, which each graph of more than
+It runs under a preloaded library that replaces the entry of OpenMP, which each graph of more than
 one thread calls. Once a file is there it sleeps in it for ever, as a thread in a driver that never returns;
 or it computes for long, once. Every connection stays open, and no signal is involved. Needs Linux and cc.
 """
 
-import json
 import shutil
-import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
-
-from tests.e2e.models import patched
+from tests.e2e import half_mesh
 
 _SOURCE = r"""
 #define _GNU_SOURCE
@@ -59,7 +55,7 @@ def skip_reason() -> str:
 
 def _lacking() -> str:
     listed = subprocess.run(
-        ["ldd", str(patched().binaries[RPC_SERVER])], check=False, capture_output=True, text=True
+        ["ldd", str(half_mesh.real_program())], check=False, capture_output=True, text=True
     )
     return "" if "libgomp" in listed.stdout else "the build has no OpenMP that a library could stand before"
 
@@ -75,26 +71,13 @@ def preloaded(folder: Path) -> Path:
 
 
 class Frozen:
-    """A build in `folder` that is the patched one but for this; `stop` ends all progress of its servers."""
+    """`cache`: one for a worker whose servers have the library; `stop` ends all progress of these."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         library = preloaded(folder)
-        self.bin = folder / "bin"
-        self.bin.mkdir()
-        real = patched()
-        wrapper = self.bin / real.binaries[RPC_SERVER].name
-        wrapper.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {real.binaries[RPC_SERVER]} "$@"\n')
-        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-        server = self.bin / real.binaries[LLAMA_SERVER].name
-        shutil.copyfile(real.binaries[LLAMA_SERVER], server)
-        server.chmod(0o755)
-        stamp = json.loads((real.bin_dir.parent / "stamp.json").read_text())
-        stamp["binaries"] = {
-            name: [path.name, path.stat().st_size]
-            for name, path in ((RPC_SERVER, wrapper), (LLAMA_SERVER, server))
-        }
-        (folder / "stamp.json").write_text(json.dumps(stamp))
+        program = f'#!/bin/sh\nLD_PRELOAD={library} exec {half_mesh.real_program()} "$@"\n'
+        self.cache = half_mesh.install(folder / "cache", program)
 
     def stop(self) -> None:
         """From the next graph on."""

@@ -5,21 +5,22 @@
 """
 
 import os
-import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
 from meshd.bench.random_model import random_model
-from meshd.build import native
-from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
+from meshd.build import mesh
+from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, NativeInfo
 from meshd.process.group import environment
-from meshd.role.native.devices import parse_devices
+from meshd.role.native.devices import parse_listed
 from meshd.wire.lease import OfferedDevice
 
 from tests.e2e.models import cache_folder, made
 from tests.e2e.native_rig import Head
+from tests.native.build import MeshBuild
 
 BACKENDS = ("cuda", "vulkan", "metal", "hip")
 LIST_SECONDS = 120.0
@@ -28,16 +29,26 @@ _FIRST_VULKAN = "GGML_VK_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A build, patched, and the first device that it shows."""
+    """A build, and the first device that it shows."""
 
     native: NativeInfo
     device: OfferedDevice
+
+    @property
+    def programs(self) -> MeshBuild:
+        """Ours."""
+        return MeshBuild(self.native.binaries[MESH_PROGRAM].parent)
+
+    @property
+    def llama_server(self) -> Path:
+        """Upstream's."""
+        return self.native.binaries[LLAMA_SERVER]
 
 
 @cache
 def gpu(backend: str) -> Gpu | str:
     """The build for `backend` and its first GPU; else why there is none."""
-    found = native.find(cache_folder(), backend)
+    found = mesh.find(cache_folder(), backend)
     if found is None:
         return f"no build for {backend} in the cache: `meshd native build --backend {backend}` makes one"
     if backend == "vulkan":
@@ -46,13 +57,20 @@ def gpu(backend: str) -> Gpu | str:
     return Gpu(found, gpus[0]) if gpus else f"the build for {backend} shows no device here"
 
 
+def gpu_or_skip(backend: str) -> Gpu:
+    """As `gpu`, for a test."""
+    if isinstance(found := gpu(backend), str):
+        pytest.skip(found)
+    return found
+
+
 def listed(info: NativeInfo) -> tuple[OfferedDevice, ...]:
-    """What its rpc-server shows."""
-    argv = [str(info.binaries[RPC_SERVER]), "--device", "?"]
+    """What its mesh-server shows."""
+    argv = [str(info.binaries[MESH_PROGRAM]), "--list-devices"]
     done = subprocess.run(
-        argv, env=environment({}), capture_output=True, text=True, timeout=LIST_SECONDS, check=False
+        argv, env=environment({}), capture_output=True, text=True, timeout=LIST_SECONDS, check=True
     )
-    return parse_devices(re.split(r"\r?\n", done.stdout + done.stderr))
+    return tuple(parse_listed(done.stdout.splitlines(), "here"))
 
 
 def model() -> Path:
@@ -66,9 +84,9 @@ def model() -> Path:
 
 @cache
 def text_alone(backend: str, file: Path, folder: Path) -> str:
-    """What the first GPU answers by itself, without RPC."""
+    """What the first GPU answers by itself."""
     found = gpu(backend)
     assert isinstance(found, Gpu), found
     extra = ("-dev", found.device.name, "-ngl", "999")
-    with Head(found.native.binaries[LLAMA_SERVER], folder, file, [], extra=extra) as head:
+    with Head(found.llama_server, folder, file, [], extra=extra) as head:
         return head.complete()

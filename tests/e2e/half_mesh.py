@@ -21,6 +21,7 @@ from tests.e2e.models import cache_folder
 
 NO_MEMORY = "no-memory"
 LACKS = "lacks"
+CRASHES = "crashes"
 _LACKING = "SET_ROWS"
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,18 @@ def _without_operation(kind: int, body: bytes) -> bytes:
     )
 
 
-_CHANGES: dict[str, Callable[[int, bytes], bytes]] = {NO_MEMORY: _without_memory, LACKS: _without_operation}
+def _crash(kind: int, body: bytes) -> bytes:
+    """In the middle of a load."""
+    if kind == wire.ALLOCATED:
+        os.abort()
+    return body
+
+
+_CHANGES: dict[str, Callable[[int, bytes], bytes]] = {
+    NO_MEMORY: _without_memory,
+    LACKS: _without_operation,
+    CRASHES: _crash,
+}
 
 
 def install(folder: Path, program: str) -> Path:

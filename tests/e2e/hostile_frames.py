@@ -1,258 +1,235 @@
-"""What a hostile client sends to an rpc-server, and how the patched one has to end its connection.
+"""What a hostile head says to a mesh-server, and why that has to end for it.
 
-Each case is one connection that has said HELLO and has one buffer of ROOM bytes, all zero but for what the
+Each case is a connection that has been welcomed and has one buffer of ROOM bytes, all zero but for what the
 case sets. CASES are those that the server refuses, SERVED those that look hostile and do no harm.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from meshd.rpc import protocol as rpc
+from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.hostile_indices import INDICES
-from tests.e2e.hostile_stage import I32, Q4_0, Q8_K, ROOM, Case, Make, Stage
-from tests.unit.rpc import talk
-from tests.unit.rpc.talk import Tensor
+from tests.e2e.hostile_stage import (
+    BUFFER,
+    I32,
+    NUMBERS,
+    Q4_0,
+    ROOM,
+    Case,
+    Tensor,
+    graph,
+    message,
+    node,
+    tensor,
+    write,
+)
 
-ADD, CONCAT, MUL_MAT, MUL_MAT_ID, SCALE, SET, VIEW = 2, 22, 29, 30, 32, 33, 37
-SOFT_MAX, ROPE, IM2COL, POOL_2D, PAD, ARGSORT, FLASH_ATTN = 46, 48, 52, 61, 64, 69, 74
-MAP_CUSTOM1, MAP_CUSTOM2, MAP_CUSTOM3, CUSTOM = 92, 93, 94, 95  # they call an address in their parameters
-COUNT = 101
-ABS = 0  # of UNARY
-TIB = 1 << 40
-CHAIN, LONGER_CHAIN = 200_000, 400_000
-_FIRST_SOURCE = 124  # in an rpc_tensor
-
-
-def _four(s: Stage) -> Tensor:
-    """Floats, at the beginning."""
-    return s.tensor(1, 0, 4)
-
-
-def _joined(s: Stage, **other: object) -> bytes:
-    return s.node(CONCAT, (8,), _four(s), s.tensor(2, 16, 4), **other)
+UNKNOWN_TYPE = len(wire.TYPES)
+ALL_ONES = (1 << 32) - 1
+HUGE = 1 << 40
 
 
-def _sum(s: Stage, **result: object) -> bytes:
-    return s.node(ADD, (4,), _four(s), s.tensor(2, 16, 4), **result)
+def _four(at: int = 0, **other: object) -> Tensor:
+    return tensor(at, 4, **other)  # type: ignore[arg-type]
 
 
-def _other_operand(s: Stage, **fields: object) -> bytes:
-    return s.node(ADD, (4,), _four(s), s.tensor(2, 16, 4, **fields))  # type: ignore[arg-type]
+def _sum(**result: object) -> bytes:
+    return node("ADD", (4,), _four(), _four(16), **result)  # type: ignore[arg-type]
 
 
-def _chain(s: Stage, length: int) -> bytes:
-    """Each the source of the one before: who follows sources by recursion overflows the stack."""
-    link = s.tensor(1, 16, 4, op=rpc.UNARY, param=ABS).encode()
-    links = bytearray(link * length)
-    for number in range(1, length + 1):
-        at = (number - 1) * rpc.TENSOR_BYTES
-        rpc.U64.pack_into(links, at, number)
-        rpc.U64.pack_into(links, at + _FIRST_SOURCE, number + 1 if number < length else 0)
-    links[: rpc.TENSOR_BYTES] = s.tensor(1, 0, 4, op=rpc.UNARY, param=ABS, sources=(2,)).encode()
-    return talk.request(rpc.GRAPH_COMPUTE, struct.pack("<IIQI", 0, 1, 1, length) + links)
+def _other_operand(**fields: object) -> bytes:
+    return node("ADD", (4,), _four(), _four(16, **fields))
 
 
-def _circle(s: Stage) -> bytes:
-    one = s.tensor(1, 0, 4, op=rpc.UNARY, param=ABS, sources=(2,))
-    return talk.graph([one, replace(one, id=2, data=s.base + 16, sources=(1,))], (1,))
+def _joined(**other: object) -> bytes:
+    return node("CONCAT", (8,), _four(), _four(16), **other)  # type: ignore[arg-type]
 
 
-def _wide(s: Stage) -> bytes:
+def _chain(length: int) -> bytes:
+    """Each the source of the next one: who follows sources by recursion goes deep."""
+    links = [_four(16 * (n % 2), operation=NUMBERS["UNARY"], sources=(n,)) for n in range(1, length)]
+    return graph([_four(), *links], range(1, length))
+
+
+def _wide() -> bytes:
     """Rows that all lie at the same place: 4 KiB of the buffer, 4 GiB to work on."""
-    rows = s.tensor(1, 0, 1024, 1 << 20, nb=(4, 0, 0, 0))
-    return s.node(MUL_MAT, (1 << 20, 1), rows, s.tensor(2, 1 << 20, 1024, 1))
+    rows = tensor(0, 1024, 1 << 20, nb=(4, 0, 0, 0))
+    return node("MUL_MAT", (1 << 20, 1), rows, tensor(1 << 20, 1024, 1))
 
 
-def _experts(s: Stage) -> bytes:
+def _experts() -> bytes:
     """A row of a table for each expert and each id: 2 GiB of it for what is 1 MiB here."""
-    experts, values = s.tensor(1, 0, 4, 1, 1 << 16), s.tensor(2, 1 << 20, 4, 1, 1)
-    ids = s.tensor(3, 2 << 20, 1 << 13, 1, kind=I32)
-    return s.node(MUL_MAT_ID, (1, 1 << 13, 1), experts, values, ids)
+    experts, values = tensor(0, 4, 1, 1 << 16), tensor(1 << 20, 4, 1, 1)
+    return node("MUL_MAT_ID", (1, 1 << 13, 1), experts, values, tensor(2 << 20, 1 << 13, 1, kind=I32))
 
 
-def _view(s: Stage, *, of: int = 1, at: int = 64, offset: int = 64) -> bytes:
-    whole = s.tensor(1, 0, 64)
-    part = s.tensor(2, at, 4, op=VIEW, view=of, view_offset=offset, sources=(1,))
-    inner = s.tensor(3, 128, 4, op=VIEW, view=2, view_offset=64, sources=(2,))
-    return talk.graph([whole, part, inner], (2, 3) if (of, at, offset) == (1, 64, 64) else (2,))
+def _view(*, of: int = 1, at: int = 64, offset: int = 64) -> bytes:
+    part = _four(at, operation=NUMBERS["VIEW"], viewed=of, view_offset=offset, sources=(1,))
+    return graph([tensor(0, 64), part], [1])
 
 
-def _claimed(command: int, size: int, body: bytes = b"") -> bytes:
-    """The beginning of a message that says it is this long."""
-    return rpc.REQUEST.pack(command, size) + body
+def _again(*between: bytes) -> bytes:
+    return _sum(uid=3) + b"".join(between) + message(wire.COMPUTE, 3, 0, 0)
 
-
-_ADDRESSES = {
-    f"operation {op} calls an address": Case(f"operation {op} refused", lambda s, op=op: _sum(s, op=op))  # type: ignore[misc]
-    for op in (MAP_CUSTOM1, MAP_CUSTOM2, MAP_CUSTOM3, CUSTOM)
-}
 
 _OPERATIONS = {
-    "the operation behind the last": Case("unknown operation 101", lambda s: _sum(s, op=COUNT)),
-    "an operation of 2^32 - 1": Case("unknown operation", lambda s: _sum(s, op=(1 << 32) - 1)),
+    "the operation behind the last": Case("no operation", lambda: _sum(operation=len(wire.OPERATIONS))),
+    "an operation of 2^32 - 1": Case("no operation", lambda: _sum(operation=ALL_ONES)),
     "a unary function behind the last": Case(
-        "UNARY", lambda s: s.node(rpc.UNARY, (4,), _four(s), param=rpc.KINDS_OF[rpc.UNARY])
+        "or kind of it", lambda: node("UNARY", (4,), _four(), parameters=(len(wire.UNARY_KINDS),))
     ),
     "a gated function below the first": Case(
-        "GLU", lambda s: s.node(rpc.GLU, (4,), s.tensor(1, 0, 8), param=(1 << 32) - 1)
+        "or kind of it", lambda: node("GLU", (4,), tensor(0, 8), parameters=(-1,))
     ),
 }
 
 _TENSORS = {
-    "a result behind the buffer": Case("out of buffer bounds", lambda s: _sum(s, data=s.base + ROOM)),
-    "a result before the buffer": Case("has no data", lambda s: _sum(s, data=s.base - 16)),
-    "a result at the end of all memory": Case("has no data", lambda s: _sum(s, data=(1 << 64) - 16)),
-    "a source behind the buffer": Case(
-        "out of buffer bounds", lambda s: _other_operand(s, data=s.base + ROOM - 8)
-    ),
-    "an address in no buffer": Case("has no data", lambda s: _sum(s, buffer=s.handle + 8)),
-    "a buffer that is none": Case("has no data", lambda s: _sum(s, buffer=0xDEADBEEF, data=0xDEADBEEF)),
-    "an address between two floats": Case("unaligned", lambda s: _sum(s, data=s.base + 1)),
-    "an unknown type": Case("type 1000", lambda s: _sum(s, kind=1000)),
-    "a type that no tensor has": Case("type 15", lambda s: _sum(s, kind=Q8_K)),
-    "half a block": Case("row of 33 elements", lambda s: _sum(s, kind=Q4_0, ne=(33, 1, 1, 1))),
-    "2^126 elements": Case("ne[0]", lambda s: _sum(s, ne=((1 << 32) - 1,) * 4)),
+    "a result behind the buffer": Case("behind the end", lambda: _sum(offset=ROOM)),
+    "a result at the end of all memory": Case("behind the end", lambda: _sum(offset=(1 << 64) - 16)),
+    "a source behind the buffer": Case("behind the end", lambda: _other_operand(offset=ROOM - 8)),
+    "a result in no buffer": Case("ADD has no data", lambda: _sum(buffer=0)),
+    "a source in no buffer": Case("no data on this device", lambda: _other_operand(buffer=0)),
+    "a buffer that is none": Case("no buffer 3735928559", lambda: _sum(buffer=0xDEADBEEF)),
+    "an address between two floats": Case("cannot be at its place", lambda: _sum(offset=ROOM - 63)),
+    "an unknown type": Case("no type", lambda: _sum(kind=UNKNOWN_TYPE)),
+    "half a block": Case("a row that q4_0 cannot have", lambda: _sum(kind=Q4_0, ne=(33, 1, 1, 1))),
+    "2^126 elements": Case("a dimension that no tensor has", lambda: _sum(ne=(ALL_ONES,) * 4)),
     "no elements, and a product that overflows": Case(
-        "ne[0]", lambda s: _sum(s, ne=((1 << 32) - 1,) * 3 + (0,))
+        "a dimension that no tensor has", lambda: _sum(ne=(ALL_ONES,) * 3 + (0,))
     ),
     "no elements, each size possible": Case(
-        "too large", lambda s: _sum(s, ne=((1 << 31) - (1 << 17),) * 3 + (0,))
+        "too large", lambda: _sum(ne=((1 << 31) - (1 << 17),) * 3 + (0,), nb=(4, 4, 4, 4))
     ),
-    "a product that overflows": Case("too large", lambda s: _sum(s, ne=(1 << 16,) * 4, nb=(4, 0, 0, 0))),
+    "a product that overflows": Case("too large", lambda: _sum(ne=(1 << 16,) * 4, nb=(4, 0, 0, 0))),
 }
 
 _STRIDES = {
-    "elements that overlap": Case("nb[0] = 2", lambda s: _other_operand(s, nb=(2, 16, 16, 16))),
+    "elements that overlap": Case(
+        "a dimension that no tensor has", lambda: _other_operand(nb=(2, 16, 16, 16))
+    ),
     "a row outside, by its stride": Case(
-        "out of buffer bounds", lambda s: _other_operand(s, ne=(4, 2, 1, 1), nb=(4, (1 << 32) - 4, 0, 0))
+        "too large", lambda: _other_operand(ne=(4, 2, 1, 1), nb=(4, (1 << 62), 0, 0))
     ),
     "gaps in a row of a product": Case(
         "is_row",
-        lambda s: s.node(
-            MUL_MAT, (2, 1), s.tensor(1, 0, 4, 2, nb=(8, 32, 64, 64)), s.tensor(2, 1 << 20, 4, 1)
-        ),
+        lambda: node("MUL_MAT", (2, 1), tensor(0, 4, 2, nb=(8, 32, 64, 64)), tensor(1 << 20, 4, 1)),
     ),
     "gaps between rows that are scaled": Case(
-        "SCALE refused", lambda s: s.node(SCALE, (4, 2), s.tensor(1, 0, 4, 2, nb=(4, 64, 128, 128)))
+        "SCALE refused", lambda: node("SCALE", (4, 2), tensor(0, 4, 2, nb=(4, 64, 128, 128)))
     ),
-    "a result with gaps": Case("is_result", lambda s: _sum(s, nb=(8, 32, 32, 32))),
-    "a result over half a source": Case("src->data == t->data", lambda s: _sum(s, data=s.base + 8)),
-    "a result over what is still read": Case("in_place", lambda s: _joined(s, data=s.base)),
-    "rows without room between": Case("without gaps", _wide),
+    "a result with gaps": Case("is_result", lambda: _sum(nb=(8, 32, 32, 32))),
+    "a result over half a source": Case("ADD refused", lambda: _sum(offset=8)),
+    "a result over what is still read": Case("CONCAT refused", lambda: _joined(offset=0)),
+    "rows without room between": Case("cannot be at its place", _wide),
 }
 
 _GRAPHS = {
-    "node 0": Case("(id=0)", lambda s: talk.graph([_four(s)], (0,))),
-    "a node that is not there": Case("no tensor for node", lambda s: talk.graph([_four(s)], (7,))),
-    "a tensor with id 0": Case("is no id", lambda s: talk.graph([s.tensor(0, 0, 4)], ())),
-    "two tensors of one id": Case("there twice", lambda s: talk.graph([_four(s)] * 2, (1,))),
-    "a node twice": Case(
-        "there twice", lambda s: talk.graph([s.tensor(1, 0, 4), s.tensor(2, 16, 4)], (1, 1))
+    "a node that is not there": Case("no tensor of its graph", lambda: graph([_four()], [7])),
+    "no nodes, and no tensors": Case("a graph has from 1", lambda: graph([], [])),
+    "no nodes": Case("a graph has from 1", lambda: graph([_four()], [])),
+    "a node twice": Case("there twice", lambda: graph([_four(), _four(16)], [1, 1])),
+    "no sources": Case("ADD refused", lambda: _sum(sources=())),
+    "one source of two": Case("ADD refused", lambda: _sum(sources=(1,))),
+    "a source too many": Case("ADD refused", lambda: _sum(sources=(1, 2, 1))),
+    "a source that is not there": Case("one behind it", lambda: _sum(sources=(1, 9))),
+    "itself as a source": Case("one behind it", lambda: _sum(sources=(1, 4))),
+    "a view of itself": Case("a view of itself", lambda: _view(of=2)),
+    "a view of what is not there": Case("one behind it", lambda: _view(of=9)),
+    "a view elsewhere than it says": Case("is no view", lambda: _view(offset=1 << 40)),
+    "a view outside": Case("behind the end", lambda: _view(at=ROOM, offset=ROOM)),
+    "more nodes than were sent": Case("", lambda: graph([_four()], [0], count=ALL_ONES)),
+    "more tensors than were sent": Case("shorter than it says", lambda: graph([_four()], [0], total=200)),
+    "fewer tensors than were sent": Case(
+        "longer than it says", lambda: graph([_four(), _four()], [0], total=1)
     ),
-    "no sources": Case("it has no source 0", lambda s: _sum(s, sources=())),
-    "one source of two": Case("it has no source 1", lambda s: _sum(s, sources=(1,))),
-    "a source too many": Case("it has a source 2", lambda s: _sum(s, sources=(1, 2, 1))),
-    "a source that is not there": Case("no tensor for source 1", lambda s: _sum(s, sources=(1, 9))),
-    "a view of itself": Case("is no view", lambda s: _view(s, of=2)),
-    "a view of what is not there": Case("no tensor for view_src", lambda s: _view(s, of=9)),
-    "a view of a view": Case("is no view", _view),
-    "a view elsewhere than it says": Case("is no view", lambda s: _view(s, offset=1 << 40)),
-    "a view outside": Case("out of buffer bounds", lambda s: _view(s, at=ROOM, offset=ROOM)),
-    "more nodes than were sent": Case("nodes", lambda s: talk.graph([_four(s)], (1,), count=(1 << 32) - 1)),
-    "more tensors than were sent": Case("tensors in", lambda s: talk.graph([_four(s)], (1,), total=200)),
-    "a device that is not there": Case("no device 7", lambda s: talk.graph([_four(s)], (1,), device=7)),
-    "an empty message": Case("too short", lambda _s: talk.request(rpc.GRAPH_COMPUTE)),
-    "a chain of 400,000": Case("Message of 118400020 bytes", lambda s: _chain(s, LONGER_CHAIN)),
+    "a device that is not there": Case("a device that there is not", lambda: graph([_four()], [0], device=7)),
+    "an empty message": Case("", lambda: wire.HEADER.pack(0, wire.GRAPH, 0, 7)),
+    "a chain too long": Case("", lambda: _chain(wire.GRAPH_TENSORS + 1)),
 }
 
 _SHAPES = {
     "a product of rows of other lengths": Case(
-        "MUL_MAT refused", lambda s: s.node(MUL_MAT, (2, 1), s.tensor(1, 0, 4, 2), s.tensor(2, 64, 8, 1))
+        "MUL_MAT refused", lambda: node("MUL_MAT", (2, 1), tensor(0, 4, 2), tensor(64, 8, 1))
     ),
     "a product with a larger result": Case(
-        "MUL_MAT refused", lambda s: s.node(MUL_MAT, (200, 1), s.tensor(1, 0, 4, 2), s.tensor(2, 64, 4, 1))
+        "MUL_MAT refused", lambda: node("MUL_MAT", (200, 1), tensor(0, 4, 2), tensor(64, 4, 1))
     ),
     "a product of stacks that do not fit": Case(
-        "MUL_MAT refused",
-        lambda s: s.node(MUL_MAT, (2, 1, 3), s.tensor(1, 0, 4, 2, 2), s.tensor(2, 64, 4, 1, 3)),
+        "MUL_MAT refused", lambda: node("MUL_MAT", (2, 1, 3), tensor(0, 4, 2, 2), tensor(64, 4, 1, 3))
     ),
     "experts that need a table of 2 GiB": Case("MUL_MAT_ID refused", _experts),
     "more dimensions turned than a row has": Case(
         "ROPE refused",
-        lambda s: s.node(
-            ROPE, (4, 1, 1), s.tensor(1, 0, 4, 1, 1), s.tensor(2, 64, 1, kind=I32), params=(64,)
-        ),
+        lambda: node("ROPE", (4, 1, 1), tensor(0, 4, 1, 1), tensor(64, 1, kind=I32), parameters=(0, 64)),
     ),
     "a mask shorter than its rows": Case(
-        "SOFT_MAX refused",
-        lambda s: s.node(SOFT_MAX, (64, 4), s.tensor(1, 0, 64, 4), s.tensor(2, 1 << 20, 4, 1)),
+        "SOFT_MAX refused", lambda: node("SOFT_MAX", (64, 4), tensor(0, 64, 4), tensor(1 << 20, 4, 1))
     ),
     "attention to fewer values than keys": Case(
         "FLASH_ATTN_EXT refused",
-        lambda s: s.node(
-            FLASH_ATTN,
-            (64, 1, 1),
-            s.tensor(1, 0, 64, 1),
-            s.tensor(2, 1024, 64, 32),
-            s.tensor(3, 1 << 20, 64, 1),
+        lambda: node(
+            "FLASH_ATTN_EXT", (64, 1, 1), tensor(0, 64, 1), tensor(1024, 64, 32), tensor(1 << 20, 64, 1)
         ),
     ),
-    "joined along a seventh dimension": Case(
-        "CONCAT refused",
-        lambda s: _joined(s, param=7),
-    ),
+    "joined along a seventh dimension": Case("CONCAT refused", lambda: _joined(parameters=(7,))),
     "put behind the end": Case(
-        "SET refused",
-        lambda s: s.node(SET, (4,), _four(s), s.tensor(2, 16, 4), param=16, params=(16, 16, 1 << 30)),
+        "SET refused", lambda: node("SET", (4,), _four(), _four(16), parameters=(16, 16, 16, 1 << 30))
     ),
     "an image with a step of 0": Case(
         "IM2COL refused",
-        lambda s: s.node(
-            IM2COL, (1, 4), s.tensor(1, 0, 1), s.tensor(2, 64, 4), param=0, params=(0, 0, 0, 1, 1)
-        ),
+        lambda: node("IM2COL", (1, 4), tensor(0, 1), tensor(64, 4), parameters=(0, 0, 0, 0, 1, 1)),
     ),
     "a pool of no size": Case(
-        "POOL_2D refused", lambda s: s.node(POOL_2D, (4, 4), s.tensor(1, 0, 4, 4), params=(0, 0, 0, 0, 0, 0))
+        "POOL_2D refused", lambda: node("POOL_2D", (4, 4), tensor(0, 4, 4), parameters=(0,) * 7)
     ),
-    "a margin below 0": Case(
-        "PAD refused", lambda s: s.node(PAD, (4,), s.tensor(1, 0, 8), param=(1 << 32) - 4)
-    ),
+    "a margin below 0": Case("PAD refused", lambda: node("PAD", (4,), tensor(0, 8), parameters=(-4,))),
     "an order that is none": Case(
-        "ARGSORT refused", lambda s: s.node(ARGSORT, (4,), _four(s), kind=I32, param=9)
+        "ARGSORT refused", lambda: node("ARGSORT", (4,), _four(), kind=I32, parameters=(9,))
     ),
 }
 
+_READ = (BUFFER, 16)
 _MESSAGES = {
-    "a graph of 1 TiB": Case("Message of", lambda _s: _claimed(rpc.GRAPH_COMPUTE, TIB)),
-    "names of 1 TiB": Case("Message of", lambda _s: _claimed(rpc.SET_TENSOR_GGUF, TIB)),
-    "data of 1 TiB": Case(
-        "out of tensor bounds",
-        lambda s: _claimed(rpc.SET_TENSOR, TIB, s.tensor(1, 0, 4).encode() + struct.pack("<BQ", 0, 0)),
+    "a graph of 4 GiB": Case("", lambda: message(wire.GRAPH, 0, 0, 1, 1, 0, size=ALL_ONES)),
+    "names of 4 GiB": Case("", lambda: message(wire.LOAD, size=ALL_ONES)),
+    "data of 4 GiB": Case("", lambda: message(wire.WRITE, BUFFER, 0, 0, size=ALL_ONES)),
+    "data shorter than its fields": Case("", lambda: wire.HEADER.pack(8, wire.WRITE, 0, 7) + bytes(8)),
+    "HELLO of 4 GiB": Case("", lambda: message(wire.HELLO, wire.VERSION, size=ALL_ONES)),
+    "HELLO again": Case("HELLO comes first", lambda: message(wire.HELLO, wire.VERSION, rest=b"9.9.9")),
+    "an answer of 4 GiB": Case("", lambda: message(wire.READ, BUFFER, ALL_ONES, 0, 0, 0)),
+    "read behind the end": Case("behind the end", lambda: message(wire.READ, *_READ, ROOM - 8, 0, 0)),
+    "read before the buffer": Case(
+        "behind the end", lambda: message(wire.READ, *_READ, (1 << 64) - 16, 0, 0)
     ),
-    "data shorter than its header": Case("too short", lambda _s: _claimed(rpc.SET_TENSOR, 16, bytes(16))),
-    "HELLO of 1 TiB": Case("", lambda _s: _claimed(rpc.HELLO, TIB)),
-    "a request of 1 TiB": Case("", lambda _s: _claimed(rpc.ALLOC_BUFFER, TIB, bytes(12))),
-    "an answer of 1 TiB": Case("out of tensor bounds", lambda s: talk.get_tensor(_four(s), size=TIB)),
-    "read behind the tensor": Case("out of tensor bounds", lambda s: talk.get_tensor(_four(s), offset=8)),
-    "read before it": Case(
-        "out of tensor bounds", lambda s: talk.get_tensor(s.tensor(1, 64, 4), offset=(1 << 64) - 16)
+    "written behind the end": Case("behind the end", lambda: write(_four(ROOM - 16), bytes(17))),
+    "filled behind the end": Case("behind the end", lambda: message(wire.FILL, BUFFER, 0, 0, HUGE)),
+    "copied over its own end": Case("overlap", lambda: message(wire.COPY, BUFFER, BUFFER, 0, 8, 16)),
+    "copied behind the end": Case(
+        "behind the end", lambda: message(wire.COPY, BUFFER, BUFFER, 0, ROOM - 8, 16)
     ),
-    "written behind the tensor": Case("out of tensor bounds", lambda s: talk.set_tensor(_four(s), bytes(17))),
-    "filled behind the tensor": Case("out of tensor bounds", lambda s: talk.memset(_four(s), size=TIB)),
-    "copied over its own end": Case("overlap", lambda s: talk.copy(_four(s), s.tensor(2, 8, 4))),
-    "copied to another layout": Case("layouts", lambda s: talk.copy(s.tensor(1, 0, 64), s.tensor(2, 512, 4))),
-    "recomputed without a graph": Case("", lambda _s: talk.recompute()),
-    "recomputed when its buffer is gone": Case(
-        "", lambda s: _sum(s) + talk.on_buffer(rpc.FREE_BUFFER, s.handle) + talk.recompute()
+    "copied from a buffer that is none": Case("no buffer 9", lambda: message(wire.COPY, 9, BUFFER, 0, 0, 16)),
+    "computed again without a graph": Case("not kept", lambda: message(wire.COMPUTE, 3, 0, 0)),
+    "computed again when its buffer is gone": Case("not kept", lambda: _again(message(wire.FREE, BUFFER))),
+    "computed again with its inputs read behind": Case(
+        "not kept", lambda: _again() + message(wire.COMPUTE, 4, 0, 0)
     ),
-    "freed twice": Case("buffer not found", lambda s: talk.on_buffer(rpc.FREE_BUFFER, s.handle) * 2),
-    "a command that is none": Case("Unknown command: 99", lambda _s: talk.request(99)),
+    "freed twice": Case("no buffer 1", lambda: message(wire.FREE, BUFFER) * 2),
+    "a buffer that is there": Case("ALLOCATE names", lambda: message(wire.ALLOCATE, BUFFER, 0, 64)),
+    "a buffer on no device": Case("ALLOCATE names", lambda: message(wire.ALLOCATE, 2, 7, 64)),
+    "a push to nobody": Case("no neighbour 3", lambda: message(wire.PUSH, 3, BUFFER, 16, 0, 0, 1)),
+    "a part of an entry": Case("LOAD of a part", lambda: message(wire.LOAD, rest=bytes(12))),
+    "a load behind the end": Case(
+        "behind the end",
+        lambda: message(wire.LOAD, rest=wire.LOAD_ENTRY.pack(BUFFER, 0, ROOM - 8, 16, bytes(32))),
+    ),
+    "an answer": Case("", lambda: message(wire.DATA, rest=bytes(16))),
+    "a request without an id": Case("no id", lambda: message(wire.SYNC, identity=0)),
+    "a message that is none": Case("no message 99", lambda: wire.HEADER.pack(0, 99, 0, 7)),
 }
 
 CASES: Mapping[str, Case] = {
-    **_ADDRESSES,
     **_OPERATIONS,
     **_TENSORS,
     **_STRIDES,
@@ -262,14 +239,21 @@ CASES: Mapping[str, Case] = {
     **_MESSAGES,
 }
 
-SERVED: Mapping[str, Make] = {
-    "a chain of 200,000": lambda s: _chain(s, CHAIN),
-    "a circle": _circle,
-    "a graph of nothing": lambda _s: talk.graph([], ()),
+SERVED: Mapping[str, Callable[[], bytes]] = {
+    "the longest chain": lambda: _chain(wire.GRAPH_TENSORS),
 }
 
 
-def every_operation(s: Stage, op: int, sources: int) -> bytes:
+def every_operation(number: int, sources: int) -> bytes:
     """One node of this operation that has so many sources, whatever it needs."""
-    given = [s.tensor(number, 64 * number, 4) for number in range(1, sources + 1)]
-    return s.node(op, (4,), *given)
+    given = [tensor(64 * place, 4) for place in range(1, sources + 1)]
+    made = tensor(3 << 20, 4, operation=number, sources=tuple(range(1, sources + 1)))
+    return graph([*given, made], [sources])
+
+
+def right_sum() -> bytes:
+    """Two tensors with values, and their sum, which is at 32."""
+    one, two = _four(), _four(16)
+    values = write(one, struct.pack("<4f", 1, 2, 3, 4)) + write(two, struct.pack("<4f", 10, 20, 30, 40))
+    total = replace(_four(32), operation=NUMBERS["ADD"], sources=(1, 2))
+    return values + graph([one, two, total], [2]) + message(wire.READ, BUFFER, 16, 32, 0, 0)

@@ -1,82 +1,73 @@
-"""Indices that a kernel of the rpc-server must not follow: rows, experts and states that are not there."""
+"""Indices that a kernel of a worker must not follow: rows, experts and states that are not there."""
 
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
-from tests.e2e.hostile_stage import I32, I64, Case, Make, Stage
-from tests.unit.rpc import talk
-from tests.unit.rpc.talk import Tensor
+from meshd.rpc import mesh_protocol as wire
 
-ADD_ID, MUL_MAT_ID, GET_ROWS, SET_ROWS, SSM_SCAN = 3, 30, 40, 42, 77
-FAILED = "operation failed"  # what the server says of a graph that a kernel gave up
+from tests.e2e.hostile_stage import I32, I64, NUMBERS, Case, Tensor, graph, message, tensor, write
 
-
-def _numbers(s: Stage, kind: int, *values: int) -> tuple[Tensor, bytes]:
-    """A tensor 5 of these, and the message that sets it."""
-    tensor = s.tensor(5, 2 << 20, len(values), kind=kind)
-    data = struct.pack(f"<{len(values)}{'i' if kind == I32 else 'q'}", *values)
-    return tensor, talk.set_tensor(tensor, data)
+FAILED = "index "
+_KEPT = 3  # the uid of a graph
 
 
-def _get_rows(s: Stage, row: int) -> bytes:
-    index, setting = _numbers(s, I32, row)
-    table, result = s.tensor(1, 0, 4, 3), s.tensor(3, 1 << 20, 4, 1, op=GET_ROWS, sources=(1, 5))
-    return setting + talk.graph([table, index, result], (3,))
+def _numbers(kind: int, *values: int) -> tuple[Tensor, bytes]:
+    """A tensor of these, and the message that sets it."""
+    made = tensor(2 << 20, len(values), kind=kind)
+    return made, write(made, struct.pack(f"<{len(values)}{'i' if kind == I32 else 'q'}", *values))
 
 
-def _set_rows(s: Stage, row: int) -> bytes:
-    index, setting = _numbers(s, I64, row)
-    table, values = s.tensor(1, 0, 4, 3), s.tensor(2, 1 << 20, 4, 1)
-    result = replace(table, id=3, op=SET_ROWS, sources=(2, 5, 1), view=1)
-    return setting + talk.graph([table, values, index, result], (3,))
+def _result(at: int, name: str, sources: tuple[int, ...], *ne: int, **other: object) -> Tensor:
+    return tensor(at, *ne, operation=NUMBERS[name], sources=sources, **other)  # type: ignore[arg-type]
 
 
-def _mul_mat_id(s: Stage, expert: int) -> bytes:
-    ids, setting = _numbers(s, I32, expert)
-    experts, values = s.tensor(1, 0, 4, 2, 3), s.tensor(2, 1 << 20, 4, 1, 1)
-    result = s.tensor(3, 3 << 20, 2, 1, 1, op=MUL_MAT_ID, sources=(1, 2, 5))
-    return setting + talk.graph([experts, values, ids, result], (3,))
+def _get_rows(row: int) -> bytes:
+    index, setting = _numbers(I32, row)
+    result = _result(1 << 20, "GET_ROWS", (1, 2), 4, 1)
+    return setting + graph([tensor(0, 4, 3), index, result], [2], uid=_KEPT)
 
 
-def _add_id(s: Stage, row: int) -> bytes:
-    ids, setting = _numbers(s, I32, row)
-    values, table = s.tensor(1, 0, 4, 1, 1), s.tensor(2, 1 << 20, 4, 3)
-    result = s.tensor(3, 3 << 20, 4, 1, 1, op=ADD_ID, sources=(1, 2, 5))
-    return setting + talk.graph([values, table, ids, result], (3,))
+def _set_rows(row: int) -> bytes:
+    index, setting = _numbers(I64, row)
+    table, values = tensor(0, 4, 3), tensor(1 << 20, 4, 1)
+    result = replace(table, operation=NUMBERS["SET_ROWS"], sources=(2, 3, 1), viewed=1)
+    return setting + graph([table, values, index, result], [3], uid=_KEPT)
 
 
-def _ssm_scan(s: Stage, sequence: int) -> bytes:
+def _mul_mat_id(expert: int) -> bytes:
+    ids, setting = _numbers(I32, expert)
+    result = _result(3 << 20, "MUL_MAT_ID", (1, 2, 3), 2, 1, 1)
+    return setting + graph([tensor(0, 4, 2, 3), tensor(1 << 20, 4, 1, 1), ids, result], [3], uid=_KEPT)
+
+
+def _add_id(row: int) -> bytes:
+    ids, setting = _numbers(I32, row)
+    result = _result(3 << 20, "ADD_ID", (1, 2, 3), 4, 1, 1)
+    return setting + graph([tensor(0, 4, 1, 1), tensor(1 << 20, 4, 3), ids, result], [3], uid=_KEPT)
+
+
+def _ssm_scan(sequence: int) -> bytes:
     """A state space model of one head with four states."""
-    ids, setting = _numbers(s, I32, sequence)
-    state, x, dt, a = s.tensor(1, 0, 4, 1, 1, 1), s.tensor(2, 64, 1), s.tensor(3, 128, 1), s.tensor(4, 192, 1)
-    b, c = s.tensor(6, 256, 4), s.tensor(7, 320, 4)
-    result = s.tensor(8, 3 << 20, 5, op=SSM_SCAN, sources=(1, 2, 3, 4, 6, 7, 5), param=1)
-    return setting + talk.graph([state, x, dt, a, b, c, ids, result], (8,))
+    ids, setting = _numbers(I32, sequence)
+    state, rest = tensor(0, 4, 1, 1, 1), [tensor(64 * number, 1) for number in (1, 2, 3)]
+    result = _result(3 << 20, "SSM_SCAN", (1, 2, 3, 4, 5, 6, 7), 5, parameters=(1,))
+    return setting + graph([state, *rest, tensor(256, 4), tensor(320, 4), ids, result], [7])
 
 
-def _recomputed(make: Callable[[Stage, int], bytes], kind: int) -> Make:
+def _computed_again(make: Callable[[int], bytes], kind: int) -> bytes:
     """A graph that is right, then another index in its tensor, then the same graph again."""
-
-    def both(s: Stage) -> bytes:
-        return make(s, 0) + _numbers(s, kind, 1 << 20)[1] + talk.recompute()
-
-    return both
+    return make(0) + _numbers(kind, 1 << 20)[1] + message(wire.COMPUTE, _KEPT, 0, 0)
 
 
 INDICES: Mapping[str, Case] = {
     **{
-        f"{name} {index}": Case(FAILED, lambda s, make=make, index=index: make(s, index))  # type: ignore[misc]
-        for name, make in (
-            ("get_rows", _get_rows),
-            ("set_rows", _set_rows),
-            ("mul_mat_id", _mul_mat_id),
-            ("add_id", _add_id),
-            ("ssm_scan", _ssm_scan),
-        )
+        f"{make.__name__[1:]} {index}": Case(f"{FAILED}{index} of ", partial(make, index))
+        for make in (_get_rows, _set_rows, _mul_mat_id, _add_id, _ssm_scan)
         for index in (-1, 3, (1 << 31) - 1)
     },
-    "get_rows recomputed": Case(FAILED, _recomputed(_get_rows, I32)),
-    "set_rows recomputed": Case(FAILED, _recomputed(_set_rows, I64)),
-    "mul_mat_id recomputed": Case(FAILED, _recomputed(_mul_mat_id, I32)),
+    "get_rows again": Case(FAILED, lambda: _computed_again(_get_rows, I32)),
+    "set_rows again": Case(FAILED, lambda: _computed_again(_set_rows, I64)),
+    "mul_mat_id again": Case(FAILED, lambda: _computed_again(_mul_mat_id, I32)),
 }

@@ -13,7 +13,6 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api, Streamed, generation
 from tests.e2e.losses import Loss
-from tests.e2e.native_protocol import NativeProtocol
 from tests.e2e.nodes import PROMPT, child_pid, peer_of
 
 Lose = Callable[[], Awaitable[float]]
@@ -47,7 +46,6 @@ class Scene:
     lose: Lose
     goes_on: bool
     again_within: float
-    protocol: NativeProtocol
 
     async def loading(self, number: int, loss: Loss) -> None:
         """Somewhere between the start of the worker's server and the first token."""

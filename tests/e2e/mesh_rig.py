@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from types import TracebackType
@@ -30,11 +30,22 @@ from tests.native.build import MeshBuild
 class CountedPair:
     """Two ends of one connection; what goes through is counted by kind of message, header and all.
 
-    `wall` judges it, as on a worker's node: the head is the peer.
+    `wall` judges it, as on a worker's node: the head is the peer. `change` is given each message of the
+    worker, header and all, and says what the head gets instead; `on_request` is called with kind and body
+    of each of the head's before it is passed on.
     """
 
-    def __init__(self, wall: Inspector | None = None) -> None:
+    def __init__(
+        self,
+        wall: Inspector | None = None,
+        *,
+        change: Callable[[bytes], bytes] = bytes,
+        on_request: Callable[[int, bytes], object] = lambda _kind, _body: None,
+    ) -> None:
         self.refused = ""  # why the wall ended it
+        self.loaded: Counter[str] = Counter()  # what became of the weights that the worker has from its files
+        self._change = change
+        self._on_request = on_request
         self._done = 0  # what the worker said of itself last
         self._wall = wall
         self._judging = threading.Lock()
@@ -63,7 +74,9 @@ class CountedPair:
                     if kind == wire.PROGRESS:
                         self._done, *_more = wire.MESSAGES[kind].body.unpack(body)
                     self.bytes[kind] += len(header) + size
-                    passed = self._judged(header + body, from_head)
+                    if kind == wire.LOADED:
+                        self.loaded.update(wire.LOAD_RESULTS[result] for result in body)
+                    passed = self._passed(header + body, kind, from_head)
                     try:
                         target.sendall(passed)
                     except OSError:
@@ -73,6 +86,11 @@ class CountedPair:
         except RemoteProtocolError as error:
             self.refused = str(error)
         self.cut()
+
+    def _passed(self, data: bytes, kind: int, from_head: bool) -> bytes | memoryview:
+        if from_head:
+            self._on_request(kind, data[wire.HEADER.size :])
+        return self._judged(data if from_head else self._change(data), from_head)
 
     def _judged(self, data: bytes, from_head: bool) -> bytes | memoryview:
         if self._wall is None:
@@ -110,16 +128,31 @@ class CountedPair:
             end.close()
 
 
+class BarePair:
+    """Two ends of one connection, and nothing between."""
+
+    def __init__(self) -> None:
+        self.head, self.worker = socket.socketpair()
+
+    def close(self) -> None:
+        self.head.close()
+        self.worker.close()
+
+
 class MeshServer(Program):
-    """A mesh-server at one end of `pair`, with the files `weights`."""
+    """A mesh-server at one end of `pair`, with the files `weights`.
+
+    It has their true index, or what `index` makes of their descriptors.
+    """
 
     def __init__(
         self,
         build: MeshBuild,
         folder: Path,
-        pair: CountedPair,
+        pair: CountedPair | BarePair,
         *,
         weights: Sequence[Path] = (),
+        index: Callable[[Sequence[int]], bytes] | None = None,
         memory: str = "",
         extra: Sequence[str] = (),
         neighbours: Mapping[int, socket.socket] | None = None,
@@ -134,7 +167,8 @@ class MeshServer(Program):
         argv = [str(build.server), "--fd", str(handed.keep(os.dup(pair.worker.fileno())))]
         if weights:
             descriptors = [handed.keep(os.open(path, os.O_RDONLY)) for path in weights]
-            argv += ["--weights-fd", str(handed.text(encode_index(index_of(weights), descriptors)))]
+            text = index(descriptors) if index else encode_index(index_of(weights), descriptors)
+            argv += ["--weights-fd", str(handed.text(text))]
         if memory:
             argv += ["--memory", memory]
         for number, end in (neighbours or {}).items():
@@ -164,7 +198,8 @@ class MeshHead(Head):
         pairs: Sequence[CountedPair],
         *,
         binary: Path,
-        indexed: bool = False,
+        index: bytes = b"",
+        load_mode: str = "",
         extra: Sequence[str] = (),
         ready: bool = True,
         devices: Sequence[int] | None = None,
@@ -172,19 +207,19 @@ class MeshHead(Head):
     ) -> None:
         """`devices`: how many the head is told that each worker has; one, if nothing is said.
 
-        `activations`: how hidden states cross.
+        `index`: of the model's weights by content. `activations`: how hidden states cross.
         """
         names = ",".join(f"MESH{number}" for number in range(len(pairs)))
         self._build, self._pairs = build, pairs
         self._hidden_states = activations
         self._devices = [1] * len(pairs) if devices is None else devices
-        self._index = encode_index(index_of([model]), [-1]) if indexed else b""
+        self._index = index
         super().__init__(
             binary,
             folder,
             model,
             (),
-            load_mode="",
+            load_mode=load_mode,
             extra=("-dev", names, "-ngl", "999", *extra),
             ready=ready,
         )
@@ -222,13 +257,14 @@ class Mesh:
         ready: bool = True,
         push: bool = False,
         preload: Path | None = None,
+        threads: int = 1,
         activations: str = "",
     ) -> None:
         """With `weights` the workers have those files, and the head an index of its own one.
 
         `binary`: another llama-server than that of the pin. `push`: each two workers have a connection.
         Every connection goes through the firewall of a worker's node. `preload`: a library for the first
-        worker; all have two threads then. `activations`: as MeshHead.
+        worker. `threads`: of each one. `activations`: as MeshHead.
         """
         binary = stock().binaries[LLAMA_SERVER] if binary is None else binary
         self.pairs = [CountedPair(MeshFirewall()) for _ in range(workers)]
@@ -246,7 +282,7 @@ class Mesh:
                         memory=memory,
                         neighbours=ends,
                         preload=None if number else preload,
-                        extra=("--threads", "2") if preload else (),
+                        extra=("--threads", str(threads)),
                     )
                 )
             self.head = MeshHead(
@@ -255,7 +291,7 @@ class Mesh:
                 model,
                 self.pairs,
                 binary=binary,
-                indexed=bool(weights),
+                index=encode_index(index_of([model])) if weights else b"",
                 extra=extra,
                 ready=ready,
                 activations=activations,

@@ -2,12 +2,15 @@
 
 import contextlib
 import http.client
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
+from meshd.build.interface import LLAMA_SERVER
 
-from tests.e2e.mesh_rig import Mesh
-from tests.e2e.models import smollm2, stock_text
+from tests.e2e.mesh_rig import CountedPair, Mesh, MeshHead, MeshServer
+from tests.e2e.models import smollm2, stock, stock_text
 from tests.native import build as native_build
 from tests.native.build import MeshBuild
 
@@ -28,6 +31,29 @@ def found_build() -> MeshBuild:
     found = native_build.find()
     assert found is not None
     return found
+
+
+@contextmanager
+def refusing_head(
+    folder: Path, *, devices: Sequence[int] | None = None, activations: str = ""
+) -> Iterator[MeshHead]:
+    """A head of one worker, which will not get ready."""
+    pair = CountedPair()
+    with (
+        closing(pair),
+        MeshServer(found_build(), folder, pair),
+        MeshHead(
+            found_build(),
+            folder,
+            smollm2(),
+            [pair],
+            binary=stock().binaries[LLAMA_SERVER],
+            ready=False,
+            devices=devices,
+            activations=activations,
+        ) as head,
+    ):
+        yield head
 
 
 def lose(mesh: Mesh, happens: Callable[[], object]) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
-from meshd.build import native
+from meshd.build import mesh
+from meshd.build import native as upstream
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, BuildProgress, NativeInfo
 from meshd.config.tree import find_cache
@@ -48,9 +49,9 @@ def own_cache(folder: Path) -> Path:
 
 
 @cache
-def patched() -> NativeInfo:
-    """The patched binaries with llama-quantize, built if they are not there yet."""
-    return asyncio.run(native.build(cache_folder(), backend="cpu", tools=True, progress=_silent))
+def native() -> NativeInfo:
+    """What daemons run: upstream's binaries and ours, built if they are not there yet."""
+    return asyncio.run(mesh.build(cache_folder(), backend="cpu", progress=_silent))
 
 
 @cache
@@ -58,7 +59,7 @@ def stock() -> NativeInfo:
     """Upstream's binaries, of the same commit; of another one while follow.py runs tests on it."""
     if (other := native_build.other()) is not None:
         return NativeInfo("unknown", STOCK_PATCHES, "unknown", other, {LLAMA_SERVER: other / LLAMA_SERVER})
-    return asyncio.run(native.build(cache_folder(), backend="cpu", patched=False, progress=_silent))
+    return asyncio.run(upstream.build(cache_folder(), backend="cpu", patched=False, progress=_silent))
 
 
 @cache
@@ -68,24 +69,11 @@ def smollm2() -> Path:
 
 
 @cache
-def greedy(model: Path, tokens: int = 24, prompt: str = PROMPT, extra: tuple[str, ...] = ()) -> str:
-    """What upstream's llama-server answers on one machine, without meshd; and ours by itself the same."""
-    theirs, ours = (
-        stock_text(model, tokens, prompt, extra),
-        _complete(patched(), model, tokens, prompt, extra),
-    )
-    assert ours == theirs, f"the patches change what {model.name} answers to `{prompt[:40]}`"
-    return theirs
-
-
-@cache
 def stock_text(model: Path, tokens: int = 24, prompt: str = PROMPT, extra: tuple[str, ...] = ()) -> str:
-    """What upstream's llama-server answers on one machine."""
-    return _complete(stock(), model, tokens, prompt, extra)
+    """What upstream's llama-server answers on one machine, without meshd.
 
-
-def _complete(build: NativeInfo, model: Path, tokens: int, prompt: str, extra: tuple[str, ...]) -> str:
-    """Kept for models that every run finds as they are; those that a test makes for itself have no end."""
+    Kept for models that every run finds as they are; those that a test makes for itself have no end.
+    """
     mode = "none" if native_build.other() is None else ""  # older releases have no such option
 
     def answer() -> str:
@@ -95,16 +83,11 @@ def _complete(build: NativeInfo, model: Path, tokens: int, prompt: str, extra: t
         ):
             return head.complete(prompt, tokens)
 
-    binary = build.binaries[LLAMA_SERVER]
+    binary = stock().binaries[LLAMA_SERVER]
     if not model.is_relative_to(cache_folder()):
         return answer()
     asked = (tokens, prompt, extra, Path(native_rig.__file__).read_bytes())
     return kept_text(cache_folder(), (binary, model), asked, answer)
-
-
-def text_alone(model: Path) -> str:
-    """What one node by itself answers."""
-    return greedy(model)
 
 
 def copy_to(model: Path, folder: Path, name: str) -> Path:
@@ -240,8 +223,9 @@ def flipped_byte() -> Path:
 
 
 def _quantise(source: Path, target: Path, kind: str) -> None:
+    build = upstream.build(cache_folder(), backend="cpu", patched=False, tools=True, progress=_silent)
     argv = [
-        str(patched().binaries[LLAMA_QUANTIZE]),
+        str(asyncio.run(build).binaries[LLAMA_QUANTIZE]),
         "--allow-requantize",
         str(source),
         str(target),

@@ -1,7 +1,6 @@
-"""Real llama.cpp processes for tests of the native part: a worker, a head, and a proxy that counts.
+"""Real llama.cpp processes for tests: an rpc-server of upstream's, and a head.
 
-Nothing of meshd runs between them. This tests what the patches promise to the rest of meshd, with
-descriptors, environment and text formats as docs/native.md has them. Linux and macOS.
+Nothing of meshd runs between them. Those of native/mesh are in mesh_rig.py. Linux and macOS.
 """
 
 import contextlib
@@ -14,7 +13,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,9 +20,8 @@ from types import TracebackType
 from typing import Self
 
 from blake3 import blake3
-from meshd.base.listening_socket import listen_in
 from meshd.model.gguf import read_header
-from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex, encode_index
+from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.process.group import environment
 
 DEADLINE = 60.0  # seconds; nothing here takes a tenth of it on an idle machine
@@ -156,77 +153,24 @@ class Program:
 
 
 class Worker(Program):
-    """A ggml-rpc-server on a socket that this process made.
+    """An unmodified ggml-rpc-server, of the CPU with one thread."""
 
-    It has the files `weights`, with their true index or what `index` makes of their descriptors, and reads
-    where it may push from the descriptor `neighbours`, which it takes over.
-    """
-
-    def __init__(
-        self,
-        binary: Path,
-        folder: Path,
-        *,
-        weights: Sequence[Path] = (),
-        index: Callable[[Sequence[int]], bytes] | None = None,
-        secret: bytes | None = None,
-        memory: str = "",
-        threads: int = 1,
-        device: str = "",
-        stock: bool = False,
-        neighbours: int = -1,
-        sockets: Path | None = None,
-    ) -> None:
-        """`sockets`: it listens at a unix socket in this folder, and reaches its neighbours there."""
-        handed = Handed()
-        self.port = 0
-        if sockets is not None:
-            listener, path = listen_in(sockets)
-            self.endpoint = f"unix:{path.name}"
-        else:
-            listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, binary: Path, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = int(listener.getsockname()[1])
-            self.endpoint = f"127.0.0.1:{self.port}"
-        argv = [str(binary), "-t", str(threads), *(["--device", device] if device else [])]
-        report = None
-        if stock:
-            listener.close()
-            argv += ["-p", str(self.port)]
-        else:
-            argv += ["--listen-fd", str(handed.keep(listener.detach()))]
-            report = Report(handed)
-            argv += ["--report-fd", str(report.number)]
-            if weights:
-                descriptors = [handed.keep(os.open(path, os.O_RDONLY)) for path in weights]
-                text = index(descriptors) if index else encode_index(index_of(weights), descriptors)
-                argv += ["--weights-fd", str(handed.text(text))]
-            if secret is not None:
-                argv += ["--auth-fd", str(handed.text(secret))]
-            if memory:
-                argv += ["--memory", memory]
-            if neighbours >= 0:
-                argv += ["--peers-fd", str(handed.keep(neighbours))]
-        log = folder / f"worker-{self.endpoint.rpartition(':')[2]}.log"
-        env = {} if sockets is None else {"GGML_RPC_SOCKETS": str(sockets)}
-        super().__init__(argv, log=log, handed=handed, env=env)
-        self.report = report
-        if report is not None:
-            report.start()
-        else:  # the stock server reads argv only: its port is polled before anybody uses it
-            wait_until(self._answers, "stock rpc-server listens")
+        self.endpoint = f"127.0.0.1:{self.port}"
+        argv = [str(binary), "-t", "1", "-p", str(self.port)]
+        super().__init__(argv, log=folder / f"worker-{self.port}.log", handed=Handed(), env={})
+        wait_until(self._answers, "rpc-server listens")
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
         return False
 
-    @property
-    def lines(self) -> list[str]:
-        return [] if self.report is None else self.report.lines
-
 
 class Head(Program):
-    """A llama-server that has its layers on workers, and answers on a unix socket."""
+    """A llama-server that answers on a unix socket, with its layers on rpc-servers if `endpoints` has any."""
 
     def __init__(
         self,
@@ -235,12 +179,7 @@ class Head(Program):
         model: Path,
         endpoints: Sequence[str],
         *,
-        index: bytes | None = None,
-        secrets: Mapping[str, bytes] | None = None,
-        pairs: str = "",
-        activations: str = "",
         load_mode: str = "none",
-        sockets: Path | None = None,
         extra: Sequence[str] = (),
         ready: bool = True,
     ) -> None:
@@ -252,25 +191,11 @@ class Head(Program):
         argv += ["-t", "1", "-c", "512", "-np", "1"]
         argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off"]
         argv += ["-lm", load_mode] if load_mode else []  # upstream's own choice is to map the file
-        env: dict[str, str] = {}
-        report = None
         if endpoints:
             devices = ",".join(f"RPC{number}" for number in range(len(endpoints)))
             argv += ["--rpc", ",".join(endpoints), "-dev", devices, "-ngl", "999"]
-            report = Report(handed)
-            env["GGML_RPC_REPORT_FD"] = str(report.number)
-        if index is not None:
-            env["GGML_RPC_WEIGHTS_FD"] = str(handed.text(index))
-        if secrets is not None:
-            text = "".join(f"{endpoint} {secret.hex()}\n" for endpoint, secret in secrets.items())
-            env["GGML_RPC_SECRETS_FD"] = str(handed.text(text.encode()))
-        if activations:
-            env["GGML_RPC_ACTIVATIONS"] = activations
-        if sockets is not None:
-            env["GGML_RPC_SOCKETS"] = str(sockets)
-        if pairs:
-            env["GGML_RPC_PEERS_FD"] = str(handed.text(pairs.encode()))
-        report = self.hand_over(handed, env) or report
+        env: dict[str, str] = {}
+        report = self.hand_over(handed, env)
         super().__init__([*argv, *extra], log=folder / f"head-{id(self):x}.log", handed=handed, env=env)
         self.report = report
         if report is not None:
@@ -367,17 +292,6 @@ class Head(Program):
     def wait_end(self) -> int:
         """The exit code."""
         return self.process.wait(DEADLINE)
-
-    def placements(self) -> dict[str, Counter[str]]:
-        """For each endpoint how many tensors went which way: "local", or "network <reason>"."""
-        assert self.report is not None
-        self.report.wait("done")
-        seen: dict[str, Counter[str]] = {}
-        for line in self.report.lines:
-            if line.startswith("tensor "):
-                _, endpoint, way, reason, _size, _name = line.split(" ", 5)
-                seen.setdefault(endpoint, Counter())[way if way == "local" else f"{way} {reason}"] += 1
-        return seen
 
     def close(self) -> None:
         super().close()

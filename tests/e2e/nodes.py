@@ -23,14 +23,13 @@ from meshd.model.status import ModelStatus
 
 from tests.conformance.run import run as run_to_end
 from tests.e2e.api_client import Api, Connect
-from tests.e2e.models import cache_folder, patched, smollm2, stock
-from tests.e2e.native_protocol import NativeProtocol, usual
+from tests.e2e.models import cache_folder, native, smollm2
 
 T = TypeVar("T")
 
 TEST_SECONDS = 280.0  # of one test; pytest's own limit ends it a little later
 PROMPT = "The capital of France is"
-# rpc-server's default, given to the head too: the split must compute as the reference does
+# a worker's default, given to the head too: the split must compute as the reference does
 THREADS = max(1, (os.cpu_count() or 2) // 2)
 SAME_THREADS = ("--", "-t", str(THREADS))
 # llama.cpp's own, behind those: what is computed at once rounds otherwise than it does apart
@@ -41,8 +40,7 @@ CLI_SECONDS = 60.0
 
 def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -> T:
     """Run one asynchronous test."""
-    patched()  # before the deadline begins: the first test may have to build
-    stock()  # what one node answers comes from it
+    native()  # before the deadline begins: the first test may have to build
     smollm2()
     try:
         return run_to_end(work, seconds=seconds)
@@ -53,11 +51,8 @@ def play(work: Coroutine[object, object, T], *, seconds: float = TEST_SECONDS) -
 class Fleet:
     """Async context manager: the nodes of one test, in `folder`; all are gone when it is left."""
 
-    def __init__(
-        self, folder: Path, *, cache: Path | None = None, protocol: NativeProtocol | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, cache: Path | None = None) -> None:
         """Without a `cache` of its own workers keep nothing: what one test sent, another must send, too."""
-        self.protocol = protocol or usual()
         self._folder = folder
         self._cache = cache
         self._owner = Owner()
@@ -95,7 +90,7 @@ class Fleet:
             role=role,
             home=self._folder / (home or name),
             cache=self._cache or cache_folder(),
-            options=(*self.protocol.options, *options),
+            options=options,
             listen=listen,
             environment=environment,
             prefix=prefix,

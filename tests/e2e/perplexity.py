@@ -1,7 +1,7 @@
 """What half floats between nodes do to a model: `python -m tests.e2e.perplexity [--write docs/native.md]`.
 
-llama-perplexity of the patched tree (built the first time) reads the documentation of Python's own language,
-10 times 512 tokens, with SmolLM2: with `GGML_RPC_ACTIVATIONS=f32`, and compared with that, token by token,
+llama-perplexity of upstream's tree (built the first time) reads the documentation of Python's own language,
+10 times 512 tokens, with SmolLM2: with `GGML_MESH_ACTIVATIONS=f32`, and compared with that, token by token,
 with `f16` on 1, 2 and 4 workers. To show what such a difference is worth, the first is compared with itself
 as well, and with f32 and attention computed by other kernels. No times: any machine will do. Some minutes.
 """
@@ -16,21 +16,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from meshd.build import cache as builds
+from meshd.build import mesh
 from meshd.build.compile import compile_tree
-from meshd.build.interface import RPC_SERVER, BuildProgress
-from meshd.build.machine import cpu_kind
-from meshd.build.pin import read_pin
-from meshd.build.tree import Tree
+from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, BuildProgress
 from meshd.process.group import environment
 
-from tests.e2e.models import cache_folder, patched, smollm2
-from tests.e2e.native_rig import Worker
+from tests.e2e.models import cache_folder, native, smollm2
+from tests.e2e.native_rig import index_of
+from tests.native.bench_places import Programs, mesh_workers
 
 BEGIN, END = "<!-- perplexity -->\n", "<!-- end of perplexity -->\n"
 TARGET = "llama-perplexity"
@@ -78,17 +77,15 @@ def _silent(progress: BuildProgress) -> None:
 
 
 def build() -> Path:
-    """llama-perplexity, in the tree of the patched build."""
-    patched()
+    """llama-perplexity, in the tree in which our programs are compiled."""
+    native()
     return asyncio.run(_build())
 
 
 async def _build() -> Path:
-    pin = read_pin()
-    native = cache_folder() / "native"
-    async with builds.locked(native / "lock", _silent):
-        tree = Tree(native / f"tree-cpu-{cpu_kind()}")
-        tree.patch(pin.patches)
+    cache = cache_folder()
+    async with builds.locked(cache / "native" / "lock", _silent):
+        tree = await mesh.untouched(cache, progress=_silent)
         await compile_tree(tree, backend="cpu", targets=[TARGET], progress=_silent)
         return tree.build / "bin" / TARGET
 
@@ -99,21 +96,24 @@ def text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))[:TEXT_CHARACTERS]
 
 
-def _run(program: Path, endpoints: Sequence[str], activations: str, options: Sequence[str]) -> str:
-    argv = [str(program), "-m", str(smollm2()), "-c", str(CONTEXT), "-b", str(CONTEXT), "-t", "1"]
-    argv += ["--chunks", str(CHUNKS), "--rpc", ",".join(endpoints), "-ngl", "999"]
-    argv += ["-dev", ",".join(f"RPC{number}" for number in range(len(endpoints)))]
-    argv += ["-ot", "token_embd.weight=CPU", "-fit", "off", "-nr", "-ts", ",".join("1" * len(endpoints))]
-    done = subprocess.run(
-        [*argv, *options],
-        env=environment({"GGML_RPC_ACTIVATIONS": activations}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=TIMEOUT,
-        check=False,
-    )
+def _run(program: Path, workers: int, activations: str, options: Sequence[str], log: IO[bytes]) -> str:
+    own = native().binaries
+    programs = Programs(mesh=own[MESH_PROGRAM].parent, stock=own[LLAMA_SERVER].parent)
+    with mesh_workers(programs, ["CPU"] * workers, smollm2(), index_of([smollm2()]), log) as place:
+        argv = [str(program), "-m", str(smollm2()), "-c", str(CONTEXT), "-b", str(CONTEXT), "-t", "1"]
+        argv += ["--chunks", str(CHUNKS), "-ngl", "999", *place.device_option(",")]
+        argv += ["-ot", "token_embd.weight=CPU", "-fit", "off", "-nr", "-ts", ",".join("1" * workers)]
+        done = subprocess.run(
+            [*argv, *options],
+            env=environment({**place.env, "GGML_MESH_ACTIVATIONS": activations}),
+            pass_fds=place.descriptors,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
     if done.returncode:
         raise ChildProcessError(f"{TARGET} ended with {done.returncode}:\n{done.stdout[-3000:]}")
     return done.stdout
@@ -126,19 +126,18 @@ def _find(output: str, what: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-def read_first(program: Path, endpoint: str, folder: Path) -> None:
+def read_first(program: Path, folder: Path, log: IO[bytes]) -> None:
     """With f32, on one worker: leaves what it makes of each token in `folder`."""
     prose = folder / "text.txt"
     prose.write_text(text(), encoding="utf-8")
-    _run(program, [endpoint], "f32", ["-f", str(prose), "--kl-divergence-base", str(folder / "logits")])
+    base = ["-f", str(prose), "--kl-divergence-base", str(folder / "logits")]
+    _run(program, 1, "f32", base, log)
 
 
-def compare(
-    program: Path, endpoints: Sequence[str], folder: Path, way: Way
-) -> tuple[tuple[float, float], Effect]:
+def compare(program: Path, folder: Path, way: Way, log: IO[bytes]) -> tuple[tuple[float, float], Effect]:
     """The perplexity of the first, and what `way` does to it."""
     options = ["--kl-divergence-base", str(folder / "logits"), "--kl-divergence", *way.options]
-    output = _run(program, endpoints[: way.workers], way.activations, options)
+    output = _run(program, way.workers, way.activations, options, log)
     found = (_find(output, what) for what in WHAT)
     return _find(output, "Mean PPL(base)"), Effect(*found)
 
@@ -146,12 +145,9 @@ def compare(
 def measure(folder: Path) -> str:
     """All ways, as a table."""
     program = build()
-    most = max(way.workers for way in WAYS)
-    with ExitStack() as stack:
-        servers = [stack.enter_context(Worker(patched().binaries[RPC_SERVER], folder)) for _ in range(most)]
-        endpoints = [server.endpoint for server in servers]
-        read_first(program, endpoints[0], folder)
-        done = {way.name: compare(program, endpoints, folder, way) for way in WAYS}
+    with (folder / "workers.log").open("wb") as log:
+        read_first(program, folder, log)
+        done = {way.name: compare(program, folder, way, log) for way in WAYS}
     return table(done[WAYS[0].name][0], {name: effect for name, (_, effect) in done.items()})
 
 

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 from meshd.bench.llama import measure
-from meshd.build.interface import LLAMA_SERVER
 from meshd.fleet.node import LocalNode
 
-from tests.e2e.alone import alone
-from tests.e2e.models import smollm2, stock
-from tests.e2e.native_protocol import RPC, NativeProtocol, both
+from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, play
 from tests.e2e.test_mesh_push import HEADLESS, TOKENS, WIDTH, pushes, sent_to
 from tests.soak import counts
@@ -26,13 +23,10 @@ async def log_of(home: Path) -> str:
     return await asyncio.to_thread((home / "logs" / "meshd.log").read_text)
 
 
-@both
 @pytest.mark.parametrize(("activations", "row"), [("f32", WIDTH), ("f16", HALF)])
-def test_a_token_takes_that_from_worker_to_worker(
-    tmp_path: Path, activations: str, row: int, protocol: NativeProtocol
-) -> None:
+def test_a_token_takes_that_from_worker_to_worker(tmp_path: Path, activations: str, row: int) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path, protocol=protocol) as fleet:
+        async with Fleet(tmp_path) as fleet:
             token, workers = await fleet.workers(smollm2(), smollm2())
             options = ("--min-workers", "2", "--activations", activations, *HEADLESS, *SAME_THREADS)
             head = await fleet.head(smollm2(), *options, token=token)
@@ -54,13 +48,12 @@ def test_a_token_takes_that_from_worker_to_worker(
     play(check())
 
 
-@both
-def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path, protocol: NativeProtocol) -> None:
+def test_a_long_prompt_takes_less_with_compression_as_well(tmp_path: Path) -> None:
     """Over all links: two workers, no token twice, repeats taken out; the rest is states."""
 
     async def check() -> None:
         crossed = {}
-        async with Fleet(tmp_path, protocol=protocol) as fleet:
+        async with Fleet(tmp_path) as fleet:
             given = ("--compress", "on")
             token, workers = await fleet.workers(smollm2(), smollm2(), options=given)
             for activations in ("f32", "f16"):
@@ -86,27 +79,3 @@ async def all_links(head: LocalNode, worker: LocalNode) -> int:
     """Bytes between the head and both workers, both ways, and from the first worker to the second."""
     links = [peer.link for peer in (await head.status()).peers if peer.link is not None]
     return sum(link.sent_bytes + link.received_bytes for link in links) + await sent_to(worker, "worker-1")
-
-
-@pytest.mark.parametrize("who", ["worker", "head"])
-def test_who_does_not_know_how_is_named_in_the_log(tmp_path: Path, who: str) -> None:
-    """One has upstream's build; hidden states cross in f32, and the text is that of one node.
-
-    With the other protocol there is nobody who does not know.
-    """
-    plain = ("--native-bin", str(stock().binaries[LLAMA_SERVER].parent))
-    reference = alone(smollm2(), TOKENS)
-
-    async def check() -> None:
-        async with Fleet(tmp_path, protocol=RPC) as fleet:
-            token, _ = await fleet.workers(smollm2(), options=plain if who == "worker" else ())
-            options = ("--activations", "f16", *(plain if who == "head" else ()), *SAME_THREADS)
-            head = await fleet.head(smollm2(), *options, token=token)
-            status = await fleet.ready(head)
-            assert await api_of(status).complete(PROMPT, TOKENS) == reference
-            log = await log_of(head.spec.home)
-            assert log.count("activations_f32") == 1
-            why = "llama-server has no patches" if who == "head" else "its rpc-server does not support it"
-            assert why in log
-
-    play(check())

@@ -1,4 +1,4 @@
-"""Daemons that speak the mesh protocol, with cards that fail their trial or are there twice."""
+"""Cards that fail their trial, are there twice, or compute as they should; and the program's own trial."""
 
 from pathlib import Path
 
@@ -8,16 +8,15 @@ from meshd.model.operations import USUAL, operations
 
 from tests.e2e import half_mesh, random_models
 from tests.e2e.alone import alone
+from tests.e2e.api_client import generation
+from tests.e2e.left_out import ready_without, servers_started, with_a_good_one
 from tests.e2e.models import header_of, smollm2
-from tests.e2e.native_protocol import MESH, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
-from tests.e2e.test_mesh_unable import ready_without, servers_started
 from tests.e2e.trial_lines import trial
 
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),
-    needs_mesh,
 ]
 
 SHAPE = ContextShape(1024)
@@ -55,18 +54,33 @@ def test_the_others_serve_without_it(tmp_path: Path, then: str, why: str) -> Non
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            good = await fleet.worker("good", *MESH.options, model=smollm2())
-            token = await good.token()
-            half = await fleet.worker("half", *MESH.options, model=smollm2(), cache=cache, token=token)
-            await good.until(lambda s: any(p.name == "half" and p.state == "connected" for p in s.peers))
-            head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
+            token, half = await with_a_good_one(fleet, cache)
+            head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
             status = await ready_without(head)
             assert f"half CARD0 left out: {why}" in model_of(status).reason
             assert await api_of(status).complete(PROMPT, 16) == reference
             told = await half.until(lambda s: any(w.code == "device_unfit" for w in s.warnings))
             assert any(why in warning.what for warning in told.warnings)
-            shown = await cli(head.spec.home, "status")
-            assert why in " ".join(shown.stdout.split())
+            for node, word in ((head, "status"), (half, "doctor")):
+                shown = await cli(node.spec.home, word, MESHD_CACHE=str(node.spec.cache))
+                assert why in " ".join(shown.stdout.split())
+            assert servers_started(half) == 0
+
+    play(check())
+
+
+def test_alone_it_is_waited_for_and_its_reason_told(tmp_path: Path) -> None:
+    cache = half_mesh.install(tmp_path / "cache", cards_that(CRASH[0]))
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            half = await fleet.worker("half", model=smollm2(), cache=cache)
+            head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=await half.token())
+            told = f"half CARD0: {CRASH[1]}"
+            status = await head.until(lambda s: s.model is not None and told in s.model.reason)
+            assert model_of(status).state == "waiting"
+            answer = await api_of(status).ask("POST", "/completion", generation(PROMPT, 1))
+            assert (answer.status, told in str(answer.body)) == (503, True)
             assert servers_started(half) == 0
 
     play(check())
@@ -79,9 +93,9 @@ def test_a_card_with_two_names_is_lent_once(tmp_path: Path) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            half = await fleet.worker("half", *MESH.options, model=smollm2(), cache=cache)
+            half = await fleet.worker("half", model=smollm2(), cache=cache)
             token = await half.token()
-            await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
+            await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
             told = await half.until(lambda s: any(w.code == "device_unfit" for w in s.warnings))
             (warning,) = [one for one in told.warnings if one.code == "device_unfit"]
             assert warning.what == "device CARD1 is not used: it is the same card as CARD0"

@@ -1,4 +1,4 @@
-"""Daemons that speak the mesh protocol: an unmodified llama-server, mesh-servers, meshd's links between."""
+"""Daemons with an unmodified llama-server, mesh-servers, and meshd's links between."""
 
 import asyncio
 import os
@@ -15,8 +15,7 @@ from tests.e2e.alone import alone
 from tests.e2e.apart import apart
 from tests.e2e.api_client import Streamed
 from tests.e2e.mesh_losses import AGAIN_SECONDS, hit_in_mid_answer
-from tests.e2e.models import greedy, own_cache, smollm2
-from tests.e2e.native_protocol import needs_mesh
+from tests.e2e.models import own_cache, smollm2, stock_text
 from tests.e2e.nodes import PROMPT, SAME_THREADS, THREADS, Fleet, api_of, child_pid, model_of, play
 from tests.e2e.random_models import random_model
 from tests.soak import SEED
@@ -24,11 +23,9 @@ from tests.soak import SEED
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),
-    needs_mesh,
 ]
 
 
-MESH = ("--native-protocol", "mesh")
 HEADLESS = ("--device", "none", "--output-on", "head")  # the worker has the layers and nothing else
 TOKENS = 48
 OUTAGE_SECONDS = 3
@@ -48,8 +45,8 @@ def test_one_worker_has_its_weights_and_the_text_is_that_of_one_machine(tmp_path
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, [worker] = await fleet.workers(smollm2(), options=MESH)
-            head = await fleet.head(smollm2(), *MESH, *HEADLESS, *SAME_THREADS, token=token)
+            token, [worker] = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), *HEADLESS, *SAME_THREADS, token=token)
             status = await fleet.ready(head)
             model, api = model_of(status), api_of(status)
             assert (model.weights_network_bytes, model.weights_local_bytes) == (0, WEIGHTS)
@@ -72,7 +69,7 @@ def test_two_workers_push_to_each_other(tmp_path: Path) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            compressed = (*MESH, "--compress", "on")
+            compressed = ("--compress", "on")
             token, workers = await fleet.workers(smollm2(), smollm2(), options=compressed)
             options = ("--device", "none", "--min-workers", "2", *SAME_THREADS)
             head = await fleet.head(smollm2(), *compressed, *options, token=token)
@@ -103,14 +100,14 @@ def test_a_windowed_model_needs_no_checkpoints_and_answers_like_one_machine(tmp_
     """
     model, prompt = random_model("gemma3"), "one, two, three, " * 100
     same = ("-c", "8192", "-t", str(THREADS), "-ub", "128", "-ctxcp", "0")
-    reference = greedy(model, TOKENS, prompt, same)
+    reference = stock_text(model, TOKENS, prompt, same)
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, _ = await fleet.workers(model, model, options=MESH)
+            token, _ = await fleet.workers(model, model)
             # of several slots the first token has one, whose cells another one's last bits depend on
             options = ("--device", "none", "--min-workers", "2", *SAME_THREADS, "-np", "1", "-ub", "128")
-            head = await fleet.head(model, *MESH, *options, token=token)
+            head = await fleet.head(model, *options, token=token)
             status = await fleet.ready(head)
             assert "--swa-full" in arguments_of(child_pid(status, "llama-server"))
             assert await api_of(status).complete(prompt, TOKENS) == reference
@@ -124,8 +121,8 @@ def test_what_was_sent_is_kept_for_the_load_after_a_loss(tmp_path: Path) -> None
 
     async def check() -> None:
         async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
-            token, [worker] = await fleet.workers(None, options=MESH)
-            head = await fleet.head(smollm2(), *MESH, *HEADLESS, *SAME_THREADS, token=token)
+            token, [worker] = await fleet.workers(None)
+            head = await fleet.head(smollm2(), *HEADLESS, *SAME_THREADS, token=token)
             status = await fleet.ready(head)
             assert model_of(status).weights_network_bytes == WEIGHTS
             assert crossed(status)["worker-0"] > WEIGHTS
@@ -155,8 +152,7 @@ def test_links_that_are_cut_and_an_outage_are_a_pause(tmp_path: Path) -> None:
             tmp_path,
             smollm2(),
             worker_has=smollm2(),
-            options=(*MESH, "--device", "none", *SAME_THREADS),
-            worker_options=MESH,
+            options=("--device", "none", *SAME_THREADS),
             seed=SEED,
         ) as place:
             server = child_pid(await place.fleet.ready(place.head), "llama-server")
@@ -179,19 +175,5 @@ def test_links_that_are_cut_and_an_outage_are_a_pause(tmp_path: Path) -> None:
             assert (streamed.error, streamed.text) == ("", reference)
             assert place.counts.cuts > 0 and place.counts.refused > 0
             assert child_pid(await place.head.status(), "llama-server") == server
-
-    play(check())
-
-
-@pytest.mark.parametrize("how", [("mesh", "rpc"), ("rpc", "mesh")], ids="-".join)
-def test_a_head_of_the_other_protocol_is_told_what_to_do(tmp_path: Path, how: tuple[str, str]) -> None:
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, _ = await fleet.workers(None, options=("--native-protocol", how[0]))
-            head = await fleet.head(smollm2(), "--native-protocol", how[1], token=token)
-            status = await head.until(
-                lambda now: now.model is not None and "the native protocol" in now.model.reason
-            )
-            assert "start all nodes with the same `--native-protocol`" in model_of(status).reason
 
     play(check())

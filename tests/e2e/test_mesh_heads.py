@@ -12,7 +12,6 @@ from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone
 from tests.e2e.models import copy_to, header_of, own_cache, smollm2
-from tests.e2e.native_protocol import RPC, NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_THREADS, THREADS, Fleet, api_of, child_pid, gone, model_of, play
 from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
 
@@ -212,11 +211,8 @@ def _size(parts: Sequence[tuple[int, int]]) -> int:
     return sum(size for _, size in parts)
 
 
-@both
 @pytest.mark.parametrize("layers", [0, 15], ids=["no layers", "half of them"])
-def test_the_head_reads_nothing_of_the_workers_weights(
-    tmp_path: Path, protocol: NativeProtocol, layers: int
-) -> None:
+def test_the_head_reads_nothing_of_the_workers_weights(tmp_path: Path, layers: int) -> None:
     """/proc/PID/io counts what llama-server reads by calls, and the kernel holds what it reads in any way.
 
     A first load finds the hashes, for which the daemon reads the whole file.
@@ -236,7 +232,7 @@ def test_the_head_reads_nothing_of_the_workers_weights(
     split = ("--tensor-split", f"{30 - layers},{layers}") if layers else ("--device", "none")
 
     async def check() -> None:
-        async with Fleet(tmp_path, cache=own_cache(tmp_path), protocol=protocol) as fleet:
+        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
             token, _ = await fleet.workers(smollm2())
             first = await fleet.head(here, *split, token=token)
             await fleet.ready(first)
@@ -253,9 +249,6 @@ def test_the_head_reads_nothing_of_the_workers_weights(
             assert _layers(status)["second"] == layers
             assert ahead <= may_be_ahead
             assert read < _size(own) + 2 * metadata + (1 << 20)
-            if protocol is RPC:
-                assert _size(own) <= read
-                return
             # Read before it is computed with. Not so the embedding: its rows are looked up, and a worker
             # may have it, too, as the output.
             blocks = [part for part in own if part != embedding]

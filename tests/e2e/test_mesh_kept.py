@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode, model_ready
 
 from tests.e2e.alone import alone
-from tests.e2e.models import FINE_TUNED, copy_to, fine_tune, own_cache, smollm2, stock, tensor_of
-from tests.e2e.native_protocol import RPC, usual
+from tests.e2e.models import FINE_TUNED, copy_to, fine_tune, own_cache, smollm2, tensor_of
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, peer_of, play
-from tests.soak import drawn
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -41,20 +38,14 @@ def _packs(cache: Path) -> list[Path]:
     return sorted((cache / "tensors").glob("*.tensors"))
 
 
-@pytest.mark.parametrize(
-    "is_stock", ["", *drawn("who has upstream's build", ["worker", "head"], 1, always=())]
-)
-def test_a_worker_without_a_file_misses_nothing_the_second_time(tmp_path: Path, is_stock: str) -> None:
+def test_a_worker_without_a_file_misses_nothing_the_second_time(tmp_path: Path) -> None:
     reference = alone(smollm2(), 24)
     cache = own_cache(tmp_path)
-    native = ("--native-bin", str(stock().binaries[RPC_SERVER].parent)) if is_stock else ()
-    protocol = RPC if is_stock else usual()
-    theirs, ours = (native if is_stock == role else () for role in ("worker", "head"))
 
     async def check() -> None:
-        async with Fleet(tmp_path, cache=cache, protocol=protocol) as fleet:
-            token, [worker] = await fleet.workers(None, options=theirs)
-            head = await fleet.head(smollm2(), *ON_WORKER, *ours, *SAME_THREADS, token=token)
+        async with Fleet(tmp_path, cache=cache) as fleet:
+            token, [worker] = await fleet.workers(None)
+            head = await fleet.head(smollm2(), *ON_WORKER, *SAME_THREADS, token=token)
             first = await fleet.ready(head)
             sent = model_of(first).weights_network_bytes
             assert sent > 60 * MB

@@ -39,7 +39,6 @@ from tests.e2e.mesh_losses import (
     resumes,
 )
 from tests.e2e.models import smollm2
-from tests.e2e.native_protocol import NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
 from tests.soak import SOAK, counts, drawn
 
@@ -72,10 +71,10 @@ def _texts() -> Texts:
 
 @asynccontextmanager
 async def _with_a_process(
-    folder: Path, hit: Callable[[int], object], texts: Texts, protocol: NativeProtocol, *, later: float = 0.0
+    folder: Path, hit: Callable[[int], object], texts: Texts, *, later: float = 0.0
 ) -> AsyncIterator[Scene]:
     """The worker's process that is lent is hit, and not told of at once but so many seconds `later`."""
-    async with Fleet(folder, protocol=protocol) as fleet:
+    async with Fleet(folder) as fleet:
         worker = await fleet.worker("worker", model=smollm2())
         token = await worker.token()
         began = time.monotonic()
@@ -88,15 +87,11 @@ async def _with_a_process(
             await asyncio.to_thread(hit, child_pid(await worker.status(), RPC_SERVER))
             return time.monotonic()
 
-        yield Scene(
-            worker, head, api, texts, lose, goes_on=False, again_within=within + later, protocol=protocol
-        )
+        yield Scene(worker, head, api, texts, lose, goes_on=False, again_within=within + later)
 
 
 @asynccontextmanager
-async def _with_a_line(
-    folder: Path, kind: str, texts: Texts, protocol: NativeProtocol
-) -> AsyncIterator[Scene]:
+async def _with_a_line(folder: Path, kind: str, texts: Texts) -> AsyncIterator[Scene]:
     """Something happens to the only connection between the two daemons."""
     async with apart(
         folder,
@@ -104,7 +99,6 @@ async def _with_a_line(
         worker_has=smollm2(),
         options=(*SAME_THREADS, *SAME_BATCHES),
         seed=0,
-        protocol=protocol,
     ) as place:
         began = time.monotonic()
         await place.fleet.ready(place.head)
@@ -129,7 +123,6 @@ async def _with_a_line(
             lose,
             goes_on=True,
             again_within=within,
-            protocol=protocol,
         )
 
 
@@ -153,7 +146,7 @@ async def _again_and_again(
     }
     for state, number in product(states, range(FIRST, FIRST + TIMES)):
         crashed, resumed = crashes(scene.head), await resumes(scene.head)
-        with noted(scene.protocol.place, state, kind, told_within=told_within) as loss:
+        with noted("mesh", state, kind, told_within=told_within) as loss:
             loss.again_within = scene.again_within
             await acts[state](number, loss)
             loss.aborted = crashes(scene.head) > crashed
@@ -172,27 +165,23 @@ async def _starts_again(head: LocalNode, scene: Scene) -> None:
 
 
 @NEEDS_LINUX
-@both
 @pytest.mark.parametrize(("kind", "states"), _cases(SIGNALS).values(), ids=_cases(SIGNALS))
-def test_a_workers_process_is_lost(
-    tmp_path: Path, kind: str, states: Sequence[str], protocol: NativeProtocol
-) -> None:
+def test_a_workers_process_is_lost(tmp_path: Path, kind: str, states: Sequence[str]) -> None:
     texts = _texts()
 
     def hit(pid: int) -> None:
         os.kill(pid, SIGNALS[kind])
 
     async def check() -> None:
-        async with _with_a_process(tmp_path, hit, texts, protocol) as scene:
+        async with _with_a_process(tmp_path, hit, texts) as scene:
             await _again_and_again(scene, kind, states)
 
     play(check(), seconds=SECONDS)
 
 
 @pytest.mark.skipif(bool(why_no_freezer()), reason=why_no_freezer() or "-")
-@both
 @pytest.mark.parametrize("state", drawn("the state of a frozen worker", STATES, 1, always=()))
-def test_the_kernel_freezes_a_workers_process(tmp_path: Path, state: str, protocol: NativeProtocol) -> None:
+def test_the_kernel_freezes_a_workers_process(tmp_path: Path, state: str) -> None:
     """No thread of it runs, and its state says neither stopped nor traced: only requests that wait tell."""
     texts = _texts()
 
@@ -203,22 +192,19 @@ def test_the_kernel_freezes_a_workers_process(tmp_path: Path, state: str, protoc
                 cold.thaw()  # those before have ended
                 cold.freeze(pid)
 
-            async with _with_a_process(tmp_path, hit, texts, protocol, later=FOUND_SECONDS) as scene:
+            async with _with_a_process(tmp_path, hit, texts, later=FOUND_SECONDS) as scene:
                 await _again_and_again(scene, "frozen", [state], told_within=FOUND_SECONDS)
 
     play(check(), seconds=SECONDS)
 
 
 @NEEDS_SPACES
-@both
 @pytest.mark.parametrize(("kind", "states"), _cases(LINES).values(), ids=_cases(LINES))
-def test_the_line_to_a_worker_is_lost(
-    tmp_path: Path, kind: str, states: Sequence[str], protocol: NativeProtocol
-) -> None:
+def test_the_line_to_a_worker_is_lost(tmp_path: Path, kind: str, states: Sequence[str]) -> None:
     texts = _texts()
 
     async def check() -> None:
-        async with _with_a_line(tmp_path, kind, texts, protocol) as scene:
+        async with _with_a_line(tmp_path, kind, texts) as scene:
             await _again_and_again(scene, kind, states)
 
     play(check(), seconds=SECONDS)

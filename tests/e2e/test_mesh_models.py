@@ -6,7 +6,6 @@ import pytest
 from meshd.fleet.node import LocalNode
 
 from tests.e2e.alone import alone
-from tests.e2e.native_protocol import MESH, NativeProtocol, both, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, model_of, play
 from tests.e2e.random_models import MODELS, random_model
 from tests.e2e.random_parts import LAYERS
@@ -43,14 +42,13 @@ def test_the_text_depends_on_the_whole_prompt(name: str) -> None:
     assert all(len(set(text.split())) > TOKENS / 3 for text in texts), texts
 
 
-@both
 @pytest.mark.parametrize("workers", SPLITS)
-def test_text_of_a_split_is_that_of_one_node(tmp_path: Path, workers: int, protocol: NativeProtocol) -> None:
+def test_text_of_a_split_is_that_of_one_node(tmp_path: Path, workers: int) -> None:
     """One head that is started again with each model, on the same workers."""
     names = SPLITS[workers]
 
     async def check() -> None:
-        async with Fleet(tmp_path, protocol=protocol) as fleet:
+        async with Fleet(tmp_path) as fleet:
             token = await _start_workers(fleet, names, workers)
             wrong = {}
             for name in names:
@@ -65,13 +63,12 @@ def test_text_of_a_split_is_that_of_one_node(tmp_path: Path, workers: int, proto
     play(check(), seconds=590)
 
 
-@needs_mesh
 def test_a_head_that_computes_nothing_sends_numbers_of_tokens(tmp_path: Path) -> None:
     """Embeddings, layers and output are on the workers: rows of neither embeddings nor logits cross."""
     names = drawn("models with embeddings on a worker", UNTIED, 3, always=())
 
     async def check() -> None:
-        async with Fleet(tmp_path, protocol=MESH) as fleet:
+        async with Fleet(tmp_path) as fleet:
             token = await _start_workers(fleet, names, 2)
             wrong = {}
             for name in names:
@@ -89,14 +86,11 @@ def test_a_head_that_computes_nothing_sends_numbers_of_tokens(tmp_path: Path) ->
     play(check(), seconds=590)
 
 
-@both
-def test_attention_stays_on_the_head_when_a_recurrent_layer_follows_on_a_worker(
-    tmp_path: Path, protocol: NativeProtocol
-) -> None:
+def test_attention_stays_on_the_head_when_a_recurrent_layer_follows_on_a_worker(tmp_path: Path) -> None:
     """Where the scheduler takes it along, the layer's whole cache crosses with every token."""
 
     async def check() -> None:
-        async with Fleet(tmp_path, protocol=protocol) as fleet:
+        async with Fleet(tmp_path) as fleet:
             token = await _start_workers(fleet, [HYBRID], 1)
             options = ("--tensor-split", f"{LAYERS - 1},1", *SAME_THREADS, *SAME_BATCHES, *ONE_SLOT)
             head = await fleet.head(random_model(HYBRID), *options, token=token)

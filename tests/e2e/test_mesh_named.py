@@ -1,4 +1,4 @@
-"""The mesh protocol with programs of a folder that the user names: each is asked what it is."""
+"""Programs of a folder that the user names: each is asked what it is."""
 
 import shutil
 from pathlib import Path
@@ -9,11 +9,10 @@ from meshd.build import mesh
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 
 from tests.e2e.alone import alone
-from tests.e2e.models import cache_folder, patched, small, smollm2, stock
-from tests.e2e.native_protocol import MESH, needs_mesh
+from tests.e2e.models import cache_folder, small, smollm2, stock
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
 
-pytestmark = [pytest.mark.native, pytest.mark.timeout(3000), needs_mesh]
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 24
 
@@ -40,7 +39,7 @@ def test_a_llama_server_that_somebody_else_built_is_a_head(tmp_path: Path, whole
     others = _named(tmp_path / "worker-bin", MESH_PROGRAM)
 
     async def check() -> None:
-        async with Fleet(tmp_path, protocol=MESH) as fleet:
+        async with Fleet(tmp_path) as fleet:
             token, [worker] = await fleet.workers(smollm2(), options=others)
             head = await fleet.head(smollm2(), "--device", "none", *theirs, *SAME_THREADS, token=token)
             status = await fleet.ready(head)
@@ -56,30 +55,14 @@ def test_a_llama_server_that_somebody_else_built_is_a_head(tmp_path: Path, whole
     play(check())
 
 
-def test_a_folder_of_the_patched_build_still_serves(tmp_path: Path) -> None:
-    """Whoever named one before goes on with it: its llama-server loads our module, too."""
-    reference = alone(smollm2(), TOKENS)
-    named = ("--native-bin", str(patched().bin_dir))
-
-    async def check() -> None:
-        async with Fleet(tmp_path, protocol=MESH) as fleet:
-            token, _ = await fleet.workers(smollm2(), options=named)
-            head = await fleet.head(smollm2(), "--device", "none", *named, *SAME_THREADS, token=token)
-            status = await fleet.ready(head)
-            assert model_of(status).weights_network_bytes == 0
-            assert await api_of(status).complete(PROMPT, TOKENS) == reference
-
-    play(check())
-
-
 def test_what_was_found_is_shown(tmp_path: Path) -> None:
     named = _named(tmp_path / "bin", LLAMA_SERVER)
 
     async def check() -> None:
         home = tmp_path / "home"
-        shown = await cli(home, "doctor", *MESH.options, *named)
+        shown = await cli(home, "doctor", *named)
         assert f"warning  mesh protocol `{tmp_path}/bin/llama-server` is llama.cpp 0.5.0" in shown.stdout
-        shown = await cli(home, "doctor", *MESH.options)
+        shown = await cli(home, "doctor")
         assert "ok       mesh protocol version" in shown.stdout
         shown = await cli(home, "native", "info", MESHD_NATIVE_BIN=str(tmp_path / "bin"))
         assert f"binaries  {tmp_path}/bin\n" in shown.stdout
@@ -98,7 +81,7 @@ def test_a_llama_server_of_another_release_is_refused_at_the_start(tmp_path: Pat
     server.chmod(0o755)
 
     async def check() -> None:
-        words = ("serve", "--model", str(small()), "--min-workers", "0", *MESH.options, *named)
+        words = ("serve", "--model", str(small()), "--min-workers", "0", *named)
         done = await cli(tmp_path / "home", *words)
         assert done.returncode == 1
         assert f"`{server}` is llama.cpp 0.1.0-dev (commit unknown); meshd's module is for" in done.stderr

@@ -8,7 +8,6 @@ from meshd.build.interface import LLAMA_SERVER, RPC_SERVER
 
 from tests.e2e.alone import alone
 from tests.e2e.models import smollm2, stock
-from tests.e2e.native_protocol import MESH, NativeProtocol, both
 from tests.e2e.native_rig import Worker
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
 
@@ -17,28 +16,26 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 TOKENS = 24
 
 
-@both
 @pytest.mark.parametrize("workers", [1, 0])
-def test_a_plain_rpc_server_takes_its_part(tmp_path: Path, protocol: NativeProtocol, workers: int) -> None:
+def test_a_plain_rpc_server_takes_its_part(tmp_path: Path, workers: int) -> None:
     """Its weights cross, those of the worker do not, and the text is that of one node."""
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        with Worker(stock().binaries[RPC_SERVER], tmp_path, stock=True) as plain:
-            async with Fleet(tmp_path, protocol=protocol) as fleet:
+        with Worker(stock().binaries[RPC_SERVER], tmp_path) as plain:
+            async with Fleet(tmp_path) as fleet:
                 token = (await fleet.workers(smollm2()))[0] if workers else ""
                 options = ("--rpc", plain.endpoint, "--min-workers", str(workers), "--device", "none")
                 head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
                 status = await fleet.ready(head)
                 split = {part.node: part for part in model_of(status).split}
                 lent = split[plain.endpoint]
-                assert lent.layers > 0, "what the patched client counts is a little less than the plan"
+                assert lent.layers > 0
                 assert 0.99 * lent.bytes < model_of(status).weights_network_bytes <= lent.bytes
                 assert (model_of(status).weights_local_bytes > 0) == bool(workers)
                 argv = arguments_of(child_pid(status, LLAMA_SERVER))
-                if protocol is MESH:
-                    devices = [*("MESH0" for _ in range(workers)), "RPC0"]
-                    assert argv[argv.index("-dev") + 1] == ",".join(devices)
+                devices = [*("MESH0" for _ in range(workers)), "RPC0"]
+                assert argv[argv.index("-dev") + 1] == ",".join(devices)
                 assert await api_of(status).complete(PROMPT, TOKENS) == reference
 
     play(check())

@@ -10,7 +10,7 @@ from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import MetadataValue
 from meshd.peer.messages import MessageStream
-from meshd.rpc import protocol as rpc
+from meshd.rpc import mesh_protocol as wire
 from meshd.tunnel.compressed import COMPRESSED
 from meshd.wire.compressed import Encoder
 from meshd.wire.lease import (
@@ -25,13 +25,26 @@ from meshd.wire.lease import (
     WorkerOffer,
     decode,
 )
+from meshd.wire.native import mesh_protocol
 
 from tests.e2e.bare_node import bare_node, connected
-from tests.e2e.models import patched, smollm2
-from tests.e2e.native_protocol import RPC
+from tests.e2e.models import native, smollm2
 from tests.e2e.nodes import Fleet, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+
+READ = wire.HEADER.pack(wire.MESSAGES[wire.READ].body.size, wire.READ, 0, 7) + bytes(24)
+_RUDE = Encoder().encode(READ + bytes(1 << 20))
+ONE_STREAM = "does not wait for a stream of this member"
+# what a neighbour may not say, in a compressed stream as well, and what breaks the rules of these
+LIES: tuple[tuple[bytes, str, Mapping[str, MetadataValue]], ...] = (
+    (READ, f"message {wire.READ}", {}),
+    (_RUDE, f"message {wire.READ}", COMPRESSED),
+    (b"\x01\x00\x00\x09\x01\x00\x00\x00x", "kind 9 of a frame is not known", COMPRESSED),
+    (_RUDE[:4] + b"\xff\xff\xff\x7f", "a frame of 2147483647 bytes", COMPRESSED),
+    (_RUDE[:8] + bytes(len(_RUDE) - 8), "compressed stream: ", COMPRESSED),
+)
 
 
 async def _hears(messages: MessageStream) -> LeaseMessage:
@@ -44,7 +57,7 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
     """The lease's id alone is worth nothing: its head has to name the member."""
 
     async def check() -> None:
-        async with Fleet(tmp_path, protocol=RPC) as fleet:
+        async with Fleet(tmp_path) as fleet:
             worker = await fleet.worker("worker", model=smollm2())
             token = await worker.token()
             async with (
@@ -53,8 +66,10 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
             ):
                 peer = await connected(head, "worker")
                 messages = MessageStream(head.mesh.open_stream(peer, LEASE_SERVICE, metadata={}))
-                pin = patched().pin
-                await messages.send(Acquire(bytes(16), "m", "f" * 64, pin, "").encode())
+                asked = Acquire(
+                    bytes(16), "m", "f" * 64, native().pin, "", protocol=mesh_protocol(wire.VERSION)
+                )
+                await messages.send(asked.encode())
                 offer = await _hears(messages)
                 assert isinstance(offer, WorkerOffer) and offer.push
                 await messages.send(Reserve((64 << 20, *[0] * (len(offer.devices) - 1))).encode())
@@ -66,44 +81,28 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
                     stream = by.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
                     with pytest.raises(Refused, match="admits this member"):
                         await stream.accepted()
-                await messages.send(Admit(third.node.peer.raw).encode())
-                await until_admitted(third, peer, metadata)
-                with pytest.raises(Refused, match="admits this member"):
-                    await head.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata).accepted()
-                rude = third.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
-                await rude.write(rpc.REQUEST.pack(rpc.GET_DEVICE_MEMORY, 4) + bytes(4))
-                with pytest.raises(Broken, match="command 11 between servers"):
-                    await rude.read()
-                await until_admitted(third, peer, metadata)
-                await liars(third, peer, {**metadata, **COMPRESSED})
-                await until_admitted(third, peer, metadata)
+                for number, (said, why, more) in enumerate(LIES):
+                    await messages.send(Admit(third.node.peer.raw, number).encode())
+                    assert why in await refusal(third, peer, {**metadata, **more}, said)
+                    with pytest.raises(Refused, match="admits this member"):
+                        await head.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata).accepted()
+                    again = third.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
+                    with pytest.raises(Broken, match=ONE_STREAM):
+                        await again.read()
                 assert len((await worker.status()).children) == 1, "the lease goes on"
 
     play(check())
 
 
-async def liars(third: MemberNode, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
-    """A neighbour that says what it may not in a compressed stream, or breaks the rules of these."""
-    rude = Encoder().encode(rpc.REQUEST.pack(rpc.GET_DEVICE_MEMORY, 4) + bytes(4) + bytes(1 << 20))
-    for sent, why in [
-        (rude, "command 11 between servers"),
-        (b"\x01\x00\x00\x09\x01\x00\x00\x00x", "kind 9 of a frame is not known"),
-        (rude[:4] + b"\xff\xff\xff\x7f", "a frame of 2147483647 bytes"),
-        (rude[:8] + bytes(len(rude) - 8), "compressed stream: "),
-    ]:
-        stream = third.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
-        await stream.write(sent)
-        with pytest.raises(Broken, match=why):
-            await stream.read()
-
-
-async def until_admitted(third: MemberNode, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
-    """The head's word has arrived: nothing tells this member of it."""
+async def refusal(third: MemberNode, peer: PeerId, metadata: Mapping[str, MetadataValue], said: bytes) -> str:
+    """Why what it says on its one stream ends it, once the head's word has arrived: nobody tells it."""
     while True:
         stream = third.mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
         try:
             await stream.accepted()
-        except Refused:
+            await stream.write(said)
+            await stream.read()
+        except (Refused, Broken) as error:
+            if "admits this member" not in error.what and ONE_STREAM not in error.what:
+                return error.what
             await asyncio.sleep(0.05)
-        else:
-            return

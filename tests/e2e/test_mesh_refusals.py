@@ -1,4 +1,4 @@
-"""Daemons that speak the mesh protocol, and a worker that fails each load: the others serve, it is named."""
+"""A worker that fails each load: the others serve, it is named, and it is not tried again and again."""
 
 from pathlib import Path
 
@@ -7,19 +7,18 @@ import pytest
 from tests.e2e import half_mesh
 from tests.e2e.alone import alone
 from tests.e2e.api_client import generation
+from tests.e2e.left_out import ready_without, servers_started, with_a_good_one
 from tests.e2e.models import smollm2
-from tests.e2e.native_protocol import MESH, needs_mesh
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
-from tests.e2e.test_mesh_unable import ready_without, servers_started
 
 pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),
-    needs_mesh,
 ]
 
 WHY = {
     half_mesh.NO_MEMORY: "llama-server lost worker half: it has no memory for a buffer of ",
+    half_mesh.CRASHES: "`rpc-server` was ended by SIGABRT",
     half_mesh.LACKS: "llama-server lost worker half: its WELCOME is wrong: it lacks SET_ROWS, which its",
 }
 
@@ -31,11 +30,8 @@ def test_the_others_serve_without_it(tmp_path: Path, what: str) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            good = await fleet.worker("good", *MESH.options, model=smollm2())
-            token = await good.token()
-            half = await fleet.worker("half", *MESH.options, model=smollm2(), cache=cache, token=token)
-            await good.until(lambda s: any(p.name == "half" and p.state == "connected" for p in s.peers))
-            head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
+            token, half = await with_a_good_one(fleet, cache)
+            head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
             status = await ready_without(head)
             why = f"worker half is left out for 30 s after 2 tries: {WHY[what]}"
             assert why in model_of(status).reason
@@ -54,9 +50,9 @@ def test_alone_it_is_named_to_who_asks(tmp_path: Path) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            half = await fleet.worker("half", *MESH.options, model=smollm2(), cache=cache)
+            half = await fleet.worker("half", model=smollm2(), cache=cache)
             token = await half.token()
-            head = await fleet.head(smollm2(), *MESH.options, "--device", "none", *SAME_THREADS, token=token)
+            head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
             status = await head.until(
                 lambda s: (
                     s.model is not None and "left out for" in s.model.reason and WHY[what] in s.model.reason

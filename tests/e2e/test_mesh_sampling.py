@@ -23,8 +23,7 @@ pytestmark = [
     ),
 ]
 
-MESH = ("--native-protocol", "mesh")
-OPTIONS = ("--device", "none", "--output-on", "worker", "--compress", "off", *MESH)
+OPTIONS = ("--device", "none", "--output-on", "worker", "--compress", "off")
 TOKENS, MORE = 16, 48  # of a short answer, and of what a longer one has more
 STREAMS = 4  # slots, without being asked for
 LOGITS = 49152 * 4  # bytes of a token
@@ -43,7 +42,7 @@ def test_no_logits_cross_and_texts_are_those_of_all_logits(tmp_path: Path, count
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, _workers = await fleet.workers(*[smollm2()] * count, options=MESH)
+            token, _workers = await fleet.workers(*[smollm2()] * count)
             least = ("--min-workers", str(count))
             head = await fleet.head(smollm2(), *OPTIONS, *least, *SAME_THREADS, token=token)
             api = api_of(await fleet.ready(head))
@@ -78,7 +77,7 @@ def test_no_logits_cross_and_texts_are_those_of_all_logits(tmp_path: Path, count
 def test_a_head_that_is_told_to_takes_all_logits(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, _workers = await fleet.workers(smollm2(), options=MESH)
+            token, _workers = await fleet.workers(smollm2())
             options = (*OPTIONS, "--sample-on", "head", *SAME_THREADS)
             head = await fleet.head(smollm2(), *options, token=token)
             api = api_of(await fleet.ready(head))

@@ -4,16 +4,14 @@ import json
 import os
 import signal
 import subprocess
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from meshd.build.interface import LLAMA_SERVER
 from meshd.rpc import mesh_protocol as wire
 
-from tests.e2e.mesh_rig import CountedPair, Mesh, MeshHead, MeshServer
-from tests.e2e.mesh_server_scene import LONG, LOST, MARKS, found_build
-from tests.e2e.models import smollm2, stock, stock_text
+from tests.e2e.mesh_rig import CountedPair, Mesh, MeshServer
+from tests.e2e.mesh_server_scene import LONG, LOST, MARKS, found_build, refusing_head
+from tests.e2e.models import smollm2, stock_text
 from tests.e2e.random_models import MODELS, random_model
 from tests.native.build import MeshBuild
 
@@ -86,21 +84,8 @@ def test_a_worker_without_memory_fails_the_load(build: MeshBuild, tmp_path: Path
         assert "unable to allocate MESH0 buffer" in mesh.head.output
 
 
-def test_a_worker_with_another_number_of_devices_is_not_used(build: MeshBuild, tmp_path: Path) -> None:
-    pair = CountedPair()
-    with (
-        closing(pair),
-        MeshServer(build, tmp_path, pair),
-        MeshHead(
-            build,
-            tmp_path,
-            smollm2(),
-            [pair],
-            binary=stock().binaries[LLAMA_SERVER],
-            ready=False,
-            devices=[2],
-        ) as head,
-    ):
+def test_a_worker_with_another_number_of_devices_is_not_used(tmp_path: Path) -> None:
+    with refusing_head(tmp_path, devices=[2]) as head:
         assert head.wait_end() == 1
         assert "lost MESH0: its WELCOME is wrong: it has 1 devices, not 2" in head.output
 

@@ -27,7 +27,9 @@ def mesh(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mesh]:
         if why := skip_reason():
             pytest.skip(why)
         library = preloaded(tmp_path)
-    with Mesh(found_build(), tmp_path, smollm2(), 2, weights=[smollm2()], push=True, preload=library) as made:
+    with Mesh(
+        found_build(), tmp_path, smollm2(), 2, weights=[smollm2()], push=True, preload=library, threads=2
+    ) as made:
         yield made
 
 

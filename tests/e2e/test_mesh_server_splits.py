@@ -1,6 +1,6 @@
 """native/mesh: each device is fed once in a step, in models of every kind, and no cache crosses.
 
-As test_native_splits.py, which has the patched build: here the module says which operations it does not take.
+What the scheduler says (`GGML_SCHED_DEBUG`) of a token. The module says which operations it does not take.
 """
 
 import re

@@ -1,26 +1,35 @@
-"""Answers at once, each with a context of its own: none of them ends another (mesh protocol)."""
+"""Answers at once, each with a context of its own: none of them ends another."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from meshd.fleet.node import LocalNode
 from meshd.model.status import AnswersAtOnce
 
 from tests.e2e.api_client import Answer, Api, Streamed, generation
 from tests.e2e.models import smollm2
-from tests.e2e.native_protocol import needs_mesh
 from tests.e2e.nodes import PROMPT, Fleet, api_of, model_of, play
 
-pytestmark = [pytest.mark.native, pytest.mark.timeout(3000), needs_mesh]
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-OPTIONS = ("--device", "none", "--native-protocol", "mesh")
 CONTEXT = 512
 SLOTS = 4
 LONG = 400  # tokens: four of these answers need three contexts
 SHORT = 8
+
+
+@asynccontextmanager
+async def _head(folder: Path, *more: str) -> AsyncIterator[tuple[Fleet, LocalNode]]:
+    """A fleet of one worker, and a head whose answers have this context each."""
+    async with Fleet(folder) as fleet:
+        token, _workers = await fleet.workers(smollm2())
+        given = ("--device", "none", "--ctx-size", str(CONTEXT), *more)
+        yield fleet, await fleet.head(smollm2(), *given, token=token)
 
 
 async def completion(api: Api, tokens: int, prompt: str = PROMPT) -> Answer:
@@ -50,9 +59,7 @@ async def chat(api: Api, text: str) -> Answer:
 
 def test_four_long_answers_all_come_to_their_own_end(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, _workers = await fleet.workers(smollm2(), options=OPTIONS[2:])
-            head = await fleet.head(smollm2(), *OPTIONS, "--ctx-size", str(CONTEXT), token=token)
+        async with _head(tmp_path) as (fleet, head):
             status = await fleet.ready(head)
             api = api_of(status)
             answers = await asyncio.gather(*(completion(api, LONG) for _ in range(SLOTS)))
@@ -66,9 +73,7 @@ def test_four_long_answers_all_come_to_their_own_end(tmp_path: Path) -> None:
 
 def test_a_follow_up_finds_the_slot_of_its_conversation(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, _workers = await fleet.workers(smollm2(), options=OPTIONS[2:])
-            head = await fleet.head(smollm2(), *OPTIONS, "--ctx-size", str(CONTEXT), token=token)
+        async with _head(tmp_path) as (fleet, head):
             api = api_of(await fleet.ready(head))
             spoken: list[tuple[str, int]] = []
             for word in ("Apples", "Whales", "Trains", "Clouds")[:SLOTS]:
@@ -91,9 +96,7 @@ def test_what_is_too_long_ends_alone(tmp_path: Path) -> None:
     """An answer at the end of its context is cut off there, a prompt beyond it refused with the limit."""
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, _workers = await fleet.workers(smollm2(), options=OPTIONS[2:])
-            head = await fleet.head(smollm2(), *OPTIONS, "--ctx-size", str(CONTEXT), token=token)
+        async with _head(tmp_path) as (fleet, head):
             api = api_of(await fleet.ready(head))
             begun = threading.Event()
             other = asyncio.create_task(api.stream(PROMPT, LONG, on_piece=lambda _text: begun.set()))
@@ -116,10 +119,7 @@ def test_what_is_too_long_ends_alone(tmp_path: Path) -> None:
 
 def test_who_comes_fifth_waits_and_is_served_in_turn(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, _workers = await fleet.workers(smollm2(), options=OPTIONS[2:])
-            given = ("--ctx-size", str(CONTEXT), "--", "--metrics")
-            head = await fleet.head(smollm2(), *OPTIONS, *given, token=token)
+        async with _head(tmp_path, "--", "--metrics") as (fleet, head):
             api = api_of(await fleet.ready(head))
             # the usual one has too few threads for all that wait here
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3 * SLOTS))

@@ -5,15 +5,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from meshd.build import mesh
-from meshd.build.interface import RPC_SERVER
+from meshd.build.interface import MESH_PROGRAM, RPC_SERVER
 from meshd.fleet.node import model_ready
 
 from tests.e2e.alone import alone
-from tests.e2e.models import cache_folder, copy_to, flipped_byte, patched, smollm2
-from tests.e2e.native_protocol import NativeProtocol, both
+from tests.e2e.left_out import ready_without
+from tests.e2e.models import copy_to, flipped_byte, native, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
-from tests.e2e.test_mesh_unable import ready_without
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -81,26 +79,24 @@ def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
     play(check())
 
 
-def _broken_native(folder: Path, protocol: NativeProtocol) -> Path:
+def _broken_native(folder: Path) -> Path:
     """Binaries whose server lists its devices, passes the check at the start, and serves no lease."""
     folder.mkdir()
-    info = patched()
+    info = native()
     (folder / "llama-server").symlink_to(info.binaries["llama-server"])
-    server = folder / protocol.program
-    real = info.binaries.get(protocol.program, mesh.folder_of(cache_folder()) / protocol.program)
+    server, real = folder / MESH_PROGRAM, info.binaries[MESH_PROGRAM]
     fails = 'case "$*" in *"--device CPU"*) echo no such luck >&2; exit 3;; esac'
     server.write_text(f'#!/bin/sh\n{fails}\nexec {real} "$@"\n')
     server.chmod(0o755)
     return folder
 
 
-@both
-def test_a_bad_worker_does_not_keep_a_good_one_from_serving(tmp_path: Path, protocol: NativeProtocol) -> None:
+def test_a_bad_worker_does_not_keep_a_good_one_from_serving(tmp_path: Path) -> None:
     reference = alone(smollm2(), 16)
-    bad_native = _broken_native(tmp_path / "native", protocol)
+    bad_native = _broken_native(tmp_path / "native")
 
     async def check() -> None:
-        async with Fleet(tmp_path, protocol=protocol) as fleet:
+        async with Fleet(tmp_path) as fleet:
             good = await fleet.worker("good", model=smollm2())
             token = await good.token()
             await fleet.worker("bad", "--native-bin", str(bad_native), model=smollm2(), token=token)

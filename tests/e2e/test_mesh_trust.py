@@ -27,7 +27,6 @@ from meshd.wire.news import NEWS_SERVICE
 from tests.e2e.alone import alone
 from tests.e2e.bare_node import bare_node, connected, disconnected
 from tests.e2e.models import smollm2
-from tests.e2e.native_protocol import MESH, NativeProtocol, both
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -309,16 +308,12 @@ def _sockets_of(node: LocalNode) -> list[Path]:
     return list(find_socket(node.spec.home).parent.glob("rpc*.sock"))
 
 
-@both
-def test_another_local_user_gets_no_word_at_any_port_or_socket(
-    tmp_path: Path, protocol: NativeProtocol
-) -> None:
-    """With the mesh protocol there is none but the API's: children inherit their ends of socketpairs."""
+def test_another_local_user_gets_no_word_at_any_port_or_socket(tmp_path: Path) -> None:
+    """There is none but the API's: children inherit their ends of socketpairs."""
     reference = alone(smollm2(), 8)
-    hello = bytes([14]) + (0).to_bytes(8, "little")  # what a stock client begins with
 
     async def check() -> None:
-        async with Fleet(tmp_path, protocol=protocol) as fleet:
+        async with Fleet(tmp_path) as fleet:
             token, [worker] = await fleet.workers(smollm2())
             head = await fleet.head(smollm2(), *SAME_THREADS, token=token)
             status = await fleet.ready(head)
@@ -332,17 +327,8 @@ def test_another_local_user_gets_no_word_at_any_port_or_socket(
             heard = [_listening_ports(pid) for pid in (head.pid, worker.pid, child_pid(shown, RPC_SERVER))]
             assert set().union(*heard) == {*ports, api_port}, "what is between them has no port"
             [tunnel] = status.tunnels
-            hops = [*_sockets_of(head), *_sockets_of(worker)]
-            assert len(hops) == (0 if protocol is MESH else 2)
-            assert tunnel.listen == (f"unix:{hops[0].name}" if hops else "socketpair")
-            for path in hops:
-                assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-                for data in (hello, bytes(64), os.urandom(32) + hello):
-                    assert await _probe(path, data, user=None) == 0, (
-                        "not even of this user, without the secret"
-                    )
-                    if other is not None:
-                        assert await _probe(path, data, user=other) == 4
+            assert tunnel.listen == "socketpair"
+            assert [*_sockets_of(head), *_sockets_of(worker)] == []
             assert await api_of(status).complete(PROMPT, 8) == reference
 
     play(check())

@@ -2,20 +2,34 @@
 
 import asyncio
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
 from meshd.build import native
 from meshd.build.compile import options_of
-from meshd.build.interface import BACKENDS, LLAMA_BENCH, LLAMA_SERVER, RPC_SERVER, BuildProgress, Stage
+from meshd.build.interface import (
+    BACKENDS,
+    LLAMA_BENCH,
+    LLAMA_SERVER,
+    RPC_SERVER,
+    BuildProgress,
+    NativeInfo,
+    Stage,
+)
 from meshd.build.machine import cpu_kind
 from meshd.build.pin import read_pin
 from meshd.build.tree import Tree
 
-from tests.e2e.models import cache_folder, patched, stock
+from tests.e2e.models import cache_folder, stock
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]  # the first test may have to build
+
+
+@cache
+def patched() -> NativeInfo:
+    return asyncio.run(native.build(cache_folder(), backend="cpu", tools=True, progress=lambda _: None))
 
 
 def test_a_finished_build_is_returned_at_once() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,9 +14,8 @@ from meshd.daemon.member_node import MemberNode
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.process.handover import OrderPipe
-from meshd.role.worker.push_neighbours import RpcNeighbours
-from meshd.rpc.hang_detector import Watch
+from meshd.process.handover import DescriptorSender, socket_pair
+from meshd.role.worker.mesh_neighbours import ARRIVAL, MeshNeighbours
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
 
 from tests.conformance.run import run as run_to_end
@@ -72,21 +73,26 @@ def test_a_session_is_made_for_those_who_are_introduced(tmp_path: Path) -> None:
 
             other.mesh.handle(PUSH_SERVICE, serve, allow=lambda _member, _metadata: None)
             tunnels = Bench(Net(owner).mesh("worker"), tmp_path).runtime.tunnels
-            orders = OrderPipe()
+            descriptors = DescriptorSender()
             near, far, _, _ = streams()
-            neighbours = RpcNeighbours(one.mesh, tunnels, MessageStream(near), orders, Watch(on_cpu=True))
+            neighbours = MeshNeighbours(one.mesh, tunnels, MessageStream(near), descriptors, socket_pair)
+            introduced = Neighbour(1, peer.raw, LEASE)
             try:
                 assert state(one, peer) is not PeerState.CONNECTED
-                owner.start(neighbours.keep(Neighbour(1, peer.raw, LEASE)), name="neighbour")
+                neighbours.take(introduced)
+                owner.start(neighbours.keep(introduced), name="neighbour")
                 told = MessageStream(far)
                 while decode(await told.receive()) != Reached(1, ""):  # the first try may find it busy
                     pass
                 assert state(one, peer) is PeerState.CONNECTED
-                assert os.read(orders.child_end, 4096).startswith(b"peer 1 127.0.0.1:")
+                with socket.socket(fileno=os.dup(descriptors.child_end)) as server:
+                    said, [end], _, _ = socket.recv_fds(server, 64, 2)
+                os.close(end)
+                assert struct.unpack("<II", said) == (ARRIVAL, 1)
             finally:
                 over.set()
-                orders.close()
-                os.close(orders.child_end)
+                descriptors.close()
+                os.close(descriptors.child_end)
                 owner.cancel()
 
     run_to_end(main(), seconds=SECONDS)

@@ -9,10 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.e2e.models import smollm2
-from tests.e2e.native_protocol import needs_mesh
 from tests.e2e.test_bench import meshd
 
-pytestmark = [pytest.mark.native, pytest.mark.timeout(600), needs_mesh]
+pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 PROMPT_STEPS, TOKEN_STEPS = 3, 4  # a plan of two CPU workers has micro batches of 128 tokens
 SECONDS = 1e-6  # what is lost of nanoseconds in JSON

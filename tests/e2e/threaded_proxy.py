@@ -15,20 +15,17 @@ _DEADLINE = 60.0
 
 
 class ThreadedProxy:
-    """To `target_port`, from `listener` or a port of its own. Context manager.
+    """To `target_port`, from a port of its own. Context manager.
 
     `ways` is asked for each connection: who carries what its client sends, and who what the server sends.
     The end of a direction is passed on.
     """
 
-    def __init__(
-        self, target_port: int, ways: Callable[[], tuple[Way, Way]], *, listener: socket.socket | None = None
-    ) -> None:
-        self._listener = listener or socket.create_server(("127.0.0.1", 0))
+    def __init__(self, target_port: int, ways: Callable[[], tuple[Way, Way]]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self._target_port = target_port
         self._ways = ways
-        name = self._listener.getsockname()
-        self.endpoint = f"unix:{name}" if isinstance(name, str) else f"127.0.0.1:{name[1]}"
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
         self._accepting = self._spawn(self._accept)
@@ -48,11 +45,6 @@ class ThreadedProxy:
             thread.join(_DEADLINE)
         for sock in self._sockets:
             sock.close()
-
-    @property
-    def clients(self) -> list[socket.socket]:
-        """The sockets of those who connected, in this order."""
-        return self._sockets[::2]
 
     def cut(self) -> None:
         """End the connections that there are, both ways."""
@@ -74,8 +66,7 @@ class ThreadedProxy:
                 return
             far = socket.create_connection(("127.0.0.1", self._target_port))
             for sock in (near, far):
-                if sock.family == socket.AF_INET:  # a worker's listener is a unix socket
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.append(sock)
             up, down = self._ways()
             self._spawn(partial(_carry, up, near, far))

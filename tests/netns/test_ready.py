@@ -25,8 +25,7 @@ from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import ready_or_raise
 from meshd.fleet.proxy import run_loop
 
-from tests.e2e.models import cache_folder, patched, smollm2
-from tests.e2e.native_protocol import RPC
+from tests.e2e.models import cache_folder, native, smollm2
 from tests.soak import SOAK
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -34,7 +33,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 LONG_MS = 800.0
 TURNS = 3  # at least
 MOST_TURNS = 12
-LOAD = 4  # of llama-server's RPC: test_native_load counts its questions
+LOAD = 3  # HELLO, the weights, and what the warm-up made: each is asked when the one before is answered
 
 
 def own(workers: int) -> float:
@@ -56,8 +55,7 @@ async def serving(owner: Owner, model: Path, folder: Path, workers: int, rtt_ms:
         model=model,
         worker_model=model,
         round_trips=[rtt_ms / 1000] * workers,
-        head_options=(*RPC.options, *REMOTE),
-        worker_options=[RPC.options] * workers,
+        head_options=REMOTE,
         wire=True,
     )
     return await Serving.start(owner, Fleet(spec))
@@ -66,7 +64,7 @@ async def serving(owner: Owner, model: Path, folder: Path, workers: int, rtt_ms:
 @pytest.mark.skipif(not SOAK, reason="what a clock says decides: MESHD_SOAK=1, or `meshd bench ready`")
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_round_trips_from_asking_to_ready(workers: int) -> None:
-    patched()
+    native()
     model = smollm2()
 
     async def main(folder: Path) -> float:

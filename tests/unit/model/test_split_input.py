@@ -3,39 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from meshd.model.cache import ContextShape, LayerCache, ModelCache
-from meshd.model.layers import ModelLayers, Widths
+from meshd.model.cache import ContextShape
 from meshd.model.split_planner import plan_split
-from meshd.model.split_values import Device, SplitOptions
+from meshd.model.split_values import SplitOptions
 
-GIB = 1 << 30
-
-
-def split_model(*, tied: bool) -> ModelLayers:
-    """SmolLM2's numbers."""
-    return ModelLayers(
-        name="SmolLM2.gguf",
-        architecture="llama",
-        trained_context=8192,
-        layers=(2_216_448,) * 30,
-        padded_layers=(2_216_448,) * 30,
-        input=30_081_024,
-        embedding=30_081_024,
-        output=30_081_024,
-        tied=tied,
-        output_rest=2304,
-        shared=0,
-        largest_elements=576 * 49152,
-        cache=ModelCache((LayerCache(key=192, value=192),) * 30, exact=True),
-        widths=Widths(576, 1536, 9, 1536, 0, 0, 49152),
-    )
-
-
-def cpu(node: str, free: float = 4.0, *, head: bool = False) -> Device:
-    return Device(node, "CPU", int(free * GIB), is_head=head)
-
-
-HEAD = cpu("head", head=True)
+from tests.unit.model.split_scene import GIB, HEAD, cpu, split_model
 
 
 @pytest.mark.parametrize(

@@ -6,49 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import LocalProtocolError, UserError
-from meshd.model.cache import ContextShape, LayerCache, ModelCache
+from meshd.model.cache import ContextShape
 from meshd.model.compute import compute_bound
-from meshd.model.layers import ModelLayers, Widths
 from meshd.model.llama_placement import ON_CPU, place
 from meshd.model.output import DevicePath
 from meshd.model.split_planner import plan_split
 from meshd.model.split_values import Device, NotEnoughMemory, Plan, SplitOptions, default_shape
 
-GIB = 1 << 30
+from tests.unit.model.split_scene import GIB, HEAD, cpu, split_model
+
 MIB = 1 << 20
-
-
-def _model(
-    *, layers: int = 30, layer_bytes: int = 2_216_448, tied: bool = True, exact: bool = True
-) -> ModelLayers:
-    """SmolLM2's numbers, unless told otherwise."""
-    return ModelLayers(
-        name="SmolLM2.gguf",
-        architecture="llama",
-        trained_context=8192,
-        layers=(layer_bytes,) * layers,
-        padded_layers=(layer_bytes + 100,) * layers,
-        input=30_081_024,
-        embedding=30_081_024,
-        output=30_081_024,
-        tied=tied,
-        output_rest=2304,
-        shared=0,
-        largest_elements=576 * 49152,
-        cache=ModelCache((LayerCache(key=192, value=192),) * layers, exact=exact),
-        widths=Widths(576, 1536, 9, 1536, 0, 0, 49152),
-    )
-
-
-def _cpu(node: str, free: float = 4.0, *, head: bool = False, pool: str = "") -> Device:
-    return Device(node, "CPU", int(free * GIB), is_head=head, pool=pool)
 
 
 def _gpu(node: str, free: float, *, head: bool = False) -> Device:
     return Device(node, "CUDA0", int(free * GIB), is_gpu=True, is_head=head)
 
 
-HEAD = _cpu("head", head=True)
 OPTIONS = SplitOptions(ContextShape(8192))
 
 
@@ -61,7 +34,7 @@ def _options(plan: Plan) -> str:
 
 
 def test_one_cpu_worker_and_the_head_take_half_each() -> None:
-    plan = plan_split(_model(), [_cpu("a"), HEAD], OPTIONS)
+    plan = plan_split(split_model(), [cpu("a"), HEAD], OPTIONS)
     assert _counts(plan) == {"head CPU": 15, "a CPU": 15}
     assert _options(plan) == ("-fit off -c 8192 -np 1 -ngl 16 -dev RPC0 -ts 16 -ot token_embd.weight=CPU")
     assert "all devices are CPUs" in plan.why
@@ -72,8 +45,8 @@ def test_one_cpu_worker_and_the_head_take_half_each() -> None:
 def test_equal_cpus_get_equal_shares_and_workers_at_least_a_fifth(workers: int) -> None:
     for pool in ("", "one machine"):
         free = 4.0 if not pool else 1.5
-        devices = [_cpu(f"w{n}", free, pool=pool) for n in range(workers)]
-        plan = plan_split(_model(), [*devices, _cpu("head", free, head=True, pool=pool)], OPTIONS)
+        devices = [cpu(f"w{n}", free, pool=pool) for n in range(workers)]
+        plan = plan_split(split_model(), [*devices, cpu("head", free, head=True, pool=pool)], OPTIONS)
         counts = _counts(plan)
         assert max(counts.values()) - min(counts.values()) <= 1
         assert all(count >= 6 for count in counts.values())
@@ -81,20 +54,20 @@ def test_equal_cpus_get_equal_shares_and_workers_at_least_a_fifth(workers: int) 
 
 def test_without_layers_on_the_head_the_workers_take_all() -> None:
     options = SplitOptions(ContextShape(8192), head_layers=False)
-    plan = plan_split(_model(tied=False), [_cpu("a"), _cpu("b"), HEAD], options)
+    plan = plan_split(split_model(tied=False), [cpu("a"), cpu("b"), HEAD], options)
     assert _counts(plan) == {"head CPU": 0, "a CPU": 15, "b CPU": 15}
     assert _options(plan) == (
         r"-fit off -c 8192 -np 1 -ngl 31 -dev RPC0,RPC1 -ts 15,16 -ot ^output\.weight=CPU"
     )
     assert "--device none" in plan.why
     # a GPU of the head is left alone too
-    with_gpu = plan_split(_model(), [_cpu("a"), HEAD, _gpu("head", 8, head=True)], options)
+    with_gpu = plan_split(split_model(), [cpu("a"), HEAD, _gpu("head", 8, head=True)], options)
     assert with_gpu.devices == ("RPC0",)
 
 
 def _one_worker(device: Device, *, local_output: bool | None = None) -> Plan:
     options = SplitOptions(ContextShape(8192), head_layers=False, local_output=local_output)
-    return plan_split(_model(layers=8, layer_bytes=100 * MIB), [device, HEAD], options)
+    return plan_split(split_model(layers=8, layer_bytes=100 * MIB), [device, HEAD], options)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +85,7 @@ def _one_worker(device: Device, *, local_output: bool | None = None) -> Plan:
         ),  # hardly
         (replace(_gpu("a", 8), path=DevicePath(0.02)), True, "3.5 ms per token on the head, 71.2 ms"),
         (
-            replace(_cpu("a", 8), path=DevicePath(0.0001, 1e9)),
+            replace(cpu("a", 8), path=DevicePath(0.0001, 1e9)),
             True,
             "3.0 ms per token on the head, 3.4 ms",
         ),
@@ -150,17 +123,17 @@ def test_a_worker_without_room_for_the_output_leaves_it_to_the_head() -> None:
 
 def test_the_output_may_stay_with_the_last_worker() -> None:
     options = SplitOptions(ContextShape(8192), head_layers=False, local_output=False)
-    plan = plan_split(_model(), [_cpu("a"), _cpu("b"), HEAD], options)
+    plan = plan_split(split_model(), [cpu("a"), cpu("b"), HEAD], options)
     assert plan.override_tensor == ""
     assert "-ot" not in plan.arguments
     last = plan.shares[-1]
     assert last.weights == 15 * 2_216_448 + 2304 + 30_081_024
     # without -ot llama.cpp computes in a pipeline, with four copies of the inputs
-    assert plan.shares[1].compute > plan_split(_model(), [_cpu("a"), HEAD], OPTIONS).shares[1].compute
+    assert plan.shares[1].compute > plan_split(split_model(), [cpu("a"), HEAD], OPTIONS).shares[1].compute
 
 
 def test_a_gpu_of_the_head_comes_last_and_has_the_output() -> None:
-    plan = plan_split(_model(), [_gpu("a", 8), HEAD, _gpu("head", 8, head=True)], OPTIONS)
+    plan = plan_split(split_model(), [_gpu("a", 8), HEAD, _gpu("head", 8, head=True)], OPTIONS)
     assert plan.devices == ("RPC0", "CUDA0")
     assert plan.override_tensor == ""
     counts = _counts(plan)
@@ -170,8 +143,8 @@ def test_a_gpu_of_the_head_comes_last_and_has_the_output() -> None:
 
 
 def test_the_heads_cpu_helps_when_gpus_are_not_enough() -> None:
-    big = _model(layer_bytes=200 * MIB)
-    plan = plan_split(big, [_gpu("a", 4), _cpu("head", 8, head=True)], OPTIONS)
+    big = split_model(layer_bytes=200 * MIB)
+    plan = plan_split(big, [_gpu("a", 4), cpu("head", 8, head=True)], OPTIONS)
     counts = _counts(plan)
     assert counts["head CPU"] > 0
     assert counts["a CUDA0"] > 0
@@ -180,7 +153,7 @@ def test_the_heads_cpu_helps_when_gpus_are_not_enough() -> None:
 
 
 def test_a_head_alone_uses_no_devices() -> None:
-    plan = plan_split(_model(), [HEAD], OPTIONS)
+    plan = plan_split(split_model(), [HEAD], OPTIONS)
     assert _options(plan) == "-fit off -c 8192 -np 1 -ngl 0 -dev none"
     assert _counts(plan) == {"head CPU": 30}
 
@@ -188,7 +161,7 @@ def test_a_head_alone_uses_no_devices() -> None:
 def test_bytes_are_those_of_llama_servers_log() -> None:
     """-ngl 99 -dev RPC0,RPC1 -ts 15,16 -ot token_embd.weight=CPU -c 8192: model 31.71 MiB, KV 90 MiB each."""
     options = SplitOptions(ContextShape(8192), head_layers=False)
-    plan = plan_split(_model(), [_cpu("a"), _cpu("b"), HEAD], options)
+    plan = plan_split(split_model(), [cpu("a"), cpu("b"), HEAD], options)
     for share, weights in zip(plan.shares[1:], (33_246_720, 33_249_024), strict=True):
         assert (share.weights, share.cache) == (weights, 90 * MIB)
     assert plan.shares[0].weights == 2 * 30_081_024  # the tied output may be repacked: a second copy
@@ -209,48 +182,50 @@ def test_the_bound_for_computing_is_above_what_was_logged(
     shape: ContextShape, logged: float, with_layers: bool, pipelined: bool
 ) -> None:
     bound = compute_bound(
-        _model(), shape, on_gpu=False, with_layers=with_layers, with_output=False, pipelined=pipelined
+        split_model(), shape, on_gpu=False, with_layers=with_layers, with_output=False, pipelined=pipelined
     )
     assert logged * MIB <= bound - 32 * MIB  # also without the fixed part
     assert bound <= 3.5 * logged * MIB + 32 * MIB  # and not far above
 
 
 def test_memory_decides_the_shares() -> None:
-    plan = plan_split(_model(), [_cpu("a", 1), _cpu("b", 3), _cpu("head", 4, head=True)], OPTIONS)
+    plan = plan_split(split_model(), [cpu("a", 1), cpu("b", 3), cpu("head", 4, head=True)], OPTIONS)
     counts = _counts(plan)
     assert counts["a CPU"] < counts["b CPU"] <= counts["head CPU"] + 1
     assert counts["a CPU"] >= 1
 
 
 def test_every_worker_gets_a_layer() -> None:
-    plan = plan_split(_model(), [_cpu("small", 0.1), _cpu("head", 64, head=True)], OPTIONS)
+    plan = plan_split(split_model(), [cpu("small", 0.1), cpu("head", 64, head=True)], OPTIONS)
     assert _counts(plan)["small CPU"] >= 1
 
 
 def test_a_worker_without_room_is_left_out_and_keeps_its_number() -> None:
-    plan = plan_split(_model(), [_cpu("none", 0.05), _cpu("a"), HEAD], OPTIONS)
+    plan = plan_split(split_model(), [cpu("none", 0.05), cpu("a"), HEAD], OPTIONS)
     assert plan.devices == ("RPC1",)
     assert [item.device.node for item in plan.left_out] == ["none"]
     assert "none CPU left out: 0 MiB are left for layers" in plan.why
 
 
 def test_more_workers_than_layers_or_devices() -> None:
-    plan = plan_split(_model(layers=2), [_cpu(f"w{n}") for n in range(4)] + [HEAD], OPTIONS)
+    plan = plan_split(split_model(layers=2), [cpu(f"w{n}") for n in range(4)] + [HEAD], OPTIONS)
     assert sum(1 for share in plan.shares if share.layers) == 2
     assert "the model has only 2 layers" in plan.why
-    many = plan_split(_model(), [_cpu(f"w{n}") for n in range(20)] + [HEAD], OPTIONS)
+    many = plan_split(split_model(), [cpu(f"w{n}") for n in range(20)] + [HEAD], OPTIONS)
     assert len(many.devices) == 15
     assert "at most 15 devices" in many.why
 
 
 def test_one_memory_is_not_counted_twice() -> None:
-    model = _model(layer_bytes=60 * MIB)
-    alone = [_cpu("a", 2), _cpu("head", 2, head=True)]
+    model = split_model(layer_bytes=60 * MIB)
+    alone = [cpu("a", 2), cpu("head", 2, head=True)]
     assert _counts(plan_split(model, alone, OPTIONS))
-    shared = [_cpu("a", 2, pool="m"), _cpu("head", 2, head=True, pool="m")]
+    shared = [cpu("a", 2, pool="m"), cpu("head", 2, head=True, pool="m")]
     with pytest.raises(NotEnoughMemory):
         plan_split(model, shared, OPTIONS)
-    fits = plan_split(_model(), [_cpu("a", 0.6, pool="m"), _cpu("head", 0.6, head=True, pool="m")], OPTIONS)
+    fits = plan_split(
+        split_model(), [cpu("a", 0.6, pool="m"), cpu("head", 0.6, head=True, pool="m")], OPTIONS
+    )
     assert sum(share.total for share in fits.shares) <= 0.6 * GIB
 
 
@@ -258,20 +233,20 @@ def test_one_memory_is_not_counted_twice() -> None:
     ("own", "words"), [(4.0, "with this node's memory it fits"), (0.15, "keeps all layers off this node")]
 )
 def test_a_head_that_takes_no_layers_is_named_as_the_cause(own: float, words: str) -> None:
-    devices = [_cpu("a", 0.15), _cpu("head", own, head=True)]
+    devices = [cpu("a", 0.15), cpu("head", own, head=True)]
     with pytest.raises(NotEnoughMemory) as caught:
-        plan_split(_model(), devices, SplitOptions(ContextShape(8192), head_layers=False))
+        plan_split(split_model(), devices, SplitOptions(ContextShape(8192), head_layers=False))
     assert caught.value.hint.startswith("omit `--device none`")
     assert words in caught.value.hint
     with pytest.raises(NotEnoughMemory) as caught:
-        plan_split(_model(), [_cpu("a", 0.15), _cpu("head", 0.15, head=True)], OPTIONS)
+        plan_split(split_model(), [cpu("a", 0.15), cpu("head", 0.15, head=True)], OPTIONS)
     assert "--device none" not in caught.value.hint
 
 
 def test_too_little_memory_gives_the_numbers_and_a_context_that_fits() -> None:
-    devices = [_cpu("a", 0.15), _cpu("head", 0.15, head=True)]
+    devices = [cpu("a", 0.15), cpu("head", 0.15, head=True)]
     with pytest.raises(NotEnoughMemory) as caught:
-        plan_split(_model(), devices, OPTIONS)
+        plan_split(split_model(), devices, OPTIONS)
     error = caught.value
     for part in (
         "needs 425 MiB",
@@ -283,14 +258,14 @@ def test_too_little_memory_gives_the_numbers_and_a_context_that_fits() -> None:
         assert part in error.what
     assert error.largest_context == 2048
     assert "`--ctx-size 2048`" in error.hint
-    assert _counts(plan_split(_model(), devices, SplitOptions(ContextShape(error.largest_context))))
+    assert _counts(plan_split(split_model(), devices, SplitOptions(ContextShape(error.largest_context))))
     with pytest.raises(NotEnoughMemory):
-        plan_split(_model(), devices, SplitOptions(ContextShape(error.largest_context + 256)))
+        plan_split(split_model(), devices, SplitOptions(ContextShape(error.largest_context + 256)))
 
 
 def test_when_no_context_fits_it_says_so() -> None:
     with pytest.raises(NotEnoughMemory) as caught:
-        plan_split(_model(), [_cpu("a", 0.01), _cpu("head", 0.01, head=True)], OPTIONS)
+        plan_split(split_model(), [cpu("a", 0.01), cpu("head", 0.01, head=True)], OPTIONS)
     assert caught.value.largest_context == 0
     assert "not even the shortest context" in caught.value.hint
 
@@ -300,19 +275,23 @@ def _split(*shares: float, **options: bool) -> SplitOptions:
 
 
 def test_a_tensor_split_is_taken_as_it_is() -> None:
-    devices = [_cpu("a"), _cpu("b"), HEAD]
-    assert _counts(plan_split(_model(), devices, _split(1, 1, 1))) == {
+    devices = [cpu("a"), cpu("b"), HEAD]
+    assert _counts(plan_split(split_model(), devices, _split(1, 1, 1))) == {
         "head CPU": 10, "a CPU": 10, "b CPU": 10,
     }  # fmt: skip
-    assert _counts(plan_split(_model(), devices, _split(3, 1))) == {"head CPU": 0, "a CPU": 23, "b CPU": 7}
-    exact = plan_split(_model(), devices, _split(4, 20, 6))
+    assert _counts(plan_split(split_model(), devices, _split(3, 1))) == {
+        "head CPU": 0,
+        "a CPU": 23,
+        "b CPU": 7,
+    }
+    exact = plan_split(split_model(), devices, _split(4, 20, 6))
     assert _options(exact).startswith("-fit off -c 8192 -np 1 -ngl 25 -dev RPC0,RPC1 -ts 4,21")
-    with_output = plan_split(_model(), devices, _split(15, 16))  # llama.cpp's way to write it
+    with_output = plan_split(split_model(), devices, _split(15, 16))  # llama.cpp's way to write it
     assert with_output.tensor_split == (15, 16)
-    none = plan_split(_model(), devices, _split(0, 1))
+    none = plan_split(split_model(), devices, _split(0, 1))
     assert none.devices == ("RPC1",)
     assert [item.why for item in none.left_out] == ["it has no share in the tensor split"]
-    own = plan_split(_model(), [_cpu("a"), HEAD, _gpu("head", 8, head=True)], _split(1, 2))
+    own = plan_split(split_model(), [cpu("a"), HEAD, _gpu("head", 8, head=True)], _split(1, 2))
     assert _counts(own) == {"head CPU": 0, "a CPU": 10, "head CUDA0": 20}
 
 
@@ -329,12 +308,12 @@ def test_a_tensor_split_is_taken_as_it_is() -> None:
 )
 def test_bad_tensor_splits_are_refused(shares: tuple[float, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        plan_split(_model(), [_cpu("a"), _cpu("b"), HEAD], _split(*shares))
+        plan_split(split_model(), [cpu("a"), cpu("b"), HEAD], _split(*shares))
 
 
 def test_a_tensor_split_that_does_not_fit_is_refused() -> None:
     with pytest.raises(NotEnoughMemory):
-        plan_split(_model(), [_cpu("a", 0.15), HEAD], _split(29, 1))
+        plan_split(split_model(), [cpu("a", 0.15), HEAD], _split(29, 1))
 
 
 def test_options_of_the_context_reach_llama_server() -> None:
@@ -342,7 +321,7 @@ def test_options_of_the_context_reach_llama_server() -> None:
         4096, parallel=2, unified=True, batch=1024, micro_batch=256, key_type="q8_0", value_type="q4_0",
         full_windows=True, flash_attention=False,
     )  # fmt: skip
-    given = _options(plan_split(_model(), [_cpu("a"), HEAD], SplitOptions(shape)))
+    given = _options(plan_split(split_model(), [cpu("a"), HEAD], SplitOptions(shape)))
     for part in (
         "-c 4096 -np 2",
         "-b 1024",
@@ -357,21 +336,21 @@ def test_options_of_the_context_reach_llama_server() -> None:
 
 
 def test_an_upper_bound_is_said_to_be_one() -> None:
-    plan = plan_split(_model(exact=False), [_cpu("a"), HEAD], OPTIONS)
+    plan = plan_split(split_model(exact=False), [cpu("a"), HEAD], OPTIONS)
     assert not plan.exact_cache
     assert "its cache size is an upper bound" in plan.why
 
 
 def test_the_default_shape_is_small() -> None:
-    assert default_shape(_model()) == ContextShape(8192, parallel=1)
-    assert default_shape(_model(), tokens=100).tokens == 100
+    assert default_shape(split_model()) == ContextShape(8192, parallel=1)
+    assert default_shape(split_model(), tokens=100).tokens == 100
 
 
 def test_faults_of_the_caller_are_found() -> None:
     with pytest.raises(LocalProtocolError, match="head's CPU once, not 0"):
-        plan_split(_model(), [_cpu("a")], OPTIONS)
+        plan_split(split_model(), [cpu("a")], OPTIONS)
     with pytest.raises(LocalProtocolError, match="same device twice"):
-        plan_split(_model(), [_cpu("a"), _cpu("a"), HEAD], OPTIONS)
+        plan_split(split_model(), [cpu("a"), cpu("a"), HEAD], OPTIONS)
 
 
 frees = st.floats(0.02, 6)
@@ -399,12 +378,12 @@ def test_any_plan_fits_and_agrees_with_llama_cpp(
     layers: int,
     tokens: int,
 ) -> None:
-    model = _model(layers=layers, layer_bytes=20 * MIB, tied=tied)
+    model = split_model(layers=layers, layer_bytes=20 * MIB, tied=tied)
     devices = [
         Device(f"w{n}", "D", int(free * GIB), is_gpu=gpu, pool=pool, path=DevicePath(0.0003 if gpu else 0.02))
         for n, (free, gpu, pool) in enumerate(workers)
     ]
-    devices.append(_cpu("head", head_free, head=True, pool=head_pool))
+    devices.append(cpu("head", head_free, head=True, pool=head_pool))
     options = SplitOptions(
         ContextShape(tokens),
         head_layers=head_layers,

@@ -9,7 +9,7 @@ from meshd.build.interface import LLAMA_SERVER
 from meshd.model.cache import ContextShape
 from meshd.model.layers import read_layers
 
-from tests.e2e.models import header_of, patched
+from tests.e2e.models import header_of, stock
 from tests.e2e.native_rig import Head, wait_until
 from tests.e2e.random_models import MODELS, random_model
 
@@ -38,7 +38,7 @@ def test_caches_and_states_have_the_size_that_the_planner_expects(tmp_path: Path
         options = ["-c", str(shape.tokens), "-np", str(shape.parallel), "-v"]
         options += ["-fa", "on" if shape.flash_attention else "off"]
         options += ["-kvu", "--kv-unified-per-slot", str(shape.each)] if shape.unified else []
-        with Head(patched().binaries[LLAMA_SERVER], tmp_path, model, [], extra=options) as head:
+        with Head(stock().binaries[LLAMA_SERVER], tmp_path, model, [], extra=options) as head:
             wait_until(partial(_told_all, head), "llama-server has written its log")
             buffers = [float(size) for size in _CACHE.findall(head.output)]
         assert buffers
