@@ -52,7 +52,7 @@ async def bare_node(
                 key=key,
                 entered=entered,
                 role="client",
-                native=NativeVersion(rpc="", pin="", patches="", backend=""),
+                native=NativeVersion(protocol="", pin="", sources="", backend=""),
                 mesh_port=mesh_port,
             )
             async with Owner() as owner:

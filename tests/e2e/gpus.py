@@ -15,7 +15,7 @@ from meshd.bench.random_model import random_model
 from meshd.build import mesh
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, NativeInfo
 from meshd.process.group import environment
-from meshd.role.native.devices import parse_listed
+from meshd.role.native.devices import parse_devices
 from meshd.wire.lease import OfferedDevice
 
 from tests.e2e.models import cache_folder, made
@@ -70,7 +70,7 @@ def listed(info: NativeInfo) -> tuple[OfferedDevice, ...]:
     done = subprocess.run(
         argv, env=environment({}), capture_output=True, text=True, timeout=LIST_SECONDS, check=True
     )
-    return tuple(parse_listed(done.stdout.splitlines(), "here"))
+    return tuple(parse_devices(done.stdout.splitlines(), "here"))
 
 
 def model() -> Path:

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
-from meshd.build import mesh
-from meshd.build import native as upstream
+from meshd.build import native as native_builds
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, BuildProgress, NativeInfo
 from meshd.config.tree import find_cache
 from meshd.model.gguf import Header, TensorInfo, read_header
-from meshd.wire.native import STOCK_PATCHES
+from meshd.wire.native import UNKNOWN
 
 from tests.e2e import native_rig
 from tests.e2e.kept_texts import kept_text
@@ -51,15 +50,15 @@ def own_cache(folder: Path) -> Path:
 @cache
 def native() -> NativeInfo:
     """What daemons run: upstream's binaries and ours, built if they are not there yet."""
-    return asyncio.run(mesh.build(cache_folder(), backend="cpu", progress=_silent))
+    return asyncio.run(native_builds.build(cache_folder(), backend="cpu", progress=_silent))
 
 
 @cache
 def stock() -> NativeInfo:
     """Upstream's binaries, of the same commit; of another one while follow.py runs tests on it."""
     if (other := native_build.other()) is not None:
-        return NativeInfo("unknown", STOCK_PATCHES, "unknown", other, {LLAMA_SERVER: other / LLAMA_SERVER})
-    return asyncio.run(upstream.build(cache_folder(), backend="cpu", patched=False, progress=_silent))
+        return NativeInfo(UNKNOWN, UNKNOWN, UNKNOWN, other, {LLAMA_SERVER: other / LLAMA_SERVER})
+    return native()
 
 
 @cache
@@ -223,7 +222,7 @@ def flipped_byte() -> Path:
 
 
 def _quantise(source: Path, target: Path, kind: str) -> None:
-    build = upstream.build(cache_folder(), backend="cpu", patched=False, tools=True, progress=_silent)
+    build = native_builds.build(cache_folder(), backend="cpu", tools=True, progress=_silent)
     argv = [
         str(asyncio.run(build).binaries[LLAMA_QUANTIZE]),
         "--allow-requantize",

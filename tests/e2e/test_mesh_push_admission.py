@@ -66,12 +66,11 @@ def test_who_was_not_admitted_gets_no_push_stream(tmp_path: Path) -> None:
             ):
                 peer = await connected(head, "worker")
                 messages = MessageStream(head.mesh.open_stream(peer, LEASE_SERVICE, metadata={}))
-                asked = Acquire(
-                    bytes(16), "m", "f" * 64, native().pin, "", protocol=mesh_protocol(wire.VERSION)
-                )
+                speaks = mesh_protocol(wire.VERSION)
+                asked = Acquire(bytes(16), "m", "f" * 64, native().pin, protocol=speaks)
                 await messages.send(asked.encode())
                 offer = await _hears(messages)
-                assert isinstance(offer, WorkerOffer) and offer.push
+                assert isinstance(offer, WorkerOffer)
                 await messages.send(Reserve((64 << 20, *[0] * (len(offer.devices) - 1))).encode())
                 grant = await _hears(messages)
                 assert isinstance(grant, Grant)

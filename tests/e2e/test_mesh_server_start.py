@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from meshd.role.native.devices import parse_listed
+from meshd.role.native.devices import parse_devices
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.bare_head import bare_head
@@ -51,7 +51,7 @@ def test_memory_that_makes_no_sense_stops_the_start(text: str) -> None:
 
 def test_the_devices_are_listed_with_what_they_are() -> None:
     done = _run("--list-devices")
-    [device] = [one for one in parse_listed(done.stdout.splitlines(), "here") if one.kind == "cpu"]
+    [device] = [one for one in parse_devices(done.stdout.splitlines(), "here") if one.kind == "cpu"]
     assert (device.name, device.card) == ("CPU", "")
     assert 0 < device.free_bytes <= device.total_bytes
     assert device.description

@@ -15,7 +15,8 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.handover import DescriptorSender, socket_pair
-from meshd.role.worker.mesh_neighbours import ARRIVAL, MeshNeighbours
+from meshd.role.worker.neighbour_arrivals import ARRIVAL
+from meshd.role.worker.push_neighbours import PushNeighbours
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
 
 from tests.conformance.run import run as run_to_end
@@ -75,7 +76,7 @@ def test_a_session_is_made_for_those_who_are_introduced(tmp_path: Path) -> None:
             tunnels = Bench(Net(owner).mesh("worker"), tmp_path).runtime.tunnels
             descriptors = DescriptorSender()
             near, far, _, _ = streams()
-            neighbours = MeshNeighbours(one.mesh, tunnels, MessageStream(near), descriptors, socket_pair)
+            neighbours = PushNeighbours(one.mesh, tunnels, MessageStream(near), descriptors, socket_pair)
             introduced = Neighbour(1, peer.raw, LEASE)
             try:
                 assert state(one, peer) is not PeerState.CONNECTED

@@ -225,10 +225,9 @@ TARGETS = (
     _target(
         "lease",
         _messages(
-            lease.Acquire(bytes(16), "model", "f" * 64, "b1234", "ab" * 32),
-            lease.WorkerOffer((_DEVICE, _DEVICE), True, "m" * 32, True),
-            lease.Acquire(bytes(16), "model", "f" * 64, "b1234", "stock", protocol="mesh 2"),
-            lease.Admit(bytes(32)),
+            lease.Acquire(bytes(16), "model", "f" * 64, "b1234"),
+            lease.WorkerOffer((_DEVICE, _DEVICE), True, "m" * 32, bytes(16)),
+            lease.Acquire(bytes(16), "model", "f" * 64, "b1234", protocol="mesh 2"),
             lease.Admit(bytes(32), 3),
             lease.Introduced(),
             lease.Neighbour(7, bytes(32), bytes(16), 1, True),

@@ -12,9 +12,8 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_head_view import MeshHeadView
-from meshd.rpc.mesh_keeping import MeshKeeping
+from meshd.rpc.mesh_keeping import MeshKeeping, Missed
 from meshd.rpc.mesh_push_firewall import MeshPushFilter
-from meshd.rpc.missed_tensors import Missed
 
 from tests.fuzz.mutate import flip
 from tests.fuzz.target import Target

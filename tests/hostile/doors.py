@@ -22,8 +22,9 @@ from meshd.wire.signal import SIGNAL_SERVICE
 from tests.hostile.approach import EXPOSED, VIRTUAL, VOLLEY, Approach, Metadata, NotHeard, Pace, Said
 from tests.hostile.damage import Damage
 from tests.hostile.member import OVER, Mallory, Talk, Target
+from tests.unit.role.fake_mesh import NATIVE
 
-ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", "patches")
+ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", protocol=NATIVE.protocol)
 _WEIGHTS = {"greeting": 1, "frames": 1, "away": 0.05, "links": 0.05}
 
 DOORS = {

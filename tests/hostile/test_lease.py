@@ -14,9 +14,8 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.head.lease_client import LeaseClient
-from meshd.role.interface import TunnelClient
-from meshd.rpc.head_timeouts import HeadTimeouts
-from meshd.rpc.protocol import SECRET_BYTES
+from meshd.role.head.load_report import WeightsReport
+from meshd.role.head.mesh_end import MeshEnd
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, WorkerOffer
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
@@ -26,7 +25,7 @@ from tests.unit.role.fake_mesh import Net
 from tests.unit.role.rig import Bench
 
 LEASES = 1500
-ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", "patches")
+ACQUIRE = Acquire(bytes(16), "tiny", "f" * 64, "pin", protocol="mesh 4")
 ORDER = ("lease.WorkerOffer", "lease.Grant", "lease.Reached", "lease.Lost")
 MOST_WORDS = 8
 
@@ -37,7 +36,7 @@ def _words(rng: random.Random, speech: Speech) -> Iterator[bytes]:
     assert isinstance(offer, WorkerOffer) and isinstance(grant, Grant)
     if rng.random() < 0.9:
         offer = replace(offer, protocol=ACQUIRE.protocol)
-    grant = replace(grant, lease_id=offer.lease_id or grant.lease_id)
+    grant = replace(grant, lease_id=offer.lease_id)
     speech.broken = rng.choice((0.0, 0.1, 0.6))
     for at in range(rng.randrange(MOST_WORDS)):
         if at < 2 and rng.random() < 0.7:
@@ -68,9 +67,8 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             bench.runtime.tunnels,
             peer=peer,
             name="w",
-            client=TunnelClient(bench.runtime.tunnels.random(SECRET_BYTES)),
-            patience=HeadTimeouts(asyncio.get_running_loop().time, largest=0).patience(peer),
             on_progress=lambda _text: None,
+            mesh_end=MeshEnd(bench.runtime.processes.socket_pair, weights={}, report=WeightsReport({})),
         )
         stage = "asked"
         try:
@@ -95,6 +93,7 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             head, hostile = net.mesh("head", "serve"), net.mesh("hostile")
             hostile.handle(LEASE_SERVICE, worker, allow=lambda _member, _metadata: None)
             bench = Bench(head, tmp_path)
+            bench.pairs_left = LEASES
             for _ in range(LEASES):
                 with suppress(MeshdError, TimeoutError):
                     await lease(bench, hostile.key.peer)

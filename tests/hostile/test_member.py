@@ -157,7 +157,7 @@ def test_what_the_stubs_write_down_does_not_stay(tmp_path: Path, monkeypatch: py
 
     def count(it: scene.Scene) -> int:
         benches = [victim.bench for victim in it.victims]
-        return sum(len(bench.children) + len(bench.inspectors) for bench in benches) + len(it.office.seen)
+        return sum(len(bench.children) + len(bench.trials) for bench in benches) + len(it.office.seen)
 
     def check(it: scene.Scene, *, last: bool) -> None:
         written.append(count(it))

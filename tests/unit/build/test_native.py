@@ -92,12 +92,12 @@ def test_builds_of_an_older_meshd_are_not_taken(tmp_path: Path) -> None:
 
 def test_the_daemon_takes_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not built yet") as caught:
-        find_native(_config(tmp_path))
+        find_native(_config(tmp_path).paths)
     assert "`meshd native build` once" in (caught.value.hint or "")
     store_ours(tmp_path)
     store_upstream(tmp_path)
-    found = find_native(_config(tmp_path))
-    assert found.mesh is not None and found.can_push
+    found = find_native(_config(tmp_path).paths)
+    assert found.module.is_file()
     assert found.version.protocol == f"mesh {VERSION}"
 
 
@@ -152,6 +152,5 @@ def test_a_folder_of_the_users_that_lacks_what_is_needed(tmp_path: Path) -> None
     assert native.read_bin_dir(named, tmp_path, head=False) is not None, "a worker then uses our own"
     (named / MESH_PROGRAM).touch()
     config = _config(tmp_path)
-    found = find_native(replace(config, paths=replace(config.paths, native_bin=named)), head=False)
-    assert found.mesh is not None and found.mesh.server == named / MESH_PROGRAM
-    assert found.device_program == named / MESH_PROGRAM
+    found = find_native(replace(config.paths, native_bin=named), head=False)
+    assert found.mesh_server == named / MESH_PROGRAM
