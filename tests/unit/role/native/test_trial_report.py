@@ -24,12 +24,16 @@ def test_all_right() -> None:
         "trying mul_mat:q4_0:576",
         "right mul_mat:q4_0:576 1.0e-08",
         "trying rope:64:9:64",
-        "lacks rope:64:9:64 ROPE",
+        "unknown rope:64:9:64",
         "tried 2",
     )
     assert made.why_unfit(GOOD) == ""
     assert made.was_tried(GOOD)
-    assert made.lacks == ("rope:64:9:64",)
+
+
+def test_one_that_it_lacks_is_a_failure() -> None:
+    made = report("trying rope:64:9:64", "lacks rope:64:9:64 ROPE", "tried 1")
+    assert made.why_unfit(GOOD) == "it cannot compute rope:64:9:64 (ROPE)"
 
 
 def test_wrong_and_failed_ones_are_named() -> None:
