@@ -71,7 +71,7 @@ def test_an_end_before_the_beginning_is_a_failure_as_well(ended: Ended | None) -
 
 
 def test_a_program_that_knows_no_trial_says_nothing_of_the_device() -> None:
-    made = report("error: unknown argument: --try-device", "Usage: rpc-server")
+    made = report("error: unknown argument: --try-device", "Usage: mesh-server")
     assert made.why_unfit(USAGE) == ""
     assert not made.was_tried(USAGE)
 
