@@ -5,7 +5,6 @@ import errno
 import os
 import resource
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,9 +18,7 @@ from meshd.process import connections
 from meshd.process.connections import (
     Address,
     ConnectionOwners,
-    find_inode,
     find_user,
-    owns_connection,
     user_has_connection,
 )
 
@@ -37,44 +34,9 @@ def asked(client: Address, server: Address) -> bool:
     return asyncio.run(ask())
 
 
-def test_our_own_connection_is_ours_and_nobody_elses() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
-    ):
-        assert owns_connection(os.getpid(), client.getsockname(), server.getsockname()) is True
-        assert owns_connection(1, client.getsockname(), server.getsockname()) is False
-
-
-def test_the_connection_of_another_process_is_not_ours() -> None:
-    program = (
-        "import socket,sys\n"
-        "c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
-        "print(c.getsockname()[1], flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with subprocess.Popen(
-            [sys.executable, "-c", program, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as other:
-            assert other.stdout is not None
-            theirs = ("127.0.0.1", int(other.stdout.readline()))
-            assert owns_connection(os.getpid(), theirs, ("127.0.0.1", port)) is False
-            assert owns_connection(other.pid, theirs, ("127.0.0.1", port)) is True
-            other.communicate()
-
-
-@pytest.mark.parametrize("table", ["", "header only\n", "h\n 0: A B\n", "h\n 0: L R 06 0 0 0 0 0 77\n"])
-def test_a_table_without_the_connection_names_no_inode(table: str) -> None:
-    assert find_inode(table.splitlines(), "L", "R") is None
-
-
-def test_the_inode_stands_in_the_tenth_column() -> None:
-    assert find_inode(["h", " 0: L R 01 0 0 0 0 0 77 x"], "L", "R") == 77
+@pytest.mark.parametrize("table", ["", "header only\n", "h\n 0: A B\n", "h\n 0: L R 06 0 0 0 0 0 0\n"])
+def test_a_table_without_the_connection_names_no_user(table: str) -> None:
+    assert find_user(table.splitlines(), "L", "R") is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -120,7 +82,6 @@ def test_without_a_free_descriptor_nobody_is_taken_for_ours() -> None:
     ):
         here, there = client.getsockname(), server.getsockname()
         with no_free_descriptor():
-            assert owns_connection(os.getpid(), here, there) is False
             assert user_has_connection(os.getuid(), here, there) is False
         assert user_has_connection(os.getuid(), here, there) is True
 
@@ -133,6 +94,7 @@ def test_a_tunnel_of_a_daemon_without_a_free_descriptor_is_closed_to_all() -> No
             socket.create_connection(server.getsockname()) as client,
         ):
             here, there = client.getsockname(), server.getsockname()
+            assert await owned_by_user(here, there) is True  # a daemon has used its threads before
             with no_free_descriptor():
                 assert await owned_by_user(here, there) is False
             assert await owned_by_user(here, there) is True
@@ -146,7 +108,6 @@ def test_what_linux_does_not_show_now_counts_as_no(number: int, monkeypatch: pyt
         raise OSError(number, os.strerror(number), str(self))
 
     monkeypatch.setattr(Path, "open", refuse)
-    assert owns_connection(os.getpid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is False
     assert user_has_connection(os.getuid(), ("127.0.0.1", 1), ("127.0.0.1", 2)) is False
     assert asked(("127.0.0.1", 1), ("127.0.0.1", 2)) is False
 
@@ -154,38 +115,29 @@ def test_what_linux_does_not_show_now_counts_as_no(number: int, monkeypatch: pyt
 def test_a_system_that_does_not_tell_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
-    async def ask() -> list[bool | None]:
-        owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
-        return [await owners.process_has(1, here, there), await owners.user_has(1, here, there)]
+    async def ask() -> bool | None:
+        return await ConnectionOwners().user_has(1, ("127.0.0.1", 1), ("127.0.0.1", 2))
 
-    assert asyncio.run(ask()) == [None, None]
+    assert asyncio.run(ask()) is None
     assert asked(("127.0.0.1", 1), ("127.0.0.1", 2)) is True
-
-
-def _seen(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
-    """While a table is read, `look` runs where that is done."""
-
-    def find(*_of: object) -> None:
-        look()
-
-    for name in ("find_inode", "find_user"):
-        monkeypatch.setattr(connections, name, find)
 
 
 def test_the_loop_runs_on_while_a_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ran_on = threading.Event()
-    _seen(monkeypatch, lambda: heard.append(ran_on.wait(5)))
     heard: list[bool] = []
+
+    def find(*_of: object) -> None:
+        heard.append(ran_on.wait(5))
+
+    monkeypatch.setattr(connections, "find_user", find)
 
     async def main() -> None:
         owners, here, there = ConnectionOwners(), ("127.0.0.1", 1), ("127.0.0.1", 2)
-        for ask in (owners.process_has(1, here, there), owners.user_has(1, here, there)):
-            ran_on.clear()
-            asyncio.get_running_loop().call_soon(ran_on.set)
-            assert await ask is False
+        asyncio.get_running_loop().call_soon(ran_on.set)
+        assert await owners.user_has(1, here, there) is False
 
     asyncio.run(main())
-    assert heard == [True, True]
+    assert heard == [True]
 
 
 def test_of_many_askers_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

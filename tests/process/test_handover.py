@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken, Busy, Closed, EndOfStream, UserError
-from meshd.process.handover import DescriptorSender, OrderPipe, ReportPipe, file_with, pipe_with, socket_pair
+from meshd.process.handover import DescriptorSender, ReportPipe, file_with, pipe_with, socket_pair
 from meshd.process.interface import ChildSpec
 
 from tests.process.scenes import Maker, argv, owned, play
@@ -184,48 +184,6 @@ async def told(script: str, child_end: int, folder: Path) -> AsyncIterator[Repor
         async with owned(spec) as child:
             await child.ensure_ready()
             yield reports
-
-
-ECHO = """import sys
-with open(int(sys.argv[1])) as orders, open(int(sys.argv[2]), "w") as reports:
-    for line in orders:
-        print("heard", line.strip(), file=reports, flush=True)
-    print("the end", file=reports)
-"""
-
-
-def test_orders_reach_the_child_while_it_runs_and_end(tmp_path: Path) -> None:
-    async def scene() -> None:
-        orders = OrderPipe()
-        async with told(ECHO, orders.child_end, tmp_path) as reports:
-            for number in range(3):
-                orders.say(f"order {number}")
-                assert await reports.line() == f"heard order {number}"
-            orders.close()
-            orders.close()
-            assert await reports.line() == "the end"
-            with pytest.raises(Closed):
-                orders.say("more")
-
-    play(scene)
-
-
-def test_orders_to_a_child_that_does_not_read_are_an_error_and_never_wait() -> None:
-    orders = OrderPipe()
-    line = "x" * 255
-    try:
-        with pytest.raises(Broken, match="does not accept orders"):
-            for _ in range((1 << 20) // 256):
-                orders.say(line)
-        with pytest.raises(Broken, match="longer than 512"):
-            orders.say("x" * 512)
-        held = os.read(orders.child_end, 1 << 20)
-        assert held.splitlines() == [line.encode()] * (len(held) // 256), "whole lines"
-    finally:
-        os.close(orders.child_end)
-    with pytest.raises(Broken, match="does not accept orders"):
-        orders.say("anybody?")
-    orders.close()
 
 
 TAKE = """import os, socket, sys

@@ -81,10 +81,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 def test_it_holds_what_a_native_build_needs_and_nothing_more(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    patches = {f"meshd/native/patches/{path.name}" for path in (ROOT / "native/patches").glob("*.patch")}
-    assert patches
+    sources = {f"meshd/native/mesh/{path.name}" for path in (ROOT / "native/mesh").glob("*.cpp")}
+    assert sources
     assert (
-        patches | {"meshd/native/UPSTREAM.toml", "meshd/configs/meshd.example.toml", "meshd/py.typed"}
+        sources | {"meshd/native/UPSTREAM.toml", "meshd/configs/meshd.example.toml", "meshd/py.typed"}
         <= names
     )
     page = {f"meshd/gateway/page/{name}" for name in ("index.html", "chat.js", "chat.css")}
@@ -98,7 +98,7 @@ def test_it_runs_from_its_own_files(installed: Installed) -> None:
     assert Path(where.stdout.strip()).is_relative_to(installed.folder)
     shown = installed.meshd(["--version"])
     here = _run(Path(sys.executable).with_name("meshd"), "--version", cwd=installed.folder)
-    assert (shown.returncode, shown.stdout) == (0, here.stdout), "version, pin and hash of the patches"
+    assert (shown.returncode, shown.stdout) == (0, here.stdout), "version, pin and hash of the sources"
 
 
 def test_no_native_build_is_said_with_what_to_do(installed: Installed) -> None:

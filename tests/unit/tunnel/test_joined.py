@@ -2,14 +2,15 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import pytest
 from meshd.base.errors import Broken, MeshdError, RemoteProtocolError
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import LEAST_PROCESSORS, WakefulLoop
-from meshd.tunnel.compressed import COMPRESSED
+from meshd.peer.interface import MetadataValue, Stream
+from meshd.tunnel.compressed import COMPRESSED, CompressedStream
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.tunnel.pump import Unwatched
 
@@ -66,7 +67,7 @@ async def joined(*, error: MeshdError | None = None, compressed: bool = False) -
                 metadata={"lease": b"1"},
                 end=ours,
                 endpoint="3",
-                watch=lambda: nullcontext(Upper()),
+                inspector=Upper(),
                 on_broken=broken.append,
                 compresses=lambda: compressed,
             )
@@ -164,6 +165,7 @@ def test_one_that_is_closed_before_it_was_served_gives_its_end_back() -> None:
                 metadata={},
                 end=ours,
                 endpoint="0",
+                inspector=Unwatched(),
                 on_broken=lambda _error: None,
             )
             tunnel.close()
@@ -174,10 +176,12 @@ def test_one_that_is_closed_before_it_was_served_gives_its_end_back() -> None:
     run(main())
 
 
-def test_what_came_as_a_stream_is_joined_too() -> None:
+@pytest.mark.parametrize("metadata", [{}, COMPRESSED], ids=["plain", "compressed"])
+def test_what_came_as_a_stream_is_joined_too(metadata: Mapping[str, MetadataValue]) -> None:
     async def main() -> None:
         ours, child = socket.socketpair()
-        near, far, _, _ = streams()
+        plain, far, _, _ = streams(metadata=metadata)
+        near: Stream = CompressedStream(plain) if metadata else plain
         async with Owner() as owner:
             joining = join(far, ours, inspector=Unwatched(), on_broken=lambda _error: None)
             task = owner.start(joining, name="join")

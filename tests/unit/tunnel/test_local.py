@@ -46,21 +46,6 @@ def test_reading_stops_at_the_high_water_mark_and_goes_on_below_the_low_one() ->
     run(main())
 
 
-def test_what_is_put_back_is_read_first() -> None:
-    async def main() -> None:
-        async with local_socket() as (local, theirs):
-            theirs.send(b"first")
-            data = await local.read()
-            theirs.send(b"second")
-            await until(lambda: local._held == 6)
-            local.unread(data[2:])
-            local.unread(b"")
-            assert [await local.read(), await local.read()] == [b"rst", b"second"]
-            assert local._held == 0
-
-    run(main())
-
-
 def test_a_taker_may_take_part_and_gets_nothing_past_the_rest() -> None:
     async def main() -> None:
         async with local_socket() as (local, theirs):

@@ -1,25 +1,22 @@
 """Command lines and environment of the children."""
 
 from meshd.role.native import command_lines
-from meshd.role.native.command_lines import Descriptors, Head
-
-
-def test_an_rpc_server_gets_descriptors_and_no_secret() -> None:
-    argv = command_lines.rpc_server(
-        "rpc", devices=["CPU", "CUDA0"], threads=3, memory=[1, 2], descriptors=Descriptors(5, 6, 7, 8, 9)
-    )
-    assert " ".join(argv) == (
-        "rpc --threads 3 --listen-fd 5 --auth-fd 6 --device CPU,CUDA0 --memory 1,2 --weights-fd 7 "
-        "--peers-fd 9 --report-fd 8"
-    )
-    fewest = Descriptors(5, 6, -1, 8, 9)
-    bare = command_lines.rpc_server("rpc", devices=["CPU"], threads=None, memory=[1], descriptors=fewest)
-    assert "--weights-fd" not in bare
-    assert "--threads" not in bare
-    assert fewest.all == (5, 6, -1, 8, 9)
-
+from meshd.role.native.command_lines import Head, MeshDescriptors
 
 HEAD = Head("m.gguf", "l.sock", "m", ("a:1", "b:2"), ("-c", "8192"), "none", ("--ctx-size", "4096"))
+
+
+def test_a_mesh_server_gets_its_lease_and_descriptors() -> None:
+    argv = command_lines.mesh_server(
+        "mesh", devices=["CPU", "CUDA0"], threads=3, memory=[1, 2], descriptors=MeshDescriptors(5, 6, 7, 8)
+    )
+    assert " ".join(argv) == (
+        "mesh --fd 5 --threads 3 --device CPU --device CUDA0 --memory 1,2 --weights-fd 6 "
+        "--neighbours-fd 7 --report-fd 8"
+    )
+    without = MeshDescriptors(5, -1, 7, 8)
+    bare = command_lines.mesh_server("mesh", devices=["CPU"], threads=1, memory=[1], descriptors=without)
+    assert "--weights-fd" not in bare
 
 
 def test_a_head_gets_the_plan_and_the_users_words_last() -> None:
@@ -49,24 +46,25 @@ def test_the_users_override_replaces_the_plans() -> None:
 
 
 def test_descriptors_of_a_head_go_by_environment() -> None:
-    assert command_lines.head_environment(
-        weights=3, secrets=-1, peers=4, report=5, sockets="/run/a b"
-    ) == command_lines.CALM_THREADS | command_lines.LARGE_PAGES | {
-        "GGML_RPC_ACTIVATIONS": "f32",
-        "GGML_RPC_SOCKETS": "/run/a b",
-        "GGML_RPC_WEIGHTS_FD": "3",
-        "GGML_RPC_PEERS_FD": "4",
-        "GGML_RPC_REPORT_FD": "5",
+    given = command_lines.mesh_head_environment(
+        module="/m.so", sockets=[3, 4], lent=[[7]], weights=5, report=6
+    )
+    assert given == command_lines.CALM_THREADS | command_lines.LARGE_PAGES | {
+        "LD_PRELOAD": "/m.so",
+        "GGML_BACKEND_PATH": "/m.so",
+        "GGML_MESH_FDS": "3,4",
+        "GGML_MESH_DEVICES": "1",
+        "GGML_MESH_MEMORY": "7",
+        "GGML_MESH_WEIGHTS_FD": "5",
+        "GGML_MESH_REPORT_FD": "6",
+        "GGML_MESH_ACTIVATIONS": "f32",
+        "GGML_MESH_GRACE": "0",
     }
-    halved = command_lines.head_environment(
-        weights=-1, secrets=-1, peers=-1, report=5, sockets="/run", activations="f16"
+    halved = command_lines.mesh_head_environment(
+        module="/a b/m.so", sockets=[], lent=[], weights=5, report=6, activations="f16", grace=1.5
     )
-    assert halved["GGML_RPC_ACTIVATIONS"] == "f16"
-    assert command_lines.secrets_text({"127.0.0.1:1": b"\x01\xff", "127.0.0.1:2": b"\0"}) == (
-        b"127.0.0.1:1 01ff\n127.0.0.1:2 00\n"
-    )
-    assert command_lines.secrets_text({}) == b""
-    assert command_lines.peers_text([("a:1", "b:2", 1), ("b:2", "c:3", 2)]) == b"a:1 b:2 1\nb:2 c:3 2\n"
+    assert "LD_PRELOAD" not in halved, "the linker would read two names"
+    assert (halved["GGML_MESH_ACTIVATIONS"], halved["GGML_MESH_GRACE"]) == ("f16", "2")
 
 
 def test_programs_of_the_mesh_protocol_look_out_where_there_are_processors_to_spare() -> None:
@@ -81,11 +79,3 @@ def test_programs_of_the_mesh_protocol_look_out_where_there_are_processors_to_sp
         assert environment["GGML_MESH_FDS"] == "3,4"
         assert environment["GGML_MESH_DEVICES"] == "2,1"
         assert environment["GGML_MESH_MEMORY"] == "7,8,9"
-
-
-def test_an_rpc_server_is_told_of_neighbours() -> None:
-    assert (
-        command_lines.neighbour_reached(3, "127.0.0.1:7", bytes(31) + b"\xfe")
-        == f"peer 3 127.0.0.1:7 {'00' * 31}fe"
-    )
-    assert command_lines.neighbour_unreachable(3) == "no 3"

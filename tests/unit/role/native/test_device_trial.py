@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.process.interface import Ended
-from meshd.role.interface import MeshPrograms, NativeBuild
+from meshd.role.interface import NativeBuild
 from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, DeviceTrials
 from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import Lost, OfferedDevice, Progress, Reserve, WorkerOffer
@@ -75,26 +75,13 @@ def test_of_devices_that_are_one_card_the_first_fit_one_is_used(tmp_path: Path) 
     run(main())
 
 
-def test_a_mesh_server_tries_devices_and_what_they_lack_is_a_failure(tmp_path: Path) -> None:
+def test_what_a_device_lacks_is_a_failure(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
-            ours = MeshPrograms(Path("mesh-server"), Path("libggml-mesh.so"), "7.0.0")
-            native = replace(it.bench.runtime.native, mesh=ours)
             it.bench.trial_lines = ["trying rms_norm:64", "lacks rms_norm:64 RMS_NORM", "tried 2"]
-            tried = device_trials(it.bench, tmp_path, native=native)
+            tried = device_trials(it.bench, tmp_path)
             assert await tried.unfit([GPU], WORDS, silent) == ("it cannot compute rms_norm:64 (RMS_NORM)",)
             assert it.bench.trials == [("GPU0", WORDS)]
-            assert await device_trials(it.bench, tmp_path).unfit([GPU], WORDS, silent) == ("",)
-
-    run(main())
-
-
-def test_a_stock_program_is_not_asked(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with stage(tmp_path) as it:
-            native = replace(it.bench.runtime.native)
-            assert await device_trials(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
-            assert it.bench.trials == []
 
     run(main())
 
@@ -103,7 +90,7 @@ def test_a_stock_program_is_not_asked(tmp_path: Path) -> None:
 def test_what_decides_it_makes_it_another_trial(
     tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "rpc-server"
+    program = tmp_path / "mesh-server"
     program.write_text("built")
     device = replace(GPU, description="another card") if change == "device" else GPU
     words = WORDS[:1] if change == "words" else WORDS
@@ -111,7 +98,7 @@ def test_what_decides_it_makes_it_another_trial(
 
     async def main() -> None:
         async with stage(tmp_path) as it:
-            native = replace(it.bench.runtime.native, rpc_server=program)
+            native = replace(it.bench.runtime.native, mesh_server=program)
             assert await device_trials(it.bench, tmp_path, native=native).unfit([GPU], WORDS, silent) == ("",)
             if change == "program":
                 program.write_text("built anew")

@@ -1,7 +1,6 @@
-"""Devices as rpc-server lists them, and which of them are lent."""
+"""Devices as mesh-server lists them, and which of them are lent."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,85 +8,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import MeshdError, UserError
 from meshd.process.interface import ChildSpec, Ended
-from meshd.role.interface import MeshPrograms, NativeBuild
 from meshd.role.native.devices import (
     SHARED_MEMORY,
     card_of,
     list_devices,
     parse_devices,
-    parse_listed,
     pick,
 )
 from meshd.wire.lease import OfferedDevice, WorkerOffer, decode
 from meshd.wire.limits import MAX_DEVICES
-from meshd.wire.native import NativeVersion
 
 MIB = 1 << 20
-OUTPUT = """\
+OUTPUT = f"""\
 ggml_cuda_init: found 1 CUDA devices:
-Available devices:
-  CUDA0: NVIDIA H200 (143771 MiB, 143063 MiB free)
-  CPU: AMD EPYC (with: odd text) (128820 MiB, 100000 MiB free)
-  BLAS: OpenBLAS (0 MiB, 0 MiB free)
-error: unknown device
+device CUDA0 gpu 0000:c1:00.0 {143771 * MIB} {143063 * MIB} NVIDIA H200
+device Vulkan0 gpu 0000:c1:00.0 {143771 * MIB} {143000 * MIB} NVIDIA H200
+device Vulkan1 igpu 0000:00:02.0 {65536 * MIB} {60000 * MIB} Intel(R) Graphics (with: odd text)
+device CPU cpu - {128820 * MIB} {100000 * MIB} AMD EPYC
+device BLAS accel - 0 0 OpenBLAS
+device CUDA0 gpu 0000:c2:00.0 1 1 a second one of this name
 """
+CARD = card_of("here", "0000:c1:00.0")
 
 
 def test_the_list_is_read() -> None:
-    devices = parse_devices(OUTPUT.splitlines())
+    devices = parse_devices(OUTPUT.splitlines(), "here")
     assert devices == (
-        OfferedDevice("CUDA0", "gpu", "NVIDIA H200", 143063 * MIB, 143771 * MIB),
-        OfferedDevice("CPU", "cpu", "AMD EPYC (with: odd text)", 100000 * MIB, 128820 * MIB),
+        OfferedDevice("CUDA0", "gpu", "NVIDIA H200", 143063 * MIB, 143771 * MIB, CARD),
+        OfferedDevice("Vulkan0", "gpu", "NVIDIA H200", 143000 * MIB, 143771 * MIB, CARD),
+        OfferedDevice(
+            "Vulkan1", "gpu", "Intel(R) Graphics (with: odd text)", 60000 * MIB, 65536 * MIB, SHARED_MEMORY
+        ),
+        OfferedDevice("CPU", "cpu", "AMD EPYC", 100000 * MIB, 128820 * MIB),
         OfferedDevice("BLAS", "cpu", "OpenBLAS", 0, 0),
     )
 
 
 def test_gpus_are_lent_else_the_cpu_never_half_a_device() -> None:
-    devices = parse_devices(OUTPUT.splitlines())
-    assert [device.name for device in pick(devices, ())] == ["CUDA0"]
-    assert [device.name for device in pick(devices[1:], ())] == ["CPU"]
+    devices = parse_devices(OUTPUT.splitlines(), "here")
+    assert [device.name for device in pick(devices, ())] == ["CUDA0", "Vulkan0", "Vulkan1"]
+    assert [device.name for device in pick(devices[3:], ())] == ["CPU"]
     assert [device.name for device in pick(devices, ("CPU", "CUDA0", "CPU"))] == ["CPU", "CUDA0"]
     with pytest.raises(UserError, match="no device `CUDA1`") as caught:
         pick(devices, ("CPU", "CUDA1"))
-    assert "CUDA0, CPU, BLAS" in caught.value.hint
-
-
-LINE = st.from_regex(r"  [^\s:]{1,70}: .{0,30} \([0-9]{1,9} MiB, [0-9]{1,9} MiB free\)", fullmatch=True)
-
-
-@given(st.lists(st.text(max_size=60) | LINE, max_size=30))
-def test_whatever_is_printed_can_be_offered(lines: list[str]) -> None:
-    devices = parse_devices(lines)
-    assert len(devices) <= MAX_DEVICES
-    offer = WorkerOffer(devices, has_model=False, machine="")
-    assert decode(offer.encode()) == offer
-
-
-PATCHED = """\
-ggml_cuda_init: found 1 CUDA devices:
-device CUDA0 gpu 0000:c1:00.0 150754820096 150012428288 NVIDIA H200
-device Vulkan0 gpu 0000:c1:00.0 150754820096 149000000000 NVIDIA H200
-device Vulkan1 igpu 0000:00:02.0 68719476736 60000000000 Intel(R) Graphics (with: odd text)
-device CPU cpu - 135077560320 100000000000 AMD EPYC
-device BLAS accel - 0 0 OpenBLAS
-"""
-
-
-def test_the_list_of_a_patched_program_tells_cards() -> None:
-    cuda, vulkan, small, cpu, blas = parse_listed(PATCHED.splitlines(), "here")
-    assert cuda.card == vulkan.card == card_of("here", "0000:c1:00.0")
-    assert (cuda.name, cuda.kind, cuda.free_bytes, cuda.total_bytes) == (
-        "CUDA0",
-        "gpu",
-        150012428288,
-        150754820096,
-    )
-    assert (small.kind, small.card, small.description) == (
-        "gpu",
-        SHARED_MEMORY,
-        "Intel(R) Graphics (with: odd text)",
-    )
-    assert [(device.kind, device.card) for device in (cpu, blas)] == [("cpu", ""), ("cpu", "")]
+    assert "CUDA0, Vulkan0, Vulkan1, CPU, BLAS" in caught.value.hint
 
 
 def test_a_card_has_a_name_of_its_own_in_each_machine() -> None:
@@ -104,35 +68,17 @@ LISTED = st.from_regex(
 
 
 @given(st.lists(st.text(max_size=60) | LISTED, max_size=30))
-def test_whatever_a_patched_program_prints_can_be_offered(lines: list[str]) -> None:
-    devices = parse_listed(lines, "here")
+def test_whatever_is_printed_can_be_offered(lines: list[str]) -> None:
+    devices = parse_devices(lines, "here")
     assert len(devices) <= MAX_DEVICES
-    offer = WorkerOffer(devices, has_model=False, machine="here")
+    offer = WorkerOffer(devices, has_model=False, machine="here", lease_id=bytes(16))
     assert decode(offer.encode()) == offer
 
 
-@pytest.mark.parametrize(
-    ("patched", "mesh", "asked"),
-    [
-        (True, False, ("--list-devices",)),
-        (False, False, ("--device", "?")),
-        (False, True, ("--list-devices",)),
-    ],
-)
-def test_a_program_that_lists_nothing_is_an_error(patched: bool, mesh: bool, asked: tuple[str, ...]) -> None:
+def test_a_program_that_lists_nothing_is_an_error() -> None:
     async def run_to_end(spec: ChildSpec) -> Ended:
-        assert spec.argv == ("server" if mesh else "rpc", *asked)
+        assert spec.argv == ("mesh-server", "--list-devices")
         return Ended(127, None, ("one", "error while loading shared libraries"))
 
-    native = NativeBuild(Path("rpc"), Path("llama"), patched, NativeVersion("7.0.0", "pin", "patches", "cpu"))
-    native = replace(native, mesh=MeshPrograms(Path("server"), Path("module"), "7.0.0") if mesh else None)
     with pytest.raises(MeshdError, match=r"lists no devices: one \| error while"):
-        asyncio.run(
-            list_devices(
-                native.device_program,
-                ours=native.tries_devices,
-                machine="",
-                run_to_end=run_to_end,
-                log=Path("x.log"),
-            )
-        )
+        asyncio.run(list_devices(Path("mesh-server"), machine="", run_to_end=run_to_end, log=Path("x.log")))

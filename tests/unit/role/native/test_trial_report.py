@@ -24,12 +24,16 @@ def test_all_right() -> None:
         "trying mul_mat:q4_0:576",
         "right mul_mat:q4_0:576 1.0e-08",
         "trying rope:64:9:64",
-        "lacks rope:64:9:64 ROPE",
+        "unknown rope:64:9:64",
         "tried 2",
     )
     assert made.why_unfit(GOOD) == ""
     assert made.was_tried(GOOD)
-    assert made.lacks == ("rope:64:9:64",)
+
+
+def test_one_that_it_lacks_is_a_failure() -> None:
+    made = report("trying rope:64:9:64", "lacks rope:64:9:64 ROPE", "tried 1")
+    assert made.why_unfit(GOOD) == "it cannot compute rope:64:9:64 (ROPE)"
 
 
 def test_wrong_and_failed_ones_are_named() -> None:
@@ -67,7 +71,7 @@ def test_an_end_before_the_beginning_is_a_failure_as_well(ended: Ended | None) -
 
 
 def test_a_program_that_knows_no_trial_says_nothing_of_the_device() -> None:
-    made = report("error: unknown argument: --try-device", "Usage: rpc-server")
+    made = report("error: unknown argument: --try-device", "Usage: mesh-server")
     assert made.why_unfit(USAGE) == ""
     assert not made.was_tried(USAGE)
 

@@ -1,7 +1,6 @@
 """meshd.role.worker.child_silence: a child that says nothing any more, and what excuses it."""
 
-from meshd.role.worker.child_silence import ChildSilence
-from meshd.rpc.hang_detector import LOOK_SECONDS
+from meshd.role.worker.child_silence import LOOK_SECONDS, ChildSilence
 from meshd.rpc.mesh_protocol import HUNG_SECONDS
 
 LOOKS = int(HUNG_SECONDS / LOOK_SECONDS)

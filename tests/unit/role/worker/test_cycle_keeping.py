@@ -2,27 +2,26 @@
 
 import asyncio
 import os
-import socket
-import struct
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from meshd.model.status import StoreStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
-from meshd.role.worker import lent_server
-from meshd.rpc import mesh_protocol as mesh_wire
-from meshd.rpc import protocol as rpc
-from meshd.rpc.missed_tensors import Missed
+from meshd.peer.interface import Stream
+from meshd.role.worker import mesh_server
+from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.mesh_keeping import Missed
 from meshd.wire.lease import Grant, Loaded, Lost, Reserve
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
-from tests.unit.role.rig import SPEAKS_MESH
 from tests.unit.role.stubs import FakeFile
-from tests.unit.rpc import mesh_talk, talk
+from tests.unit.role.worker.lent import Server, head_stream
+from tests.unit.rpc import mesh_talk as talk
 
-DIGEST = b"d" * 32
+DIGEST = bytes(range(32))  # of what `talk.load_entry` asks for
 
 
 class FakeLeaseCache:
@@ -115,10 +114,8 @@ def test_a_lease_is_given_what_is_kept_and_keeps_what_comes(
             argv = list(spec.argv)
             index = os.read(int(argv[argv.index("--weights-fd") + 1]), 10_000).decode()
             assert f" {DIGEST.hex()} {DIGEST.hex()}\n" in index
-            it.bench.head_says = talk.hello()
-            call.rpc(grant)
-            await it.until(lambda: len(it.bench.inspectors) == 1)
-            _miss(it.bench.inspectors[0])
+            with closing(Server(it.bench.children[0])) as server:
+                await _miss(head_stream(it, call, grant), server)
             assert lease_cache.happened[2:] == [(DIGEST, 0, b"w" * 16, True)]
             await call.says(Loaded())
             await it.until(lambda: lease_cache.happened[-1] == "done")
@@ -130,17 +127,18 @@ def test_a_lease_is_given_what_is_kept_and_keeps_what_comes(
     run(main())
 
 
-def _miss(inspector: object) -> None:
-    """The rest of a talk in which a tensor is asked for by content, is missed, and is sent."""
-    hear, say = inspector.to_peer, inspector.from_peer  # type: ignore[attr-defined]
-    hear(talk.hello_answer())
-    say(talk.alloc())
-    hear(talk.answer(struct.pack("<QQ", talk.HANDLE, talk.ROOM)))
-    say(talk.on_buffer(rpc.BUFFER_GET_BASE))
-    hear(talk.answer(struct.pack("<Q", talk.BASE)))
-    say(talk.load(talk.load_entry(digest=DIGEST)))
-    hear(talk.answer(bytes([rpc.NO_SUCH_HASH])))
-    say(talk.set_tensor(talk.A, b"w" * 16))
+async def _miss(stream: Stream, server: Server) -> None:
+    """A talk in which a tensor is asked for by content, is missed, and is sent."""
+    await stream.write(talk.hello())
+    await asyncio.sleep(1)
+    server.head.send(talk.welcome())
+    await asyncio.sleep(1)
+    await stream.write(talk.allocate() + talk.load(talk.load_entry()))
+    await asyncio.sleep(1)
+    server.head.send(talk.allocated() + talk.message(wire.LOADED, rest=b"\1", identity=4))
+    await asyncio.sleep(1)
+    await stream.write(talk.write(data=b"w" * 16))
+    await asyncio.sleep(1)
 
 
 def test_a_lease_that_is_not_made_leaves_no_lease_cache(tmp_path: Path, store: FakeStore) -> None:
@@ -160,21 +158,6 @@ def test_a_lease_that_is_not_made_leaves_no_lease_cache(tmp_path: Path, store: F
             await call.says(ACQUIRE)
             lost = await call.hears()
             assert isinstance(lost, Lost) and "Too many open files" in lost.text
-
-    run(main())
-
-
-def test_a_stock_server_gets_what_is_kept_through_its_tunnel(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            call = it.call()
-            grant = await call.lease(300)
-            call.rpc(grant)
-            await it.until(lambda: it.bench.weights is not None)
-            weights = it.bench.weights
-            assert weights is not None
-            kept = weights.find(DIGEST)
-            assert kept is not None and kept.size == 4
 
     run(main())
 
@@ -210,49 +193,16 @@ def test_of_many_misses_only_the_first_are_in_the_log(
     tmp_path: Path, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log()
-    monkeypatch.setattr(lent_server, "LOG", log)
+    monkeypatch.setattr(mesh_server, "LOG", log)
 
     async def main() -> None:
         async with scene(tmp_path, store=store) as it:
             await it.call().lease()
-            shown = lent_server.SHOWN_MISSES
+            shown = mesh_server.SHOWN_MISSES
             for number in range(2 * shown):
                 it.bench.children[0].report(f"miss no-such-hash blk.{number}")
             it.bench.children[0].report("loaded 1 100")
             await it.until(lambda: bool(log.lines) and log.lines[-1] == ("weights_loaded", 100))
             assert log.lines[:-1] == [("weight_missed", f"blk.{number}") for number in range(shown)]
-
-    run(main())
-
-
-def test_what_comes_in_the_mesh_protocol_is_kept_too(tmp_path: Path, store: FakeStore) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            call = it.call()
-            grant = await call.lease(protocol=SPEAKS_MESH)
-            [lease_cache] = store.lease_caches
-            assert lease_cache.happened == ["handed over", 100 * MIB]
-            (child,) = it.bench.children
-            assert child.spec is not None
-            argv = list(child.spec.argv)
-            assert "--weights-fd" in argv, "what is kept is known to the server"
-            stream = call.head.open_stream(it.bench.mesh.key.peer, "rpc", metadata={"lease": grant.lease_id})
-            with socket.socket(fileno=os.dup(int(argv[argv.index("--fd") + 1]))) as server:
-                await stream.write(mesh_talk.hello())
-                await asyncio.sleep(1)
-                server.send(mesh_talk.welcome())
-                await asyncio.sleep(1)
-                await stream.write(mesh_talk.allocate() + mesh_talk.load(mesh_talk.load_entry()))
-                await asyncio.sleep(1)
-                server.send(
-                    mesh_talk.allocated() + mesh_talk.message(mesh_wire.LOADED, rest=b"\1", identity=4)
-                )
-                await asyncio.sleep(1)
-                await stream.write(mesh_talk.write(data=b"w" * 16))
-                await asyncio.sleep(1)
-                assert lease_cache.happened[2:] == [(bytes(range(32)), 0, b"w" * 16, True)]
-            await call.says(Loaded())
-            await it.until(lambda: lease_cache.happened[-1] == "done")
-            await call.release()
 
     run(main())

@@ -1,18 +1,19 @@
-"""Streams that name a lease before it is granted: they wait for its rpc-server, few, and its head's alone."""
+"""Streams that name a lease before it is granted: they wait for its server, few, and its head's alone."""
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.peer_limits import EARLY_STREAMS
 from meshd.peer.interface import Stream
-from meshd.role.worker.rpc_server import RpcServer
-from meshd.role.worker.rpc_streams import CLOSING_SECONDS
 from meshd.wire.lease import Grant, Reserve, WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.calls import MIB, Call, Scene, scene
+from tests.unit.role.worker.lent import Server, heard
+from tests.unit.rpc import mesh_talk as talk
 
 
 def rpc(call: Call, offer: WorkerOffer) -> Stream:
@@ -34,29 +35,29 @@ async def why_over(stream: Stream) -> str:
     return caught.value.what
 
 
-def test_a_stream_waits_for_the_rpc_server_and_reaches_it(tmp_path: Path) -> None:
+def test_a_stream_waits_for_the_server_and_reaches_it(tmp_path: Path) -> None:
     """Even if it overtakes the reservation."""
 
     async def main() -> None:
         async with scene(tmp_path) as it:
             call, offer = await offered(it)
-            rpc(call, offer)
+            stream = rpc(call, offer)
+            await stream.write(talk.hello())
             await asyncio.sleep(0.01)
             await call.says(Reserve((100 * MIB,)))
             await asyncio.sleep(4.9)
-            assert it.bench.connected == []
+            assert it.bench.children[0].spec is None and it.worker._streams._waiting
             grant = await call.hears()
             while not isinstance(grant, Grant):
                 grant = await call.hears()
             assert grant.lease_id == offer.lease_id
             await asyncio.sleep(0.1)
-            [server] = it.worker._running.values()
-            assert isinstance(server, RpcServer)
-            assert it.bench.connected == [server.address]
-            rpc(call, offer)
-            await asyncio.sleep(0.1)
-            assert len(it.bench.connected) == 2, "it need not wait any more"
+            with closing(Server(it.bench.children[0])) as server:
+                assert server.hears() == talk.hello()
+                server.head.send(talk.welcome())
+                assert await heard(stream) == talk.welcome()
             assert not it.worker._streams._waiting
+            assert "has its connection" in await why_over(rpc(call, offer)), "it need not wait any more"
 
     run(main())
 
@@ -78,7 +79,7 @@ def test_a_lease_that_is_not_granted_ends_the_streams_that_wait_for_it(tmp_path:
             early = rpc(call, offer)
             await call.says(Reserve((1 << 50,)))
             assert "broken" in await why_over(early)
-            assert it.bench.connected == [] and not it.worker._streams._lendings
+            assert it.bench.children == [] and not it.worker._streams._lendings
             assert "no live lease" in await why_over(rpc(call, offer))
 
     run(main())
@@ -103,8 +104,7 @@ def test_of_one_member_few_wait_whatever_it_has_been_offered(tmp_path: Path) -> 
     async def main() -> None:
         async with scene(tmp_path) as it:
             calls = [await offered(it) for _ in range(2)]
-            for number in range(EARLY_STREAMS.most):
-                rpc(*calls[number % 2])
+            streams = [rpc(*calls[number % 2]) for number in range(EARLY_STREAMS.most)]
             await asyncio.sleep(0.1)
             assert "too many streams are waiting" in await why_over(rpc(*calls[0]))
             other = await offered(it, "other")
@@ -114,23 +114,12 @@ def test_of_one_member_few_wait_whatever_it_has_been_offered(tmp_path: Path) -> 
             for call, _ in calls:
                 await call.says(Reserve((100 * MIB,)))
             await asyncio.sleep(10)
-            assert len(it.bench.connected) == EARLY_STREAMS.most
-
-    run(main())
-
-
-def test_a_stream_that_its_head_keeps_open_ends_a_second_after_the_lease(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.bench.head_stays = True
-            call, offer = await offered(it)
-            stream = rpc(call, offer)
-            await call.says(Reserve((100 * MIB,)))
-            await asyncio.sleep(6)
-            assert len(it.bench.connected) == 1
-            await call.release()
-            async with asyncio.timeout(CLOSING_SECONDS + 0.1):
-                with pytest.raises(Broken):
-                    await stream.read()
+            for stream in streams[2:]:
+                assert "has its connection already" in await why_over(stream), "it waits for no server"
+            for stream, child in zip(streams, it.bench.children, strict=False):
+                with closing(Server(child)) as server:
+                    await stream.write(talk.hello())
+                    await asyncio.sleep(0.1)
+                    assert server.hears() == talk.hello()
 
     run(main())

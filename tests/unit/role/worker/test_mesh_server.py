@@ -1,26 +1,19 @@
-"""A worker that speaks the mesh protocol: one connection with a head, and neighbours that are handed over."""
+"""A worker's mesh-server: one connection with its head, and neighbours that are handed over."""
 
 import asyncio
-import os
-import socket
-import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.base.errors import Broken, EndOfStream
-from meshd.peer.interface import Stream
+from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
 from meshd.process.interface import ChildState
-from meshd.role.worker.mesh_neighbours import ARRIVAL, COMPLETE, NEIGHBOURS_SECONDS
-from meshd.role.worker.push_neighbours import REACH_SECONDS
-from meshd.role.worker.rpc_streams import CLOSING_SECONDS
+from meshd.role.worker.lent_streams import CLOSING_SECONDS
+from meshd.role.worker.neighbour_arrivals import ARRIVAL, COMPLETE
+from meshd.role.worker.push_neighbours import REACH_SECONDS, SETTLE_SECONDS
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import (
     PUSH_SERVICE,
     Admit,
-    Grant,
     Introduced,
     LeaseMessage,
     Loaded,
@@ -31,75 +24,9 @@ from meshd.wire.lease import (
 )
 
 from tests.sim.loop import run
-from tests.unit.role.calls import ACQUIRE, MIB, Call, Scene, scene
-from tests.unit.role.fake_mesh import FakeMesh
-from tests.unit.role.rig import SPEAKS_MESH
-from tests.unit.role.stubs import StubChild
+from tests.unit.role.calls import ACQUIRE, MIB, scene
+from tests.unit.role.worker.lent import LEASE, Other, head_stream, heard, lent, says
 from tests.unit.rpc import mesh_talk as talk
-
-LEASE = b"a lease of theirs"[:16]
-
-
-class Server:
-    """What the mesh-server of a lease finds at its descriptors."""
-
-    def __init__(self, child: StubChild) -> None:
-        assert child.spec is not None
-        self.argv = list(child.spec.argv)
-        self.head = self._at("--fd")
-        self._arrivals = self._at("--neighbours-fd")
-        for end in (self.head, self._arrivals):
-            end.setblocking(False)
-
-    def _at(self, option: str) -> socket.socket:
-        return socket.socket(fileno=os.dup(int(self.argv[self.argv.index(option) + 1])))
-
-    def hears(self) -> bytes:
-        """What its head has said since; empty at the end as well."""
-        try:
-            return self.head.recv(1 << 16)
-        except BlockingIOError:
-            return b""
-
-    def arrivals(self) -> list[tuple[int, int, socket.socket | None]]:
-        """Kinds, numbers, and connections, that have come since."""
-        found: list[tuple[int, int, socket.socket | None]] = []
-        while True:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(self._arrivals, 8, 4)
-            except BlockingIOError:
-                return found
-            if not data:
-                return found
-            kind, number = struct.unpack("<II", data)
-            assert len(descriptors) == (kind == ARRIVAL)
-            found.append((kind, number, socket.socket(fileno=descriptors[0]) if descriptors else None))
-
-    def close(self) -> None:
-        self.head.close()
-        self._arrivals.close()
-
-
-@asynccontextmanager
-async def lent(folder: Path) -> AsyncIterator[tuple[Scene, Call, Grant, Server]]:
-    """A worker with one lease."""
-    async with scene(folder) as it:
-        call = it.call()
-        grant = await call.lease(protocol=SPEAKS_MESH)
-        server = Server(it.bench.children[0])
-        try:
-            yield it, call, grant, server
-        finally:
-            server.close()
-
-
-def head_stream(it: Scene, call: Call, grant: Grant) -> Stream:
-    return call.head.open_stream(it.bench.mesh.key.peer, "rpc", metadata={"lease": grant.lease_id})
-
-
-async def heard(stream: Stream) -> bytes:
-    async with asyncio.timeout(10):
-        return bytes(await stream.read())
 
 
 def test_the_one_stream_of_the_head_leads_to_the_server_past_the_firewall(tmp_path: Path) -> None:
@@ -148,7 +75,7 @@ def test_a_lease_for_which_no_descriptor_is_free_is_refused_and_leaks_none(tmp_p
         async with scene(tmp_path) as it:
             it.bench.pairs_left = 0
             call = it.call()
-            await call.offer(SPEAKS_MESH)
+            await call.offer()
             await call.says(Reserve((100 * MIB,)))
             assert await call.hears() == Lost("failed", "cannot start a server: Too many open files")
             await call.is_over()
@@ -162,12 +89,11 @@ def test_a_neighbour_for_which_no_descriptor_is_free_is_none(tmp_path: Path) -> 
         async with lent(tmp_path) as (it, call, grant, server):
             it.bench.pairs_left = 0
             ours, theirs = Other(it), Other(it, "theirs")
-            introduced = Neighbour(3, ours.mesh.key.peer.raw, LEASE)
-            await says(call, introduced, Admit(theirs.mesh.key.peer.raw, 2), Introduced())
+            await says(call, ours.introduction(), Admit(theirs.peer.raw, 2), Introduced())
             assert await call.hears() == Reached(3, "no connection can be made: too many open files")
             with pytest.raises(Broken):
                 await heard(theirs.push(it, grant))
-            await asyncio.sleep(NEIGHBOURS_SECONDS)
+            await asyncio.sleep(SETTLE_SECONDS)
             assert server.arrivals() == [(COMPLETE, 0, None)]
             await call.release()
 
@@ -180,65 +106,30 @@ def test_one_that_is_suspended_is_killed(tmp_path: Path) -> None:
             (child,) = it.bench.children
             assert child.status.pid is not None
             it.bench.stopped.add(child.status.pid)
-            answer = await call.hears()
-            assert isinstance(answer, Lost) and "suspended" in answer.text
+            assert await call.hears() == Lost(
+                "rpc_server_ended", "it is suspended (SIGSTOP), and does not answer"
+            )
             assert child.killed
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    ("mesh", "theirs", "remedy"),
-    [
-        (True, "rpc", "the same `--native-protocol`"),
-        (False, SPEAKS_MESH, "the same `--native-protocol`"),
-        (True, "mesh 3", "the same version of meshd"),
-    ],
-)
-def test_a_head_of_another_protocol_is_refused_with_the_remedy(
-    tmp_path: Path, mesh: bool, theirs: str, remedy: str
-) -> None:
-    async def main() -> None:
-        async with scene(tmp_path, mesh_programs=mesh) as it:
-            call = it.call()
-            await call.says(replace(ACQUIRE, protocol=theirs))
-            answer = await call.hears()
-            assert isinstance(answer, Lost)
-            assert answer.code == "native_protocol"
-            mine = SPEAKS_MESH if mesh else "rpc"
-            assert answer.text == f"the head speaks the native protocol `{theirs}`, this worker `{mine}`"
-            assert remedy in answer.hint
-            assert it.bench.children == []
             await call.is_over()
 
     run(main())
 
 
-class Other:
-    """A worker next to the one that is tested, which takes streams of service `push`."""
+@pytest.mark.parametrize("theirs", ["rpc", "mesh 3"])
+def test_a_head_of_another_protocol_is_refused_with_the_remedy(tmp_path: Path, theirs: str) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.says(replace(ACQUIRE, protocol=theirs))
+            answer = await call.hears()
+            assert isinstance(answer, Lost)
+            assert answer.code == "native_protocol"
+            assert answer.text == f"the head speaks the native protocol `{theirs}`, this worker `mesh 4`"
+            assert "the same version of meshd" in answer.hint
+            assert it.bench.children == []
+            await call.is_over()
 
-    def __init__(self, it: Scene, name: str = "other") -> None:
-        self.mesh: FakeMesh = it.net.mesh(name)
-        self.refusal: str | None = None
-        self.streams: list[Stream] = []
-        self.over = asyncio.Event()
-        self.mesh.handle(PUSH_SERVICE, self._serve, allow=lambda _member, _metadata: self.refusal)
-
-    async def _serve(self, stream: Stream) -> None:
-        self.streams.append(stream)
-        await self.over.wait()
-        stream.write_eof()
-
-    def push(self, it: Scene, grant: Grant, **more: int) -> Stream:
-        return self.mesh.open_stream(
-            it.bench.mesh.key.peer, PUSH_SERVICE, metadata={"lease": grant.lease_id, **more}
-        )
-
-
-async def says(call: Call, *messages: LeaseMessage) -> None:
-    for message in messages:
-        await call.says(message)
-    await asyncio.sleep(0.1)
+    run(main())
 
 
 def test_a_server_without_neighbours_is_told_so_at_once(tmp_path: Path) -> None:
@@ -256,24 +147,36 @@ def test_one_that_we_reach_is_handed_over_and_then_it_is_complete(tmp_path: Path
     async def main() -> None:
         async with lent(tmp_path) as (it, call, _grant, server):
             other = Other(it)
-            await says(call, Neighbour(3, other.mesh.key.peer.raw, LEASE), Introduced())
+            await says(call, other.introduction(), Introduced())
             assert await call.hears() == Reached(3, "")
             (tunnel,) = it.bench.tunnels
-            assert (tunnel.asked.service, tunnel.asked.endpoint) == (PUSH_SERVICE, "3")
-            ours = tunnel.asked.client.joined
-            assert ours is not None and tunnel.asked.watch is not None
-            with tunnel.asked.watch() as watched:
-                assert watched.to_peer(talk.pushed()) == talk.pushed()
+            assert (tunnel.asked.peer, tunnel.asked.service, dict(tunnel.asked.metadata)) == (
+                other.peer,
+                PUSH_SERVICE,
+                {"lease": LEASE},
+            )
+            assert tunnel.asked.endpoint == "3"
+            assert tunnel.asked.inspector.to_peer(talk.pushed()) == talk.pushed()
+            with pytest.raises(RemoteProtocolError):
+                tunnel.asked.inspector.from_peer(talk.write())
+            (asked,) = other.streams
+            assert dict(asked.metadata) == {"lease": LEASE, "ask": 1}
+            ours = tunnel.asked.end
             (_, number, theirs), last = server.arrivals()
             assert number == 3 and theirs is not None
             assert last == (COMPLETE, 0, None)
             with ours, theirs:
                 ours.send(b"pushed")
                 assert theirs.recv(100) == b"pushed"
-            await call.says(Loaded())
+            await asyncio.sleep(1000)
+            await call.says(Loaded())  # the lease goes on
+            await asyncio.sleep(1)
+            assert [one.closed for one in it.bench.tunnels] == [False]
+            assert [one.peer for one in it.worker.status.tunnels] == [other.peer]
             other.over.set()
             await asyncio.sleep(1)
-            assert tunnel.closed
+            assert [one.closed for one in it.bench.tunnels] == [True]
+            assert it.worker.status.tunnels == []
             await call.release()
 
     run(main())
@@ -284,7 +187,7 @@ def test_one_that_we_do_not_reach_is_none(tmp_path: Path) -> None:
         async with lent(tmp_path) as (it, call, _grant, server):
             other = Other(it)
             other.refusal = "not admitted"
-            await says(call, Neighbour(3, other.mesh.key.peer.raw, LEASE), Introduced())
+            await says(call, other.introduction(), Introduced())
             assert server.arrivals() == []
             answer = await call.hears()
             assert isinstance(answer, Reached) and answer.why_not
@@ -298,7 +201,7 @@ def test_one_that_reaches_us_is_handed_over_past_its_filter(tmp_path: Path) -> N
     async def main() -> None:
         async with lent(tmp_path) as (it, call, grant, server):
             other = Other(it)
-            await says(call, Admit(other.mesh.key.peer.raw, 2), Introduced())
+            await says(call, Admit(other.peer.raw, 2), Introduced())
             await other.push(it, grant, ask=1).accepted()
             assert server.arrivals() == []
             stream = other.push(it, grant)
@@ -328,11 +231,11 @@ def test_a_second_stream_of_one_or_a_late_one_is_refused(tmp_path: Path) -> None
     async def main() -> None:
         async with lent(tmp_path) as (it, call, grant, server):
             one, late = Other(it), Other(it, "late")
-            await says(call, Admit(one.mesh.key.peer.raw, 1), Admit(late.mesh.key.peer.raw, 2), Introduced())
+            await says(call, Admit(one.peer.raw, 1), Admit(late.peer.raw, 2), Introduced())
             one.push(it, grant)
             with pytest.raises(Broken, match="does not wait"):
                 await heard(one.push(it, grant))
-            await asyncio.sleep(NEIGHBOURS_SECONDS - 1)
+            await asyncio.sleep(SETTLE_SECONDS - 1)
             (first,) = server.arrivals()
             assert first[:2] == (ARRIVAL, 1)
             await asyncio.sleep(1.1)
@@ -352,11 +255,11 @@ PEER = bytes(range(32))
 @pytest.mark.parametrize(
     "said",
     [
-        (Admit(PEER),),
         (Admit(PEER, wire.NEIGHBOURS),),
         (Neighbour(wire.NEIGHBOURS, PEER, LEASE),),
         (Admit(PEER, 1), Admit(bytes(32), 1)),
         (Admit(PEER, 1), Neighbour(1, PEER, LEASE)),
+        (Neighbour(1, PEER, LEASE), Neighbour(1, PEER, LEASE)),
         (Introduced(), Admit(PEER, 1)),
         (Introduced(), Introduced()),
     ],
@@ -380,7 +283,7 @@ def test_a_server_that_has_ended_is_handed_nothing(tmp_path: Path) -> None:
             other = Other(it)
             server.close()
             it.bench.children[0].die("gone")
-            await says(call, Neighbour(3, other.mesh.key.peer.raw, LEASE), Introduced())
+            await says(call, other.introduction(), Introduced())
             await call.is_over()
             other.over.set()
 
@@ -391,7 +294,7 @@ def test_streams_end_a_second_after_their_lease_whoever_keeps_them_open(tmp_path
     async def main() -> None:
         async with lent(tmp_path) as (it, call, grant, server):
             other = Other(it)
-            await says(call, Admit(other.mesh.key.peer.raw, 2), Introduced())
+            await says(call, Admit(other.peer.raw, 2), Introduced())
             streams = [head_stream(it, call, grant), other.push(it, grant), other.push(it, grant, ask=1)]
             await asyncio.sleep(0.1)
             (_, _, theirs), _ = server.arrivals()

@@ -1,4 +1,4 @@
-"""A worker that speaks the mesh protocol: its head's graphs, and what it is told of the server's end."""
+"""A worker's mesh-server: its head's graphs, and what it is told of the server's end."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ from meshd.rpc import graph_budget
 from meshd.wire.lease import Lost
 
 from tests.sim.loop import run
-from tests.unit.role.worker.test_mesh_server import head_stream, heard, lent
+from tests.unit.role.worker.lent import head_stream, heard, lent
 from tests.unit.rpc import mesh_talk as talk
 
 
