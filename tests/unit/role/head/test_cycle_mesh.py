@@ -18,7 +18,7 @@ from meshd.wire.lease import OfferedDevice
 from tests.sim.loop import run
 from tests.unit.role.head.scene import Scene, scene, view
 from tests.unit.role.head.test_push_plan import held, pushes, yes
-from tests.unit.role.worker.test_mesh_server import Server
+from tests.unit.role.worker.lent import Server
 from tests.unit.rpc import mesh_talk as talk
 
 NAMES = ("anna", "bert")

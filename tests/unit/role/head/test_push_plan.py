@@ -15,7 +15,7 @@ from meshd.role.worker.push_neighbours import SETTLE_SECONDS
 from tests.sim.loop import run
 from tests.unit.role.head.scene import Scene, scene, view
 from tests.unit.role.rig import COMPRESSED_VERSION
-from tests.unit.role.worker.test_mesh_server import Server
+from tests.unit.role.worker.lent import Server
 from tests.unit.rpc import mesh_talk as talk
 
 NAMES = ("anna", "bert", "carl")
