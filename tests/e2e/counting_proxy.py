@@ -12,6 +12,7 @@ from meshd.fleet.rpc_count import RpcCounts, RpcListener
 
 from tests.e2e.threaded_proxy import ThreadedProxy, Way
 
+_SECRET_BYTES = 32  # that a client shows first, where there is one
 _TCP_INFO, _TCP_INFO_BYTES, _DATA_SEGS_IN = 11, 192, 152  # struct tcp_info, linux/tcp.h
 
 
@@ -60,7 +61,7 @@ class CountingProxy(ThreadedProxy):
         return total
 
     def _listen(self) -> tuple[Way, Way]:
-        listener = RpcListener(self.counts.rpc, secret=self._secret, on_request=self._on_request)
+        listener = RpcListener(self.counts.rpc, on_request=self._on_request)
         return partial(self._up, listener), partial(self._down, listener)
 
     def _on_request(self, command: int, size: int) -> None:
@@ -69,9 +70,11 @@ class CountingProxy(ThreadedProxy):
         self._on_command(command)
 
     def _up(self, listener: RpcListener, near: socket.socket, far: socket.socket) -> None:
+        not_rpc = _SECRET_BYTES if self._secret else 0
         while data := near.recv(1 << 16):
             with self._lock:
-                listener.sent(data)
+                listener.sent(data[not_rpc:])
+            not_rpc = max(0, not_rpc - len(data))
             far.sendall(data)
 
     def _down(self, listener: RpcListener, far: socket.socket, near: socket.socket) -> None:

@@ -37,7 +37,7 @@ class Counted(Firewall):
     def __init__(self, counts: Counts) -> None:
         super().__init__(memory=1 << 34)
         self._counts = counts
-        self._listener = RpcListener(counts.rpc, secret=False, on_request=self._count)
+        self._listener = RpcListener(counts.rpc, on_request=self._count)
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         self._listener.sent(bytes(data))

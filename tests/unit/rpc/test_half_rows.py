@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.fleet.rpc_count import RpcCounts, RpcListener
 from meshd.rpc import protocol as rpc
 from meshd.rpc.firewall import Firewall
 from meshd.rpc.missed_tensors import Missed, TensorKeeping
@@ -143,17 +142,6 @@ def test_what_passes_lies_in_the_buffer(
         return
     count = ne[0] * ne[1] * ne[2] * ne[3]
     assert kind == talk.F32 and 0 < 4 * count <= ROOM and size == 2 * (ne[0] + 1) * count // ne[0]
-
-
-def test_they_are_counted_as_tensors() -> None:
-    counts = RpcCounts()
-    listener = RpcListener(counts)
-    sent = [talk.set_half(Tensor()), talk.get_half(Tensor())]
-    for message in sent:
-        listener.sent(message)
-    listener.answered(talk.answer(bytes(HALF_BYTES)))
-    assert counts.tensors == len(sent[0]) + 8 + HALF_BYTES and counts.control == len(sent[1])
-    assert counts.round_trips == 1
 
 
 def test_a_firewall_learns_the_feature_from_both_sides() -> None:
