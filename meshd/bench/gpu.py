@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), metavar="N", help="begin no measurement after so long"
     )
-    parser.add_argument("--build-only", action="store_true", help="measure nothing")
+    parser.add_argument("--build-only", action="store_true", help="build, but measure nothing")
     return parser
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from meshd.role.native.command_lines import CALM_THREADS, LARGE_PAGES, NO_WARMUP
 
 _NOT_STOCK = ("-ot", "-lm")  # of meshd's plan: where the output is, how the file is read
 _SPLIT = ("-dev", "-ts", "-ngl")
+_OF_WORKER = re.compile(r"=MESH[0-9]+(?=,|$)")  # in `-ot`
 _OWN_CHOICE = (NO_WARMUP, "-nr")  # and `--cache-ram 0`: what upstream does otherwise unless it is told
 
 
@@ -111,11 +113,7 @@ async def plain(rig: Rig, cell: Cell, argv: list[str], folder: Path) -> AsyncIte
         if endpoints:
             given = changed(over_rpc(argv, cell.workers), {**without, "--rpc": ",".join(endpoints)})
         else:
-            threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
-            gone = {} if cell.ends else without
-            alone = changed(argv, {"-lm": None, **gone, **dict.fromkeys(_SPLIT)})
-            on_gpu = ["-ngl", "999", "-dev", *rig.devices[:1]]
-            given = [*alone, *(on_gpu if rig.devices else ["-ngl", "0", "-dev", "none", "-t", threads])]
+            given = alone(argv if cell.ends else changed(argv, without), rig.devices)
         yield await one.llama(given)
         owner.cancel()
 
@@ -124,6 +122,17 @@ def over_rpc(argv: list[str], workers: int) -> list[str]:
     """The same split over upstream's RPC, where meshd's llama-server used native/mesh."""
     devices = ",".join(f"RPC{number}" for number in range(workers))
     return ["--rpc", "", *changed(argv, {"-dev": devices})]
+
+
+def alone(argv: list[str], devices: Sequence[str]) -> list[str]:
+    """On one node: on its first GPU, or else its processor, also what the plan has on a worker's device."""
+    threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
+    place = ["-ngl", "999", "-dev", devices[0]] if devices else ["-ngl", "0", "-dev", "none", "-t", threads]
+    kept = changed(argv, {"-lm": None, **dict.fromkeys(_SPLIT)})
+    if "-ot" in kept:
+        at = kept.index("-ot") + 1
+        kept[at] = _OF_WORKER.sub(f"={devices[0] if devices else 'CPU'}", kept[at])
+    return [*kept, *place]
 
 
 def _free_port() -> int:
