@@ -61,7 +61,7 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
     measured: Iterator[float] = iter((0.03, 0.011, 0.012))
 
     async def programs_and_model(*_asked: object) -> tuple[NativeInfo, Path]:
-        return NativeInfo("pin", "patches", "cpu", Path(), {}), Path()
+        return NativeInfo("pin", "sources", "cpu", Path(), {}), Path()
 
     async def run_meshd(_rig: Rig, cell: Cell) -> tuple[BenchRun, list[str]]:
         return await run_stock(_rig, cell, []), []
