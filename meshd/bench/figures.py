@@ -5,16 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshd.bench.interface import WITHOUT
-from meshd.fleet.rpc_count import RpcCounts
 
 STOCK, MESHD, LOCAL = "stock", "meshd", "local"
-BARE, THROUGH = "our binaries alone", "stock through meshd"  # at no distance
 DEFAULTS = "stock, upstream's defaults"  # with neither the options nor the environment of meshd's programs
 ENDS_ON_CPU = (
     "local, ends on the processor"  # one node alone, which computes each part on what meshd computes it on
 )
 LOAD_ROUND_TRIPS = 8  # a load over a distance takes the local time and at most so many round trips
-CONTROL_BYTES = 100_000
 TOKEN_RATIOS = {2: 0.85, 4: 0.75}  # most of stock's time for a token, by workers, at a distance
 NEAR_RATIO = 1.03  # most of stock's time for a token, at no distance
 LAW_MS = 2.0  # beyond computing and (workers + 1) times one direction
@@ -44,23 +41,11 @@ class BenchRun:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """What RPC said at no distance: for the load altogether, for a token on the average."""
-
-    setup: str
-    workers: int
-    load: RpcCounts
-    token_round_trips: float
-    token_bytes: float
-
-
 @dataclass(frozen=True, slots=True)
 class Figures:
     """All of one call."""
 
     runs: tuple[BenchRun, ...]
-    counted: tuple[Counted, ...] = ()
     one_way: Mapping[float, float] = field(default_factory=dict)
     """Measured seconds in one direction through the proxy, by round trip in ms (one_way_delay.py)."""
 
@@ -99,10 +84,6 @@ class Figures:
         ends = self.median(ENDS_ON_CPU, 0, 0.0, "token")
         return self.median(LOCAL, 0, 0.0, "token") if ends is None else ends
 
-    def count(self, setup: str, workers: int) -> Counted | None:
-        """None: not counted."""
-        return next((one for one in self.counted if (one.setup, one.workers) == (setup, workers)), None)
-
     def texts_differ(self) -> list[str]:
         """Runs with another greedy text than one node alone: for meshd's, ENDS_ON_CPU if it is there."""
         texts = {run.setup: run.text for run in self.runs if not run.workers and run.text}
@@ -133,12 +114,9 @@ class Promise:
         return self.value <= self.most
 
 
-def promises(figures: Figures, *, compute_only: bool = False) -> list[Promise]:
+def promises(figures: Figures) -> list[Promise]:
     """Those that can be judged by what was measured."""
-    found = [*_of_control(figures)]
-    if not compute_only:
-        found = [*_of_loads(figures), *_of_tokens(figures), *found]
-    return found
+    return [*_of_loads(figures), *_of_tokens(figures)]
 
 
 def _of_loads(figures: Figures) -> Iterable[Promise]:
@@ -159,9 +137,7 @@ def _of_tokens(figures: Figures) -> Iterable[Promise]:
         if ours is None or stock is None:
             continue
         name = f"token, {_name(workers, rtt)}"
-        if not rtt:
-            yield from _of_near_tokens(figures, workers, ours, stock)
-        ratio = TOKEN_RATIOS.get(workers) if rtt >= 20 else None
+        ratio = NEAR_RATIO if not rtt else TOKEN_RATIOS.get(workers) if rtt >= 20 else None
         if ratio is not None:
             yield Promise(f"{name}: {ratio} of stock", ours * 1000, ratio * stock * 1000, "ms")
         compute = figures.compute
@@ -170,34 +146,6 @@ def _of_tokens(figures: Figures) -> Iterable[Promise]:
             most = compute * 1000 + (workers + 1) * one_way + LAW_MS
             what = f"one node alone + {workers + 1} ways of {one_way:.4g} ms + {LAW_MS:g} ms"
             yield Promise(f"{name}: {what}", ours * 1000, most, "ms")
-
-
-def _of_near_tokens(figures: Figures, workers: int, ours: float, stock: float) -> Iterable[Promise]:
-    """The binaries without meshd, the same with it, and what both cost together."""
-    bare, through = (figures.median(setup, workers, 0.0, "token") for setup in (BARE, THROUGH))
-    for what, one, other in (
-        ("our binaries alone, of stock's", bare, stock),
-        ("meshd, of stock through the same tunnels", ours, through),
-        ("meshd, of stock without tunnels", ours, stock),
-    ):
-        if one is not None and other is not None:
-            yield Promise(
-                f"token, {_name(workers, 0.0)}: {what} {NEAR_RATIO}",
-                one * 1000,
-                NEAR_RATIO * other * 1000,
-                "ms",
-            )
-
-
-def _of_control(figures: Figures) -> Iterable[Promise]:
-    for one in figures.counted:
-        if one.setup == MESHD:
-            yield Promise(
-                f"control bytes of a load, {count_of(one.workers, 'worker')}",
-                one.load.control / 1000,
-                CONTROL_BYTES / 1000,
-                "kB",
-            )
 
 
 def _name(workers: int, rtt: float) -> str:
@@ -254,30 +202,6 @@ def cell_table(figures: Figures) -> Table:
     return headers, rows
 
 
-def near_table(figures: Figures) -> Table:
-    """At no distance, a token: the binaries, and what the tunnels cost. No rows where it was not measured."""
-    headers = [
-        "WORKERS",
-        "ms/TOKEN STOCK",
-        "OUR BINARIES ALONE",
-        "RATIO",
-        "STOCK THROUGH MESHD",
-        "MESHD",
-        "RATIO",
-    ]
-    rows: list[Sequence[str]] = []
-    for workers in sorted({run.workers for run in figures.runs if run.setup == BARE}):
-        values = [figures.median(setup, workers, 0.0, "token") for setup in (STOCK, BARE, THROUGH, MESHD)]
-        stock, bare, through, ours = values
-        if stock and bare and through and ours:
-            shown = [
-                figures.shown(setup, workers, 0.0, "token", 1000.0) for setup in (STOCK, BARE, THROUGH, MESHD)
-            ]
-            ratios = f"{bare / stock:.2f}", f"{ours / through:.2f}"
-            rows.append([str(workers), *shown[:2], ratios[0], *shown[2:], ratios[1]])
-    return headers, rows
-
-
 def defaults_table(figures: Figures) -> Table:
     """Cells in which stock ran as upstream ships it, beside stock as meshd runs it, and meshd."""
     headers, rows = ["WORKERS", "RTT ms"], []
@@ -288,28 +212,6 @@ def defaults_table(figures: Figures) -> Table:
         for what, factor in (("load", 1.0), ("token", 1000.0)):
             row += [figures.shown(setup, workers, rtt, what, factor) for setup in (DEFAULTS, STOCK, MESHD)]
         rows.append(row)
-    return headers, rows
-
-
-def count_table(figures: Figures) -> Table:
-    """What RPC said, by workers and setup."""
-    headers = ["WORKERS", "WAY", "LOAD: ROUND TRIPS", "CONNECTIONS", "WEIGHTS MB", "GRAPHS kB", "TENSORS kB"]
-    headers += ["CONTROL kB", "TOKEN: ROUND TRIPS", "BYTES"]
-    rows: list[Sequence[str]] = [
-        (
-            str(one.workers),
-            one.setup,
-            str(one.load.round_trips),
-            str(one.load.connections),
-            f"{one.load.weights / 1e6:.2f}",
-            f"{one.load.graphs / 1e3:.0f}",
-            f"{one.load.tensors / 1e3:.0f}",
-            f"{one.load.control / 1e3:.1f}",
-            f"{one.token_round_trips:.1f}",
-            f"{one.token_bytes:.0f}",
-        )
-        for one in sorted(figures.counted, key=lambda one: (one.workers, one.setup != STOCK))
-    ]
     return headers, rows
 
 

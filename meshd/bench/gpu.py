@@ -1,4 +1,4 @@
-"""Stock llama.cpp beside meshd on GPUs: builds both for the backend at hand, measures, writes page and JSON.
+"""Stock llama.cpp beside meshd on GPUs: builds for the backend at hand, measures, writes page and JSON.
 
 `python -m meshd.bench.gpu --write FILE.md [--backend cuda|vulkan|…] [--model small,8b,FILE…]
 [--devices CUDA0,CUDA1] [--workers 2] [--rtt 0,20,50] [--source DIR]`.
@@ -25,8 +25,8 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.tasks import first_error
 from meshd.bench.cells import Cell, Rig
-from meshd.bench.distance import machine
-from meshd.bench.distant_run import count_both, run_meshd, run_stock
+from meshd.bench.distance import machine, programs
+from meshd.bench.distant_run import run_meshd, run_stock
 from meshd.bench.figures import MESHD
 from meshd.bench.gpu_page import GpuRunFacts, page
 from meshd.bench.gpu_results import Found, decode, encode
@@ -34,10 +34,8 @@ from meshd.bench.one_way_delay import measure_one_way
 from meshd.bench.random_model import SHAPES, random_model
 from meshd.build import mesh
 from meshd.build.demo_model import demo_model
-from meshd.build.interface import MESH_PROGRAM, RPC_SERVER, BuildProgress, NativeInfo
-from meshd.build.native import build
-from meshd.build.pin import read_pin
-from meshd.config import MESH, PROTOCOLS, RPC, load
+from meshd.build.interface import MESH_PROGRAM, BuildProgress, NativeInfo
+from meshd.config import load
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end
 from meshd.role.native.devices import list_devices, pick
@@ -54,7 +52,6 @@ class GpuOptions:
     write: Path
     cache: Path
     backend: str
-    protocol: str
     source: Path | None
     models: tuple[str, ...]
     devices: tuple[str, ...]
@@ -62,7 +59,6 @@ class GpuOptions:
     round_trips: tuple[float, ...]
     pairs: int
     prompt: int
-    count: bool
     resume: bool
     until: float
 
@@ -76,7 +72,6 @@ def main(argv: Sequence[str]) -> int:
         write=args.write,
         cache=load().config.paths.cache,
         backend=args.backend,
-        protocol=args.protocol,
         source=args.source,
         models=tuple(args.model.split(",")),
         devices=tuple(filter(None, args.devices.split(","))),
@@ -84,7 +79,6 @@ def main(argv: Sequence[str]) -> int:
         round_trips=tuple(map(float, args.rtt.split(","))),
         pairs=args.pairs,
         prompt=args.prompt,
-        count=not args.no_count,
         resume=args.resume,
         until=time.monotonic() + 60 * args.minutes,
     )
@@ -112,12 +106,6 @@ def _parser() -> argparse.ArgumentParser:
         "--source", type=Path, metavar="DIR", help="upstream's tree, where pip has no network"
     )
     parser.add_argument(
-        "--protocol",
-        default=MESH,
-        choices=PROTOCOLS,
-        help="what meshd's programs speak (default: mesh)",
-    )
-    parser.add_argument(
         "--model", default="small,8b", metavar="LIST", help=f"{', '.join(SHAPES)} (random), smollm2, or files"
     )
     parser.add_argument("--devices", default="", metavar="LIST", help="such as CUDA0,CUDA1 (default: all)")
@@ -125,12 +113,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rtt", default="0,20,50", metavar="MS,…")
     parser.add_argument("--pairs", type=int, default=1, metavar="N")
     parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens (default: 512)")
-    parser.add_argument("--no-count", action="store_true", help="do not count what RPC says")
     parser.add_argument("--resume", action="store_true", help="go on with what FILE's JSON has")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), metavar="N", help="begin no measurement after so long"
     )
-    parser.add_argument("--build-only", action="store_true", help="build both, measure nothing")
+    parser.add_argument("--build-only", action="store_true", help="build, but measure nothing")
     return parser
 
 
@@ -141,8 +128,7 @@ def _say(text: str) -> None:
 # --- what it takes
 
 
-async def _build(asked: GpuOptions) -> tuple[NativeInfo, NativeInfo]:
-    """Meshd's and stock, from one tree."""
+async def _build(asked: GpuOptions) -> NativeInfo:
     shown = -1.0
 
     def progress(step: BuildProgress) -> None:
@@ -153,19 +139,15 @@ async def _build(asked: GpuOptions) -> tuple[NativeInfo, NativeInfo]:
             _say(step.text)
 
     backend, source = asked.backend, asked.source
-    if asked.protocol != RPC:
-        info = await mesh.build(asked.cache, backend=backend, source=source, progress=progress)
-        return info, info
-    patched = await build(asked.cache, backend=backend, source=source, progress=progress)
-    return patched, await build(asked.cache, backend=backend, source=source, patched=False, progress=progress)
+    return await mesh.build(asked.cache, backend=backend, source=source, progress=progress)
 
 
 async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
     """Those asked for, else all. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         listed = await list_devices(
-            native.binaries.get(MESH_PROGRAM, native.binaries[RPC_SERVER]),
-            ours=native.patched or MESH_PROGRAM in native.binaries,
+            native.binaries[MESH_PROGRAM],
+            ours=True,
             machine="",
             run_to_end=run_to_end,
             log=Path(folder) / "devices.log",
@@ -189,17 +171,14 @@ def _file_or_random(name: str, cache: Path) -> Path:
 
 async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int]:
     """What was found, and how many measurements were left when the time was over."""
-    patched, stock = await _build(asked)
-    devices = await _gpus(patched, asked.devices)
-    pin = read_pin()
-    by_rpc = asked.protocol == RPC
-    ours = f"patches {pin.patches_sha256[:12]}" if by_rpc else "native/mesh through the daemons"
+    native = await _build(asked)
+    devices = await _gpus(native, asked.devices)
     made = GpuRunFacts(
         when=began.strftime("%Y-%m-%d"),
         machine=machine(),
-        backend=patched.backend,
+        backend=native.backend,
         devices=tuple(f"{one.name} ({one.description})" for one in devices),
-        pin=f"llama.cpp {pin.commit[:9]}, {ours}; prompts of {asked.prompt} tokens",
+        pin=f"{programs()}; prompts of {asked.prompt} tokens",
         workers=asked.workers,
     )
     made, found = await asyncio.to_thread(_earlier, asked, made)
@@ -209,18 +188,8 @@ async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int
         _say(f"model {name}")
         file = await _model(name, asked.cache)
         one = _of_model(found, name, file.stat().st_size)
-        rig = Rig(
-            file,
-            asked.cache,
-            patched,
-            stock,
-            speed=True,
-            devices=gpus,
-            protocol=asked.protocol,
-            prompt_tokens=asked.prompt,
-        )
+        rig = Rig(file, asked.cache, native, speed=True, devices=gpus, prompt_tokens=asked.prompt)
         left += await _cells(rig, asked, one, lambda: _write(asked, made, found))
-        left += await _counts(rig, asked, one, lambda: _write(asked, made, found))
     return found, left
 
 
@@ -269,21 +238,6 @@ async def _cells(rig: Rig, asked: GpuOptions, found: Found, write: Callable[[], 
             await _stock_cell(rig, cell, argv, found)
         if cell.rtt_ms not in found.one_way:
             found.one_way.update(await measure_one_way((cell.rtt_ms,)))
-        write()
-    return 0
-
-
-async def _counts(rig: Rig, asked: GpuOptions, found: Found, write: Callable[[], None]) -> int:
-    """What RPC says, where it was not counted yet. Returns how many were left when the time was over."""
-    missing = [number for number in asked.workers if found.figures.count(MESHD, number) is None]
-    for number, workers in enumerate(missing if asked.count else ()):
-        if time.monotonic() > asked.until:
-            return len(missing) - number
-        _say(f"{found.model}: counting, {workers} workers")
-        try:
-            found.counted += await count_both(rig, workers)
-        except (MeshdError, ExceptionGroup) as error:
-            found.faults.append(_fault("counting", Cell(workers, 0.0), error))
         write()
     return 0
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshd.bench.figures import ENDS_ON_CPU, LOCAL, Figures, cell_table, count_table, promise_table, promises
+from meshd.bench.figures import ENDS_ON_CPU, LOCAL, Figures, cell_table, promise_table, promises
 from meshd.bench.page import markdown
 
 _SAME_ENDS = """\
@@ -28,10 +28,6 @@ _PART = """
 {texts}
 
 {cells}
-
-Traffic of llama.cpp's RPC without distance, for all workers and both directions:
-
-{counts}
 
 {promises}
 """
@@ -81,7 +77,6 @@ def _part(model: str, size: int, figures: Figures, faults: Sequence[str]) -> str
         size=size / 1e9,
         texts="\n".join([_texts(figures), *(["", "Failed:", "", *came] if came else [])]),
         cells=markdown(cell_table(figures)),
-        counts=markdown(count_table(figures)) if figures.counted else "Not counted.",
         promises=markdown(promise_table(promises(figures))),
     )
 

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 from meshd.base.errors import UserError
 from meshd.bench.distance import as_json
-from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun, Counted, Figures, promises
+from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun, Figures, promises
 from meshd.bench.gpu_page import GpuRunFacts
-from meshd.fleet.rpc_count import RpcCounts
 
 _SAME = ("machine", "backend", "devices", "pin")  # without which two runs are not one
 
@@ -21,14 +20,13 @@ class Found:
     model: str
     size: int
     runs: list[BenchRun] = field(default_factory=list)
-    counted: list[Counted] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     one_way: dict[float, float] = field(default_factory=dict)  # as Figures.one_way
 
     @property
     def figures(self) -> Figures:
         """As the tables want them."""
-        return Figures(tuple(self.runs), tuple(self.counted), self.one_way)
+        return Figures(tuple(self.runs), self.one_way)
 
     def times(self, workers: int, rtt_ms: float) -> int:
         """How often this cell was measured, stock and meshd."""
@@ -71,10 +69,6 @@ def decode(text: str, made: GpuRunFacts, *, label: str) -> tuple[GpuRunFacts, li
                     str(one["model"]),
                     int(one["bytes"]),
                     [BenchRun(setup=run.pop("way"), **run) for run in one["runs"]],
-                    [
-                        Counted(setup=count.pop("way"), load=RpcCounts(**count.pop("load")), **count)
-                        for count in one["counted"]
-                    ],
                     one_way={float(rtt): float(seconds) for rtt, seconds in one["ways"].items()},
                 )
             )
@@ -103,7 +97,7 @@ def _plain(value: str | Sequence[str]) -> str:
 
 def _whole(every: Found) -> Found:
     """Without what has no counterpart, and without what failed."""
-    found = Found(every.model, every.size, counted=every.counted, one_way=every.one_way)
+    found = Found(every.model, every.size, one_way=every.one_way)
     kept: Counter[tuple[str, int, float]] = Counter()
     for run in every.runs:
         cell = run.setup, run.workers, run.rtt_ms

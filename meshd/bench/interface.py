@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from meshd.config import MESH
-
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
@@ -22,16 +20,11 @@ class BenchOutput(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcBenchArgs:
-    """`model` None: SmolLM2, fetched into `cache`. `pairs`: runs with and without meshd, in turn.
-
-    `protocol`: of meshd's programs. A direct connection has the same binaries, with RPC also the
-    patches; with any other one it is llama.cpp's own RPC.
-    """
+    """`model` None: SmolLM2, fetched into `cache`. `pairs`: runs with and without meshd, in turn."""
 
     model: Path | None
     cache: Path
     pairs: int = 3
-    protocol: str = MESH
     as_json: bool = False
 
 
@@ -81,11 +74,8 @@ class DistanceArgs:
     workers: tuple[int, ...]
     round_trips: tuple[float, ...]
     pairs: int = 1
-    compute_only: bool = False
     without: tuple[str, ...] = ()  # of WITHOUT: meshd is measured without each, too
     defaults: int = 0  # with so many workers stock is measured as upstream ships it, too
-    count: bool = True  # what RPC says, in runs of their own
-    protocol: str = MESH  # of meshd's programs; requests are counted with RPC only
     prompts: bool = True  # of 512 tokens, too
     svg: Path | None = None
     as_json: bool = False
@@ -93,17 +83,13 @@ class DistanceArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyArgs:
-    """Cells are `workers` by `round_trips` (ms), each measured `runs` times. `model` None: SmolLM2.
-
-    `protocol`: of meshd's programs.
-    """
+    """Cells are `workers` by `round_trips` (ms), each measured `runs` times. `model` None: SmolLM2."""
 
     model: Path | None
     cache: Path
     workers: tuple[int, ...] = (1, 2, 4)
     round_trips: tuple[float, ...] = (0.0, 20.0, 50.0)
     runs: int = 3
-    protocol: str = MESH
     as_json: bool = False
 
 

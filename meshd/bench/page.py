@@ -11,9 +11,7 @@ from meshd.bench.figures import (
     Figures,
     Table,
     cell_table,
-    count_table,
     defaults_table,
-    near_table,
     promise_table,
     promises,
     with_spread,
@@ -49,16 +47,6 @@ Stock with upstream's defaults (its own warm-up, spinning threads, small pages),
 
 ![time per token, by round trip]({picture})
 
-A token without distance: the binaries without meshd, then both through meshd's tunnels:
-
-{near}
-
-Traffic of llama.cpp's RPC, for all workers and both directions; a round trip is an answer that had to come
-before the next request. Counted in front of stock's and meshd's rpc-servers, without distance; a load
-includes the first token:
-
-{counts}
-
 Targets: {verdict}. "One node alone" and a one-way delay ("way") are measured without meshd: with stock
 llama.cpp, and with bytes that go back and forth through the same delay:
 
@@ -66,14 +54,16 @@ llama.cpp, and with bytes that go back and forth through the same delay:
 
 ## Compared with a direct connection
 
-No distance; the same binaries (`meshd bench rpc`). The bare TLS pump shows what any two hops in Python cost:
+No distance; stock llama.cpp of the same build over its own RPC (`meshd bench rpc`). The bare TLS pump shows
+what any two hops in Python cost:
 
 {rpc}
 
 ## Compared with reports of others
 
-Tokens per second while each request to compute is delayed, as by a slower worker; {pairs} starts of each, as
-above. Theirs: GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2 here, so compare how each declines (SHARE).
+Tokens per second by delay: theirs held back each request to compute for so long, ours is the round trip
+between the nodes; {pairs} starts of each, as above. Theirs: GLM-4.7-Flash on an Apple M4 Max. Ours: SmolLM2
+here, so compare how each declines (SHARE).
 Their model on their machine, {not_here}: {delayed_command}.
 
 {delayed}
@@ -159,8 +149,6 @@ def page(made: Made, far: Figures, delayed: Figures, rpc: Table, ready: Readines
         cells=markdown(cell_table(far)),
         ready=ready_section(made, ready),
         defaults=markdown(defaults_table(far)),
-        near=markdown(near_table(far)),
-        counts=markdown(count_table(far)),
         verdict=f"{lost} of {len(kept)} not held" if lost else "all held",
         promises=markdown(promise_table(kept)),
         rpc=markdown(rpc),

@@ -19,8 +19,7 @@ from meshd.bench.page import Made, page, ready_section, with_ready_section
 from meshd.bench.published_figures import DELAYED
 from meshd.bench.ready_figures import ReadinessFigures
 from meshd.bench.ready_figures import promises as ready_promises
-from meshd.build.pin import read_pin
-from meshd.config import RPC, load
+from meshd.config import load
 
 WORKERS, DELAYS_MS = (1, 2, 4), (0.0, 20.0, 50.0)
 RUNS = 3  # of each cell
@@ -68,7 +67,6 @@ def main(argv: Sequence[str]) -> int:
         pairs=args.pairs,
         without=tuple(WITHOUT),
         defaults=DEFAULTS_WORKERS,
-        protocol=RPC,
     )
     if args.short:
         asked = replace(asked, workers=(2,), round_trips=(0.0, 20.0))
@@ -81,9 +79,7 @@ def main(argv: Sequence[str]) -> int:
             return _code(ready)
         far = distance.measure(asked, out)
         delayed = _delayed(asked, out, short=args.short)
-        rows = rpc.measure_all(
-            RpcBenchArgs(model=None, cache=cache, pairs=args.pairs, protocol=asked.protocol), out
-        )
+        rows = rpc.measure_all(RpcBenchArgs(model=None, cache=cache, pairs=args.pairs), out)
     except MeshdError as error:
         raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
     args.write.write_text(page(made, far, delayed, rpc.as_table(rows), ready), encoding="utf-8")
@@ -92,11 +88,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _made(place: Path, pairs: int, *, short: bool) -> Made:
-    pin = read_pin()
     return Made(
         when=datetime.now(UTC).strftime("%Y-%m-%d"),
         machine=distance.machine(),
-        pin=f"llama.cpp {pin.commit[:9]}, patches {pin.patches_sha256[:12]}",
+        pin=distance.programs(),
         pairs=pairs,
         picture=place.with_suffix(".svg").name,
         short=short,
@@ -117,7 +112,6 @@ def _ready(asked: DistanceArgs, out: _Console) -> ReadinessFigures:
             workers=asked.workers,
             round_trips=asked.round_trips,
             runs=asked.pairs,
-            protocol=asked.protocol,
         ),
         out,
     )
@@ -134,10 +128,8 @@ def _delayed(asked: DistanceArgs, out: _Console, *, short: bool) -> Figures:
             asked,
             workers=(nodes - 1,),
             round_trips=delays[:2] if short else delays,
-            compute_only=True,
             without=(),
             defaults=0,
-            count=False,
             prompts=False,
         )
         runs += distance.measure(cells, out).runs

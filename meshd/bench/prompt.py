@@ -19,7 +19,7 @@ from meshd.bench.distant_run import until_head_serves
 from meshd.bench.llama import arguments_of, measure
 from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
-from meshd.config import MESH, PROTOCOLS, load
+from meshd.config import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.model.micro_batch import MOST
 
@@ -31,7 +31,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m meshd.bench.prompt", description=__doc__)
-    parser.add_argument("--protocol", choices=PROTOCOLS, default=MESH)
     parser.add_argument("--model", type=Path, metavar="FILE")
     parser.add_argument("--workers", default="1,2", metavar="N,…")
     parser.add_argument("--rtt", default="0", metavar="MS,…")
@@ -62,7 +61,6 @@ async def _cell(
     args: argparse.Namespace, model: Path, cache: Path, workers: int, rtt: float
 ) -> tuple[list[float], int]:
     """Seconds of each try, and the micro batch. Raises MeshdError."""
-    node = ("--native-protocol", args.protocol)
     context = str(args.prompt + MOST)
     given = ("-ub", str(args.ubatch)) if args.ubatch is not None else ()
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
@@ -75,10 +73,10 @@ async def _cell(
                     worker_model=model,
                     round_trips=[rtt / 1000] * workers,
                     head_options=(
-                        *("--device", "none", "--output-on", "worker", "--ctx-size", context, *node),
+                        *("--device", "none", "--output-on", "worker", "--ctx-size", context),
                         *("--", *given, *args.llama),
                     ),
-                    worker_options=[("--threads", str(args.threads), *node)] * workers,
+                    worker_options=[("--threads", str(args.threads))] * workers,
                 )
             )
             await fleet.start_workers(owner)

@@ -33,7 +33,7 @@ DELAYED = (
     Delayed(5, 0, 52.8),
     Delayed(5, 5, 18.4),
 )
-DELAYED_COMMAND = f"`meshd bench latency --compute-only --workers 2,3,4 --rtt 0,5,10,20,30 --model {GLM}`"
+DELAYED_COMMAND = f"`meshd bench latency --workers 2,3,4 --rtt 0,5,10,20,30 --model {GLM}`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,11 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.bench.distance import machine
 from meshd.bench.figures import count_of
+from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput, ReadyArgs
 from meshd.bench.llama import until_served
 from meshd.bench.memory import give_back, take_memory
 from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes, asked_at, promises, table
-from meshd.build import mesh
-from meshd.build.demo_model import demo_model
-from meshd.build.interface import BuildProgress
-from meshd.build.native import build
-from meshd.config import RPC
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.node import LocalNode
@@ -62,11 +58,7 @@ def measure(args: ReadyArgs, out: BenchOutput) -> ReadinessFigures:
 
 
 async def _runs(args: ReadyArgs, out: BenchOutput) -> Sequence[ReadyTimes]:
-    def progress(step: BuildProgress) -> None:
-        out.progress(step.text, step.done / step.total if step.total else None)
-
-    await (build if args.protocol == RPC else mesh.build)(args.cache, progress=progress)
-    model = args.model if args.model is not None else await demo_model(args.cache, progress)
+    _, model = await programs_and_model(args.cache, args.model, out)
     runs: list[ReadyTimes] = []
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with Owner() as owner:
@@ -98,7 +90,6 @@ async def _cell(
 
 
 def _fleet(args: ReadyArgs, model: Path, folder: Path, workers: int, rtt: float) -> Fleet:
-    node = ("--native-protocol", args.protocol)
     return Fleet(
         FleetSpec(
             folder=folder,
@@ -106,8 +97,7 @@ def _fleet(args: ReadyArgs, model: Path, folder: Path, workers: int, rtt: float)
             model=model,
             worker_model=model,
             round_trips=[rtt / 1000] * workers,
-            head_options=(*node, *(REMOTE if workers else ())),
-            worker_options=[node] * workers,
+            head_options=REMOTE if workers else (),
             wire=workers > 0,
         )
     )

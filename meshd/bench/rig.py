@@ -1,5 +1,5 @@
-"""The same model three times, split alike by the same llama.cpp: over meshd, by a direct --rpc connection,
-and through a bare pump of two processes with TLS between, which is what any two hops in Python cost.
+"""The same model three times, split alike by the same llama.cpp: over meshd, by its own RPC directly, and
+through a bare pump of two processes with TLS between, which is what any two hops in Python cost.
 
 Where meshd's plan chose a micro batch, there is one more direct connection, with llama.cpp's own.
 """
@@ -41,21 +41,15 @@ class Trio:
 
 @asynccontextmanager
 async def trio(
-    model: Path, cache: Path, native: NativeInfo, *, protocol: str, extra: tuple[str, ...] = ()
+    model: Path, cache: Path, native: NativeInfo, *, extra: tuple[str, ...] = ()
 ) -> AsyncIterator[Trio]:
-    """All loaded and ready; `extra` goes to each llama-server. Raises MeshdError.
-
-    `native` are the binaries without meshd, `protocol` is that of meshd's programs.
-    """
-    node = ("--native-protocol", protocol)
+    """All loaded and ready; `extra` goes to each llama-server. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         folder = Path(name)
         async with Owner() as owner:
-            worker = LocalNode(
-                NodeSpec("worker", "worker", folder / "w", cache, ("--model", str(model), *node))
-            )
+            worker = LocalNode(NodeSpec("worker", "worker", folder / "w", cache, ("--model", str(model))))
             await start_all(owner, worker)
-            options = ("--model", str(model), "--port", "0", *node)
+            options = ("--model", str(model), "--port", "0")
             rest = ("--", *extra) if extra else ()
             head = LocalNode(
                 NodeSpec(

@@ -2,8 +2,7 @@
 
 All run the same llama.cpp with the same split at the same time and are asked in turn, so that a ratio
 compares neighbours in time. The bounds are those that meshd holds itself to (docs/benchmarks.md). Rows of the
-bare pump have none: they show what any two hops in Python cost. With the mesh protocol, direct connections
-are llama.cpp's own RPC, unpatched.
+bare pump have none: they show what any two hops in Python cost. Direct connections are llama.cpp's own RPC.
 """
 
 import asyncio
@@ -17,32 +16,17 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.tasks import first_error
 from meshd.bench.figures import Table, with_spread
+from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput, RpcBenchArgs
 from meshd.bench.llama import measure
 from meshd.bench.rig import Trio, trio
 from meshd.bench.tunnel import TunnelResult
 from meshd.bench.tunnel import measure as measure_tunnel
-from meshd.build import mesh
-from meshd.build.demo_model import demo_model
-from meshd.build.interface import BuildProgress, NativeInfo
-from meshd.build.native import build
-from meshd.config import RPC
+from meshd.build.interface import NativeInfo
 
 PROMPT_TOKENS = 512
-
 DECODE_TOKENS = 96
-
-
-@dataclass(frozen=True, slots=True)
-class RpcBounds:
-    """The least tokens per second relative to a direct connection."""
-
-    prompt: float
-    decode: float
-    decode_logits: float  # where they cross
-
-
-_PATCHED, _MESH = RpcBounds(0.95, 0.95, 0.85), RpcBounds(1.0, 1.0, 1.0)
+BOUND = 1.0  # the least tokens per second relative to a direct connection
 LOGITS_ON_WORKER = ("-ot", "^no such tensor$=CPU")  # replaces the plan's own: the output stays on the worker
 
 
@@ -80,7 +64,7 @@ def run(args: RpcBenchArgs, out: BenchOutput) -> int:
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     if args.as_json:
         shown = [_as_json(row) for row in rows]
-        out.json({"machine": machine, "pairs": args.pairs, "protocol": args.protocol, "rows": shown})
+        out.json({"machine": machine, "pairs": args.pairs, "rows": shown})
     else:
         out.table(*as_table(rows))
         out.note(f"{machine}; {args.pairs} pairs, median of their ratios")
@@ -126,11 +110,7 @@ def _as_json(row: RpcRow) -> dict[str, str | float | bool | None]:
 
 
 async def _rows(args: RpcBenchArgs, out: BenchOutput) -> list[RpcRow]:
-    def progress(step: BuildProgress) -> None:
-        out.progress(step.text, step.done / step.total if step.total else None)
-
-    native = await (build if args.protocol == RPC else mesh.build)(args.cache, progress=progress)
-    model = args.model if args.model is not None else await demo_model(args.cache, progress)
+    native, model = await programs_and_model(args.cache, args.model, out)
     out.progress("measuring the tunnel")
     rows = _tunnel_rows(await measure_tunnel(args.pairs))
     rows += await _model_rows(args, model, native, out)
@@ -148,18 +128,17 @@ def _tunnel_rows(result: TunnelResult) -> list[RpcRow]:
 
 async def _model_rows(args: RpcBenchArgs, model: Path, native: NativeInfo, out: BenchOutput) -> list[RpcRow]:
     rows = []
-    bounds = _PATCHED if args.protocol == RPC else _MESH
     out.progress("loading the model three times, output on the head")
-    async with trio(model, args.cache, native, protocol=args.protocol) as loaded:
-        rows += await _prompt(loaded, args.pairs, bounds.prompt, out)
-        rows += await _decode(loaded, args.pairs, "decode, output on the head", bounds.decode, out)
+    async with trio(model, args.cache, native) as loaded:
+        rows += await _prompt(loaded, args.pairs, out)
+        rows += await _decode(loaded, args.pairs, "decode, output on the head", out)
     out.progress("loading the model three times, output on the worker")
-    async with trio(model, args.cache, native, protocol=args.protocol, extra=LOGITS_ON_WORKER) as loaded:
-        rows += await _decode(loaded, args.pairs, "decode, logits over the wire", bounds.decode_logits, out)
+    async with trio(model, args.cache, native, extra=LOGITS_ON_WORKER) as loaded:
+        rows += await _decode(loaded, args.pairs, "decode, logits over the wire", out)
     return rows
 
 
-async def _prompt(loaded: Trio, pairs: int, bound: float, out: BenchOutput) -> list[RpcRow]:
+async def _prompt(loaded: Trio, pairs: int, out: BenchOutput) -> list[RpcRow]:
     """Where the plan chose a micro batch, both with it and with llama.cpp's own of a direct connection."""
     out.progress(f"prompt of {PROMPT_TOKENS} tokens")
     what = f"prompt of {PROMPT_TOKENS} tokens, output on the head"
@@ -172,10 +151,10 @@ async def _prompt(loaded: Trio, pairs: int, bound: float, out: BenchOutput) -> l
         ours.append((await measure(loaded.meshd, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
         for name, place in places.items():
             theirs[name].append((await measure(place, prompt_tokens=PROMPT_TOKENS, tokens=1)).prompt)
-    return [_row(name, ours, speeds, bound) for name, speeds in theirs.items()]
+    return [_row(name, ours, speeds, BOUND) for name, speeds in theirs.items()]
 
 
-async def _decode(loaded: Trio, pairs: int, what: str, bound: float, out: BenchOutput) -> list[RpcRow]:
+async def _decode(loaded: Trio, pairs: int, what: str, out: BenchOutput) -> list[RpcRow]:
     out.progress(what)
     ours: list[float] = []
     theirs: list[float] = []
@@ -183,7 +162,7 @@ async def _decode(loaded: Trio, pairs: int, what: str, bound: float, out: BenchO
     for _ in range(pairs + 1):
         for speeds, server in ((ours, loaded.meshd), (theirs, loaded.direct), (pumped, loaded.pump)):
             speeds.append((await measure(server, prompt_tokens=8, tokens=DECODE_TOKENS)).generate)
-    return [_row(what, ours, theirs, bound), _row(f"{what}, bare TLS pump", pumped, theirs, None)]
+    return [_row(what, ours, theirs, BOUND), _row(f"{what}, bare TLS pump", pumped, theirs, None)]
 
 
 def _row(what: str, ours: list[float], theirs: list[float], bound: float | None) -> RpcRow:

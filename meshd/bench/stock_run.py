@@ -1,10 +1,10 @@
-"""A load without meshd: upstream's binaries or ours, with a distance before each rpc-server."""
+"""A load without meshd: upstream's binaries, with a distance before each rpc-server."""
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from meshd.bench.llama import changed, clock, first_token, started_at
 from meshd.bench.memory import give_back, take_memory
 from meshd.build.interface import LLAMA_SERVER, RPC_SERVER, NativeInfo
 from meshd.fleet.proxy import Counts, DelayingProxy, ProxyRules, connect_to
-from meshd.fleet.rpc_count import RpcCounts
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec
 from meshd.process.ports import listening_socket
@@ -23,42 +22,36 @@ from meshd.process.ready import port_open
 from meshd.role.native.command_lines import CALM_THREADS, LARGE_PAGES, NO_WARMUP
 
 _NOT_STOCK = ("-ot", "-lm")  # of meshd's plan: where the output is, how the file is read
-_RPC = ("--rpc", "-dev", "-ts", "-ngl")
+_SPLIT = ("-dev", "-ts", "-ngl")
+_OF_WORKER = re.compile(r"=MESH[0-9]+(?=,|$)")  # in `-ot`
 _OWN_CHOICE = (NO_WARMUP, "-nr")  # and `--cache-ram 0`: what upstream does otherwise unless it is told
 
 
 class Plain:
-    """Binaries without meshd, with a distance before each rpc-server."""
+    """Upstream's binaries, with a distance before each rpc-server."""
 
-    def __init__(
-        self, rig: Rig, native: NativeInfo, cell: Cell, folder: Path, owner: Owner, counted: bool
-    ) -> None:
+    def __init__(self, rig: Rig, cell: Cell, folder: Path, owner: Owner) -> None:
         self._rig = rig
-        self._native = native
         self._cell = cell
         self._folder = folder
         self._owner = owner
-        self._counted = counted
-        self.counts = Counts()
+        self._counts = Counts()
 
     async def worker(self, number: int) -> str:
         """Its endpoint as a head sees it."""
         port = await start_rpc_server(
             self._owner,
-            self._native,
+            self._rig.native,
             self._folder / f"plain-rpc-{number}.log",
             options=self._rig.device(number),
             environment={} if self._cell.defaults else CALM_THREADS,
         )
-        seconds = self._cell.rtt_ms / 1000
-        compute = seconds if self._cell.compute_only else 0.0
-        if not seconds and not self._counted:
+        if not self._cell.rtt_ms:
             return f"127.0.0.1:{port}"
         listener = listening_socket()
-        rules = ProxyRules(one_way=0.0 if compute else seconds / 2, compute=compute, rpc=self._counted)
-        proxy = DelayingProxy(
-            listener, partial(connect_to, "127.0.0.1", port), rules=rules, counts=self.counts
-        )
+        rules = ProxyRules(one_way=self._cell.rtt_ms / 2000)
+        connect = partial(connect_to, "127.0.0.1", port)
+        proxy = DelayingProxy(listener, connect, rules=rules, counts=self._counts)
         self._owner.start(proxy.serve(), name="distance")
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -70,7 +63,7 @@ class Plain:
         child = OwnedChild(
             ChildSpec(
                 name="llama-server",
-                argv=(str(self._native.binaries[LLAMA_SERVER]), *argv),
+                argv=(str(self._rig.native.binaries[LLAMA_SERVER]), *argv),
                 log=self._folder / "plain-llama.log",
                 env={} if self._cell.defaults else CALM_THREADS | LARGE_PAGES,
             )
@@ -86,13 +79,7 @@ class Plain:
             tail = "\n".join(child.status.tail[-8:])
             raise MeshdError(f"llama-server did not load: {child.status.reason}", hint=tail)
         seconds = ready_at - started_at(pid)
-        return LoadedCell(
-            place, argv, seconds, self.count, await self.count(), self.counts.up + self.counts.down
-        )
-
-    async def count(self) -> RpcCounts:
-        """What was said so far."""
-        return replace(self.counts.rpc)
+        return LoadedCell(place, argv, seconds, self._counts.up + self._counts.down)
 
 
 async def start_rpc_server(
@@ -103,7 +90,7 @@ async def start_rpc_server(
     options: tuple[str, ...] = (),
     environment: Mapping[str, str] = CALM_THREADS,
 ) -> int:
-    """The port of one, which is a child of `owner`; upstream's or ours. Raises MeshdError."""
+    """The port of upstream's, which is a child of `owner`. Raises MeshdError."""
     port = _free_port()
     argv = (str(native.binaries[RPC_SERVER]), "-H", "127.0.0.1", "-p", str(port), *options)
     child = OwnedChild(
@@ -115,11 +102,9 @@ async def start_rpc_server(
 
 
 @asynccontextmanager
-async def plain(
-    rig: Rig, native: NativeInfo, cell: Cell, argv: list[str], folder: Path, counted: bool
-) -> AsyncIterator[LoadedCell]:
+async def plain(rig: Rig, cell: Cell, argv: list[str], folder: Path) -> AsyncIterator[LoadedCell]:
     async with Owner() as owner:
-        one = Plain(rig, native, cell, folder, owner, counted)
+        one = Plain(rig, cell, folder, owner)
         endpoints = [await one.worker(number) for number in range(cell.workers)]
         without: dict[str, str | None] = dict.fromkeys(_NOT_STOCK)
         if cell.defaults:
@@ -128,21 +113,26 @@ async def plain(
         if endpoints:
             given = changed(over_rpc(argv, cell.workers), {**without, "--rpc": ",".join(endpoints)})
         else:
-            threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
-            gone = {} if cell.ends else without
-            alone = changed(argv, {"-lm": None, **gone, **dict.fromkeys(_RPC)})
-            on_gpu = ["-ngl", "999", "-dev", *rig.devices[:1]]
-            given = [*alone, *(on_gpu if rig.devices else ["-ngl", "0", "-dev", "none", "-t", threads])]
+            given = alone(argv if cell.ends else changed(argv, without), rig.devices)
         yield await one.llama(given)
         owner.cancel()
 
 
 def over_rpc(argv: list[str], workers: int) -> list[str]:
     """The same split over upstream's RPC, where meshd's llama-server used native/mesh."""
-    if "--rpc" in argv or not workers:
-        return argv
     devices = ",".join(f"RPC{number}" for number in range(workers))
     return ["--rpc", "", *changed(argv, {"-dev": devices})]
+
+
+def alone(argv: list[str], devices: Sequence[str]) -> list[str]:
+    """On one node: on its first GPU, or else its processor, also what the plan has on a worker's device."""
+    threads = str(max(1, (os.cpu_count() or 2) // 2))  # as many as an rpc-server takes
+    place = ["-ngl", "999", "-dev", devices[0]] if devices else ["-ngl", "0", "-dev", "none", "-t", threads]
+    kept = changed(argv, {"-lm": None, **dict.fromkeys(_SPLIT)})
+    if "-ot" in kept:
+        at = kept.index("-ot") + 1
+        kept[at] = _OF_WORKER.sub(f"={devices[0] if devices else 'CPU'}", kept[at])
+    return [*kept, *place]
 
 
 def _free_port() -> int:

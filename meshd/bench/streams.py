@@ -24,7 +24,7 @@ from meshd.bench.distant_run import crossed, until_head_serves
 from meshd.bench.llama import completion
 from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
-from meshd.config import MESH, PROTOCOLS, load
+from meshd.config import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import LocalNode, model_ready
 
@@ -40,7 +40,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m meshd.bench.streams", description=__doc__)
-    parser.add_argument("--protocol", choices=PROTOCOLS, default=MESH)
     parser.add_argument("--model", type=Path, metavar="FILE")
     parser.add_argument("--workers", type=int, default=4, metavar="N")
     parser.add_argument("--rtt", type=float, default=50.0, metavar="MS")
@@ -67,7 +66,6 @@ async def _run(args: argparse.Namespace) -> None:
 
 
 def _fleet(args: argparse.Namespace, model: Path, cache: Path, folder: Path, slots: int) -> Fleet:
-    node = ("--native-protocol", args.protocol)
     context = str(_PROMPT_TOKENS + args.tokens + 1)
     return Fleet(
         FleetSpec(
@@ -77,10 +75,10 @@ def _fleet(args: argparse.Namespace, model: Path, cache: Path, folder: Path, slo
             worker_model=model,
             round_trips=[args.rtt / 1000] * args.workers,
             head_options=(
-                *("--device", "none", "--output-on", args.output_on, "--ctx-size", context, *node),
+                *("--device", "none", "--output-on", args.output_on, "--ctx-size", context),
                 *("--", "-np", str(slots)),
             ),
-            worker_options=[("--threads", str(args.threads), *node)] * args.workers,
+            worker_options=[("--threads", str(args.threads))] * args.workers,
         )
     )
 

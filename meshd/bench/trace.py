@@ -1,6 +1,6 @@
 """`meshd bench trace`: who computes, copies and waits while a mesh answers one prompt, and a picture of it.
 
-Real daemons on this machine with the mesh protocol; each worker computes with one thread, and the head has
+Real daemons on this machine; each worker computes with one thread, and the head has
 no layers. The programs of native/mesh write down what they do (GGML_MESH_TRACE), by the clock of the machine:
 all nodes share it, also where a distance is put between them.
 """
@@ -17,15 +17,12 @@ from meshd.base.tasks import Owner, first_error
 from meshd.bench.distance import machine
 from meshd.bench.distant_run import WARM_TOKENS, until_head_serves
 from meshd.bench.figures import count_of
+from meshd.bench.inputs import programs_and_model
 from meshd.bench.interface import BenchOutput, TraceArgs
 from meshd.bench.llama import arguments_of, measure
 from meshd.bench.timeline import Span, micro_batches, read_spans
 from meshd.bench.timeline_picture import draw_timeline
 from meshd.bench.trace_figures import Trace, as_json, put_together, step_table, sum_table
-from meshd.build import mesh
-from meshd.build.demo_model import demo_model
-from meshd.build.interface import BuildProgress
-from meshd.config import MESH
 from meshd.fleet.fleet import HEAD_NAME, Fleet, FleetSpec, worker_names
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
@@ -56,13 +53,9 @@ def run(args: TraceArgs, out: BenchOutput) -> int:
 
 
 async def _trace(args: TraceArgs, out: BenchOutput) -> Trace:
-    def progress(step: BuildProgress) -> None:
-        out.progress(step.text, step.done / step.total if step.total else None)
-
     if args.rtt_ms:
         need_namespaces()
-    await mesh.build(args.cache, progress=progress)
-    model = args.model if args.model is not None else await demo_model(args.cache, progress)
+    _, model = await programs_and_model(args.cache, args.model, out)
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as name:
         async with Owner() as owner:
             trace = await _measured(args, model, Path(name), owner, out)
@@ -76,7 +69,6 @@ async def _measured(args: TraceArgs, model: Path, folder: Path, owner: Owner, ou
     written = {name: folder / "traces" / name for name in (HEAD_NAME, *names)}
     for place in written.values():
         place.mkdir(parents=True)
-    node = ("--native-protocol", MESH)
     context = args.prompt + args.tokens
     fleet = Fleet(
         FleetSpec(
@@ -85,8 +77,8 @@ async def _measured(args: TraceArgs, model: Path, folder: Path, owner: Owner, ou
             model=model,
             worker_model=model,
             round_trips=[args.rtt_ms / 1000] * args.workers,
-            head_options=("--device", "none", "--ctx-size", str(context), *node),
-            worker_options=[("--threads", "1", *node)] * args.workers,
+            head_options=("--device", "none", "--ctx-size", str(context)),
+            worker_options=[("--threads", "1")] * args.workers,
             environments={name: {_VARIABLE: str(place)} for name, place in written.items()},
         )
     )

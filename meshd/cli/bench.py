@@ -1,10 +1,9 @@
 """Run a benchmark: meshd beside stock llama.cpp, over a simulated distance, or meshd's links alone.
 
 `load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance. `ready` times `meshd serve`
-until it is ready, beside one machine alone. `rpc` compares meshd with a direct --rpc connection of the same
-llama.cpp. `trace` shows who computes, copies and waits during one prompt and some tokens, with the mesh
-protocol. `transport` compares meshd's links with the libraries they use. `latency --proxy` runs only the
-delaying TCP proxy.
+until it is ready, beside one machine alone. `rpc` compares meshd with a direct --rpc connection of stock
+llama.cpp. `trace` shows who computes, copies and waits during one prompt and some tokens. `transport`
+compares meshd's links with the libraries they use. `latency --proxy` runs only the delaying TCP proxy.
 """
 
 import argparse
@@ -14,7 +13,7 @@ from pathlib import Path
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
-from meshd.config import MESH, PROTOCOLS, RPC, load
+from meshd.config import load
 
 WHAT = "load|nodes|latency|ready|rpc|trace|transport"
 _HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
@@ -27,13 +26,11 @@ _USUAL = {  # workers, round trips
     "trace": ("2", "0"),
 }
 _USAGE = """\
-meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--compute-only]
-                                      [--without push] [--protocol mesh|rpc] [--svg FILE]
-                                      [--json]
+meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N]
+                                      [--without push] [--svg FILE] [--json]
        meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only] [--count-rpc] [--json]
-       meshd bench ready [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N]
-                         [--protocol mesh|rpc] [--json]
-       meshd bench rpc [--model FILE] [--pairs N] [--protocol mesh|rpc] [--json]
+       meshd bench ready [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N] [--json]
+       meshd bench rpc [--model FILE] [--pairs N] [--json]
        meshd bench trace [--model FILE] [--workers N] [--rtt MS] [--prompt N] [--tokens N] [--svg FILE]
                          [--json]
        meshd bench transport [--ways LIST] [--only loopback|lines|beside] [--json]"""
@@ -53,13 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
     parser.add_argument(
         "--pairs", metavar="N", help="number of paired runs; for ready, runs per cell (default: 3)"
-    )
-    parser.add_argument(
-        "--protocol",
-        choices=PROTOCOLS,
-        default=MESH,
-        help="for load, nodes, latency, ready and rpc: what meshd's programs speak (default: mesh; see "
-        "--native-protocol)",
     )
     _distance_arguments(parser)
     _proxy_arguments(parser)
@@ -87,11 +77,6 @@ def _distance_arguments(parser: argparse.ArgumentParser) -> None:
         "--rtt", metavar="MS,…", help="round trips to measure with (default: depends on the benchmark)"
     )
     distance.add_argument(
-        "--compute-only",
-        action="store_true",
-        help="delay only requests that compute, as many published reports do",
-    )
-    distance.add_argument(
         "--without",
         metavar="WHAT,…",
         help="also measure meshd without: push (activations straight from worker to worker)",
@@ -106,12 +91,19 @@ def _proxy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     alone.add_argument("--ms", metavar="N", help="delay to add to a round trip, half in each direction")
     alone.add_argument(
+        "--compute-only",
+        action="store_true",
+        help="delay only requests to compute of llama.cpp's RPC, as many published reports do",
+    )
+    alone.add_argument(
         "--count-rpc", action="store_true", help="count round trips and bytes of llama.cpp's RPC"
     )
 
 
 def run(args: Arguments, out: Output) -> int:
     """Real daemons and binaries, driven by meshd.bench."""
+    if args.what != "latency" or args.proxy is None:
+        _refuse_options_of_proxy(args)
     match args.what:
         case "transport":
             return _transport(args, out)
@@ -126,6 +118,17 @@ def run(args: Arguments, out: Output) -> int:
         case "trace":
             return _trace(args, out)
     raise UsageError(f"unknown measurement `{args.what}`", hint=f"choose one of {WHAT.replace('|', ', ')}")
+
+
+def _refuse_options_of_proxy(args: Arguments) -> None:
+    given = {"--proxy": args.proxy, "--ms": args.ms}
+    given |= {"--compute-only": args.compute_only, "--count-rpc": args.count_rpc}
+    for option, value in given.items():
+        if value:
+            raise UsageError(
+                f"`{option}` is for the proxy alone",
+                hint="for example `meshd bench latency --proxy 6001:5001 --ms 20`",
+            )
 
 
 def _model(args: Arguments) -> Path | None:
@@ -144,9 +147,7 @@ def _rpc(args: Arguments, out: Output) -> int:
     from meshd.bench.rpc import run as run_bench
 
     cache = load().config.paths.cache
-    return run_bench(
-        RpcBenchArgs(model=model, pairs=pairs, protocol=args.protocol, as_json=args.json, cache=cache), out
-    )
+    return run_bench(RpcBenchArgs(model=model, pairs=pairs, as_json=args.json, cache=cache), out)
 
 
 def _cells(args: Arguments) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -173,7 +174,6 @@ def _ready(args: Arguments, out: Output) -> int:
             workers=workers,
             round_trips=round_trips,
             runs=runs,
-            protocol=args.protocol,
             as_json=args.json,
         ),
         out,
@@ -207,8 +207,6 @@ def _trace(args: Arguments, out: Output) -> int:
 def _distance(args: Arguments, out: Output) -> int:
     pairs = number("--pairs", args.pairs or "3", 1, 100)
     workers, round_trips = _cells(args)
-    if args.compute_only and args.protocol != RPC:
-        raise UserError("`--compute-only` delays requests of llama.cpp's RPC", hint="add `--protocol rpc`")
     from meshd.bench.distance import run as run_bench
     from meshd.bench.interface import DistanceArgs
 
@@ -220,9 +218,7 @@ def _distance(args: Arguments, out: Output) -> int:
             workers=workers,
             round_trips=round_trips,
             pairs=pairs,
-            compute_only=args.compute_only,
             without=_without(args.without),
-            protocol=args.protocol,
             svg=Path(args.svg).expanduser() if args.svg else None,
             as_json=args.json,
         ),

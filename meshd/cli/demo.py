@@ -44,15 +44,13 @@ def run(args: Arguments, out: Output) -> int:
     from meshd.demo.interface import DemoArgs
     from meshd.demo.run import run as run_demo
 
-    config = load().config
     round_trips = milliseconds("--latency", args.latency) if args.latency else ()
     return run_demo(
         DemoArgs(
             model=model,
             prompt=args.prompt,
             keep=args.keep,
-            cache=config.paths.cache,
-            protocol=config.native.protocol,
+            cache=load().config.paths.cache,
             round_trips=round_trips,
         ),
         out,

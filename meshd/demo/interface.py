@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from meshd.config import MESH
-
 
 class DemoOutput(Protocol):
     """Where results, remarks and progress go (`meshd.cli.output.Output`)."""
@@ -21,12 +19,10 @@ class DemoArgs:
     """`model` None: SmolLM2, fetched into `cache`. `prompt` empty: the built-in one.
 
     `keep`: leave nodes and state there at the end. `round_trips`: one worker for each, so far away, in ms.
-    `protocol`: what the native programs speak.
     """
 
     model: Path | None
     cache: Path
     prompt: str = ""
     keep: bool = False
-    protocol: str = MESH
     round_trips: tuple[float, ...] = ()

@@ -10,10 +10,9 @@ from meshd.base import log
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.build import mesh, native
+from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
-from meshd.config import MESH
 from meshd.demo.chat import chat
 from meshd.demo.interface import DemoArgs, DemoOutput
 from meshd.fleet.fleet import Fleet, FleetSpec
@@ -43,15 +42,13 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
     def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
-    builder = mesh if args.protocol == MESH else native
-    if builder.find(args.cache) is None:
+    if mesh.find(args.cache) is None:
         out.note("building llama.cpp for meshd, once; this takes some minutes")
-        await builder.build(args.cache, progress=progress)
+        await mesh.build(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     async with Owner() as owner:
         # the workers get the file under another name in another folder, as on another machine
         copy = await asyncio.to_thread(other_copy, model, folder, whole=args.model is None)
-        node = ("--native-protocol", args.protocol)
         round_trips = [one / 1000 for one in args.round_trips] or [0.0]
         fleet = Fleet(
             FleetSpec(
@@ -60,8 +57,6 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
                 model=model,
                 worker_model=copy,
                 round_trips=round_trips,
-                head_options=node,
-                worker_options=[node] * len(round_trips),
             )
         )
         out.progress("starting the workers" if len(args.round_trips) > 1 else "starting the worker")

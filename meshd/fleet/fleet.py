@@ -20,7 +20,6 @@ class FleetSpec:
 
     `wire`: packets are delayed between the nodes and not connections (networks.py), also where all are 0.
     `worker_model` is the workers' file, None: they have none. The head waits for all of them.
-    `worker_binaries`: a folder of native binaries for each worker, where it is not the usual one.
     `worker_options`: what else each worker is told, where anything.
     `environments`: variables of nodes, by their names (HEAD_NAME, worker_names).
     """
@@ -31,7 +30,6 @@ class FleetSpec:
     worker_model: Path | None
     round_trips: Sequence[float]
     head_options: tuple[str, ...] = ()
-    worker_binaries: Sequence[Path] = ()
     worker_options: Sequence[tuple[str, ...]] = ()
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wire: bool = False
@@ -58,10 +56,8 @@ class Fleet:
             self._place = await apart(owner, spec.round_trips, spec.folder, wire=spec.wire)
         has = ("--model", str(spec.worker_model)) if spec.worker_model is not None else ()
         for number, name in enumerate(worker_names(len(spec.round_trips)), 1):
-            bins = spec.worker_binaries[number - 1 : number]
             more = [word for words in spec.worker_options[number - 1 : number] for word in words]
-            options = (*has, *(word for path in bins for word in ("--native-bin", str(path))), *more)
-            worker = LocalNode(self._node(number, name, "worker", options))
+            worker = LocalNode(self._node(number, name, "worker", (*has, *more)))
             self.workers.append(worker)
             await start_all(owner, worker)
             self._token = self._token or await worker.token()

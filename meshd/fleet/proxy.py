@@ -13,7 +13,7 @@ import selectors
 import socket
 import struct
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from meshd.base.tasks import Owner
@@ -37,7 +37,6 @@ class ProxyRules:
     one_way: float = 0.0
     compute: float = 0.0
     rpc: bool = False
-    secret: bool = False  # the RPC client shows one first
     held_bytes: int = HELD_BYTES  # in each direction of a connection
 
 
@@ -49,10 +48,6 @@ class Counts:
     up: int = 0
     down: int = 0
     rpc: RpcCounts = field(default_factory=RpcCounts)
-
-    def copy(self) -> "Counts":
-        """As of now."""
-        return replace(self, rpc=replace(self.rpc))
 
 
 class DelayingProxy:
@@ -105,7 +100,7 @@ class DelayingProxy:
     async def _pass(self, near: socket.socket, far: socket.socket) -> None:
         loop, rules = asyncio.get_running_loop(), self._rules
         self.counts.connections += 1
-        counted = RpcListener(self.counts.rpc, secret=rules.secret) if rules.rpc or rules.compute else None
+        counted = RpcListener(self.counts.rpc) if rules.rpc or rules.compute else None
         up = _OneWay(near, far, rules, self.counts, counted, up=True)
         down = _OneWay(far, near, rules, self.counts, counted, up=False)
         open_at = loop.time() + 3 * rules.one_way

@@ -1,31 +1,25 @@
 """Counts what llama.cpp's RPC says on one connection: round trips, and bytes by what they are for. Pure.
 
-It only listens: whatever it does not understand is counted as `other`, never refused. Format of a request:
-command (1 byte), size (8), body; of an answer: size (8), body; answers come in the order of the requests.
+It only listens: whatever it does not understand is counted as `control`, never refused. Numbers and layouts
+are those of ggml/src/ggml-rpc/ggml-rpc.cpp of the pinned upstream, protocol 7.0, little endian. A request:
+command (1 byte), size (8), body; an answer: size (8), body; answers come in the order of the requests.
 """
 
+import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from meshd.rpc.protocol import (
-    ANSWER,
-    COMMANDS,
-    GET_TENSOR,
-    GET_TENSOR_F16,
-    GRAPH_COMPUTE,
-    GRAPH_RECOMPUTE,
-    NO_ANSWER,
-    PEER_DATA,
-    REQUEST,
-    SECRET_BYTES,
-    SET_TENSOR,
-    SET_TENSOR_F16,
+REQUEST = struct.Struct("<BQ")
+ANSWER = struct.Struct("<Q")
+FREE_BUFFER, BUFFER_CLEAR, SET_TENSOR = 4, 5, 6
+GET_TENSOR, GRAPH_COMPUTE, INIT_TENSOR = 8, 10, 12
+GRAPH_RECOMPUTE, MEMSET_TENSOR = 16, 17
+NO_ANSWER = frozenset(
+    {FREE_BUFFER, BUFFER_CLEAR, SET_TENSOR, GRAPH_COMPUTE, INIT_TENSOR, GRAPH_RECOMPUTE, MEMSET_TENSOR}
 )
-
 _NAME_OFFSET, _NAME_BYTES = 228, 64  # of the name in rpc_tensor, with which SET_TENSOR begins
 _WEIGHT_ENDS = (b".weight", b".bias")
-_READING = (GET_TENSOR, GET_TENSOR_F16)
 _COMPUTE = (GRAPH_COMPUTE, GRAPH_RECOMPUTE)
 
 
@@ -51,14 +45,6 @@ class RpcCounts:
         """Of all kinds."""
         return self.weights + self.tensors + self.graphs + self.control
 
-    def plus(self, other: "RpcCounts") -> "RpcCounts":
-        """Both together."""
-        return RpcCounts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
-
-    def minus(self, before: "RpcCounts") -> "RpcCounts":
-        """What has happened since."""
-        return RpcCounts(*(getattr(self, one.name) - getattr(before, one.name) for one in fields(self)))
-
 
 class RpcListener:
     """One connection. Tell it all bytes of both directions in the order in which they pass."""
@@ -67,16 +53,12 @@ class RpcListener:
         self,
         counts: RpcCounts,
         *,
-        secret: bool = False,
         on_request: Callable[[int, int], None] = lambda command, size: None,
     ) -> None:
-        """`secret`: the client shows one first (docs/native.md).
-
-        `on_request` gets the command of each request, and its bytes with their header, once that has passed.
-        """
+        """`on_request` gets each request's command, and its bytes with their header, once that has passed."""
         self._counts = counts
         self._on_request = on_request
-        self._left = SECRET_BYTES if secret else 0  # bytes of this request that are still to come
+        self._left = 0  # bytes of this request that are still to come
         self._kind = "control"
         self._header = bytearray()
         self._answers: deque[str] = deque()
@@ -107,10 +89,8 @@ class RpcListener:
     def _header_bytes(self) -> int:
         """As much of a request as tells what its bytes are: with SET_TENSOR, that is the tensor's name."""
         header = self._header
-        if not header or header[0] != SET_TENSOR:
+        if len(header) < REQUEST.size or header[0] != SET_TENSOR:
             return REQUEST.size
-        if len(header) < REQUEST.size:
-            return REQUEST.size + _NAME_OFFSET + _NAME_BYTES
         size: int = REQUEST.unpack_from(header)[1]
         return REQUEST.size + min(size, _NAME_OFFSET + _NAME_BYTES)
 
@@ -124,9 +104,8 @@ class RpcListener:
         self._counts.requests += 1
         self._add(self._kind, len(header))
         self._on_request(command, REQUEST.size + size)
-        known = COMMANDS.get(command)
-        if command != PEER_DATA and (known is None or known.answer != NO_ANSWER):
-            self._answers.append("tensors" if command in _READING else "control")
+        if command not in NO_ANSWER:
+            self._answers.append("tensors" if command == GET_TENSOR else "control")
         return command in _COMPUTE
 
     def answered(self, data: bytes) -> None:
@@ -162,8 +141,6 @@ class RpcListener:
 def _kind_of(command: int, header: bytes) -> str:
     if command in _COMPUTE:
         return "graphs"
-    if command in (PEER_DATA, SET_TENSOR_F16):
-        return "tensors"
     if command != SET_TENSOR:
         return "control"
     name = header[REQUEST.size + _NAME_OFFSET :].split(b"\0")[0]

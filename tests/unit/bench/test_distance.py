@@ -47,7 +47,7 @@ def test_lines(what: str, names: set[str], points: int) -> None:
 def test_json_has_what_the_tables_have() -> None:
     figures = Figures(RUNS, one_way={20.0: 0.0101})
     found = as_json(figures, promises(figures))
-    assert found.keys() == {"runs", "ways", "counted", "promises"}
+    assert found.keys() == {"runs", "ways", "promises"}
     assert found["ways"] == {"20": 0.0101}
     runs, kept = found["runs"], found["promises"]
     assert isinstance(runs, list)
@@ -60,8 +60,8 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
     """Once, its moment would decide over all."""
     measured: Iterator[float] = iter((0.03, 0.011, 0.012))
 
-    async def build(_cache: Path, **_how: object) -> NativeInfo:
-        return NativeInfo("pin", "patches", "cpu", Path(), {})
+    async def programs_and_model(*_asked: object) -> tuple[NativeInfo, Path]:
+        return NativeInfo("pin", "sources", "cpu", Path(), {}), Path()
 
     async def run_meshd(_rig: Rig, cell: Cell) -> tuple[BenchRun, list[str]]:
         return await run_stock(_rig, cell, []), []
@@ -73,7 +73,7 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
         return {rtt: next(measured) for rtt in round_trips}
 
     for name, value in (
-        ("build", build),
+        ("programs_and_model", programs_and_model),
         ("run_meshd", run_meshd),
         ("run_stock", run_stock),
         ("measure_one_way", one_way),
@@ -81,14 +81,7 @@ def test_a_way_is_measured_as_often_as_the_cells_that_are_held_to_it(monkeypatch
     ):
         monkeypatch.setattr(distance, name, value)
     asked = DistanceArgs(
-        what="latency",
-        model=Path(),
-        cache=Path(),
-        workers=(1,),
-        round_trips=(20.0,),
-        pairs=3,
-        count=False,
-        protocol="rpc",
+        what="latency", model=Path(), cache=Path(), workers=(1,), round_trips=(20.0,), pairs=3
     )
     figures = asyncio.run(distance._figures(asked, _Console()))
     assert figures.one_way == {20.0: 0.012}

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun, Counted
+from meshd.bench.figures import ENDS_ON_CPU, LOCAL, MESHD, STOCK, BenchRun
 from meshd.bench.gpu_page import GpuRunFacts
 from meshd.bench.gpu_results import Found, decode, encode
-from meshd.fleet.rpc_count import RpcCounts
 
 MADE = GpuRunFacts(
     when="2026-01-02",
@@ -26,13 +25,10 @@ def run(setup: str, workers: int, rtt: float = 20.0) -> BenchRun:
 
 
 ALONE = [run(LOCAL, 0, 0.0), run(ENDS_ON_CPU, 0, 0.0)]
-COUNTED = Counted(
-    setup=MESHD, workers=1, load=RpcCounts(round_trips=8), token_round_trips=1.0, token_bytes=9.0
-)
 
 
 def test_all_that_is_whole_comes_back() -> None:
-    found = Found("8b", 4_000, [*ALONE, run(MESHD, 1), run(STOCK, 1)], [COUNTED], one_way={20.0: 0.0101})
+    found = Found("8b", 4_000, [*ALONE, run(MESHD, 1), run(STOCK, 1)], one_way={20.0: 0.0101})
     made, again = decode(encode(MADE, [found]), TODAY, label="gpu.json")
     assert again == [found]
     assert made == replace(TODAY, when="2026-01-02", workers=(1, 2, 4))
@@ -52,7 +48,7 @@ def test_what_is_not_whole_or_failed_is_measured_again() -> None:
     [
         ({"machine": "another"}, "different machine: `another` there, `a machine` here"),
         ({"devices": ("CUDA0 (a card)",)}, "different device: `CUDA0 (a card)` there"),
-        ({"pin": "other patches"}, "different pin"),
+        ({"pin": "other sources"}, "different pin"),
         ({"backend": "vulkan"}, "different backend"),
     ],
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.bench.figures import LOCAL, MESHD, STOCK, BenchRun, Counted, Figures
+from meshd.bench.figures import LOCAL, MESHD, STOCK, BenchRun, Figures
 from meshd.bench.page import (
     Made,
     delayed_table,
@@ -16,7 +16,6 @@ from meshd.bench.page import (
 )
 from meshd.bench.published_figures import DELAYED, NOT_RUN
 from meshd.bench.ready_figures import ReadinessFigures, ReadyTimes
-from meshd.fleet.rpc_count import RpcCounts
 
 MADE = Made(when="2026-01-02", machine="a machine", pin="a pin", pairs=3, picture="p.svg")
 READY = ReadinessFigures(
@@ -34,9 +33,7 @@ def run(setup: str, workers: int, rtt: float, token: float, text: str = "sea") -
 
 def figures(text: str = "sea") -> Figures:
     runs = run(LOCAL, 0, 0.0, 0.01), run(STOCK, 2, 20.0, 0.05), run(MESHD, 2, 20.0, 0.04, text)
-    load = RpcCounts(control=1000)
-    counted = Counted(setup=MESHD, workers=2, load=load, token_round_trips=2.0, token_bytes=3.0)
-    return Figures(runs, (counted,))
+    return Figures(runs)
 
 
 def test_a_page_says_when_where_and_how() -> None:

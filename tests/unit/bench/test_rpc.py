@@ -54,9 +54,9 @@ def test_a_micro_batch_of_the_plan_is_compared_with_llamas_own_as_well(
     monkeypatch.setattr(rpc, "measure", measured)
     loaded = Trio(Path("meshd"), Path("direct"), Path("pump"), own_batch=Path("own"))
     out = Output(io.StringIO(), io.StringIO(), {})
-    rows = asyncio.run(rpc._prompt(loaded, 2, 1.0, out))
+    rows = asyncio.run(rpc._prompt(loaded, 2, out))
     assert [row.ratio for row in rows] == pytest.approx([1.2, 0.8])
     assert [row.held for row in rows] == [True, False]
     assert asked == ["meshd", "direct", "own"] * 3, "in turns, so that a ratio compares neighbours in time"
-    [alone] = asyncio.run(rpc._prompt(replace(loaded, own_batch=None), 2, 1.0, out))
+    [alone] = asyncio.run(rpc._prompt(replace(loaded, own_batch=None), 2, out))
     assert alone.ratio == pytest.approx(1.2)

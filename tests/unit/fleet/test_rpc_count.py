@@ -2,21 +2,14 @@
 
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.fleet.rpc_count import RpcCounts, RpcListener
-from meshd.rpc.protocol import (
-    GET_TENSOR,
-    GRAPH_COMPUTE,
-    GRAPH_RECOMPUTE,
-    HELLO,
-    PEER_DATA,
-    PEER_HELLO,
-    SECRET_BYTES,
-    SET_TENSOR,
-)
 
 HEADER = 9
+SET_TENSOR, GET_TENSOR, GRAPH_COMPUTE, HELLO, GRAPH_RECOMPUTE = 6, 8, 10, 14, 16
+SILENT = (4, 5, SET_TENSOR, GRAPH_COMPUTE, 12, GRAPH_RECOMPUTE, 17)  # requests without an answer
 
 
 def request(command: int, body: bytes = b"") -> bytes:
@@ -72,34 +65,27 @@ def test_where_computing_begins() -> None:
     assert one.sent(cut[5:]) == [0]
 
 
-def test_the_secret_comes_first() -> None:
+@pytest.mark.parametrize("command", range(18))
+def test_an_answer_belongs_to_the_request_that_waits_for_one(command: int) -> None:
     counts = RpcCounts()
-    RpcListener(counts, secret=True).sent(bytes(SECRET_BYTES) + request(HELLO))
-    assert (counts.requests, counts.control) == (1, SECRET_BYTES + HEADER)
+    one = RpcListener(counts)
+    one.sent(request(command) + request(GET_TENSOR))
+    tensors = counts.tensors
+    one.answered(answer(bytes(100)))
+    assert (counts.tensors - tensors == 108) is (command in SILENT or command == GET_TENSOR)
 
 
-def test_what_another_server_pushes_is_tensors_without_answers() -> None:
-    counts = RpcCounts()
-    peer = RpcListener(counts)
-    peer.sent(request(PEER_HELLO, bytes(16)))
-    peer.answered(answer(b"\1"))
-    peer.sent(request(PEER_DATA, bytes(8 + 2304)) * 3)
-    assert (counts.round_trips, counts.tensors) == (1, 3 * (HEADER + 8 + 2304))
-    assert counts.control == HEADER + 16 + 8 + 1
-
-
-def test_what_has_happened_since() -> None:
-    before = RpcCounts(connections=1, control=5)
-    assert RpcCounts(connections=3, control=9, graphs=1).minus(before) == RpcCounts(
-        connections=2, control=4, graphs=1
-    )
+def test_who_counts_more_is_told_each_request() -> None:
+    told: list[tuple[int, int]] = []
+    one = RpcListener(RpcCounts(), on_request=lambda command, size: told.append((command, size)))
+    one.sent(request(HELLO, bytes(24)) + request(GRAPH_COMPUTE, bytes(300)))
+    assert told == [(HELLO, HEADER + 24), (GRAPH_COMPUTE, HEADER + 300)]
 
 
 @given(st.lists(st.integers(1, 400), max_size=20))
 def test_it_does_not_matter_how_the_bytes_are_cut(cuts: list[int]) -> None:
-    stream = (
-        set_tensor(b"a.weight", bytes(99)) + request(GRAPH_COMPUTE, bytes(33)) + set_tensor(b"b", bytes(7))
-    )
+    tensors = set_tensor(b"a.weight", bytes(99)), set_tensor(b"b", bytes(7))
+    stream = request(SET_TENSOR) + tensors[0] + request(GRAPH_COMPUTE, bytes(33)) + tensors[1]
     back = answer(bytes(10)) + answer(b"")
     whole, cut = RpcCounts(), RpcCounts()
     one, other = RpcListener(whole), RpcListener(cut)

@@ -1,0 +1,18 @@
+"""What most benchmarks need first: native programs and a model, made or fetched once."""
+
+from pathlib import Path
+
+from meshd.bench.interface import BenchOutput
+from meshd.build import mesh
+from meshd.build.demo_model import demo_model
+from meshd.build.interface import BuildProgress, NativeInfo
+
+
+async def programs_and_model(cache: Path, model: Path | None, out: BenchOutput) -> tuple[NativeInfo, Path]:
+    """Upstream's programs and ours of one build, and `model`, None: SmolLM2. Raises MeshdError."""
+
+    def progress(step: BuildProgress) -> None:
+        out.progress(step.text, step.done / step.total if step.total else None)
+
+    native = await mesh.build(cache, progress=progress)
+    return native, model if model is not None else await demo_model(cache, progress)
