@@ -11,7 +11,7 @@ from meshd.base.peer_limits import ALL_LIMITS, Rate, Share
 from meshd.identity import revocation
 from meshd.mux.config import MuxConfig
 from meshd.relay.limits import SMALL, WIDE
-from meshd.rpc import firewall
+from meshd.rpc import mesh_protocol
 from meshd.rpc.frames import MAX_UNANSWERED
 from meshd.wire.limits import MAX_STREAMS
 
@@ -71,7 +71,7 @@ OF_FORMATS = (
     Share("bans", revocation.MAX_BANS_PER_ISSUER, "issuer", "its own with the largest hash is dropped"),
     Share(
         "buffers of one connection to a lent rpc-server",
-        firewall.MAX_BUFFERS,
+        mesh_protocol.BUFFERS,
         "service",
         "the connection ends",
     ),

@@ -133,7 +133,7 @@ def machine() -> str:
 def programs() -> str:
     """What is measured: upstream's commit, and our sources."""
     pin = read_pin()
-    return f"llama.cpp {pin.commit[:9]}, sources {pin.patches_sha256[:12]}"
+    return f"llama.cpp {pin.commit[:9]}, sources {pin.sources_sha256[:12]}"
 
 
 def as_json(figures: Figures, kept: Sequence[Promise]) -> Mapping[str, Json]:

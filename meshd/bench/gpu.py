@@ -32,9 +32,9 @@ from meshd.bench.gpu_page import GpuRunFacts, page
 from meshd.bench.gpu_results import Found, decode, encode
 from meshd.bench.one_way_delay import measure_one_way
 from meshd.bench.random_model import SHAPES, random_model
-from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import MESH_PROGRAM, BuildProgress, NativeInfo
+from meshd.build.native import build
 from meshd.config import load
 from meshd.fleet.proxy import run_loop
 from meshd.process.run import run_to_end
@@ -139,7 +139,7 @@ async def _build(asked: GpuOptions) -> NativeInfo:
             _say(step.text)
 
     backend, source = asked.backend, asked.source
-    return await mesh.build(asked.cache, backend=backend, source=source, progress=progress)
+    return await build(asked.cache, backend=backend, source=source, progress=progress)
 
 
 async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
@@ -147,7 +147,6 @@ async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[OfferedDevice
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         listed = await list_devices(
             native.binaries[MESH_PROGRAM],
-            ours=True,
             machine="",
             run_to_end=run_to_end,
             log=Path(folder) / "devices.log",

@@ -22,6 +22,7 @@ from meshd.peer.interface import PeerState, Stream
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.tunnel.joined import JoinedTunnel, join
+from meshd.tunnel.pump import Unwatched
 
 BUFFER_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
@@ -42,6 +43,7 @@ async def _near(folder: Path, token: str, end: socket.socket) -> None:
             metadata={},
             end=end,
             endpoint="bench",
+            inspector=Unwatched(),
             on_broken=_say,
         )
         owner.start(tunnel.serve(), name="tunnel")

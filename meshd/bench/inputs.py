@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from meshd.bench.interface import BenchOutput
-from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress, NativeInfo
+from meshd.build.native import build
 
 
 async def programs_and_model(cache: Path, model: Path | None, out: BenchOutput) -> tuple[NativeInfo, Path]:
@@ -14,5 +14,5 @@ async def programs_and_model(cache: Path, model: Path | None, out: BenchOutput) 
     def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
-    native = await mesh.build(cache, progress=progress)
+    native = await build(cache, progress=progress)
     return native, model if model is not None else await demo_model(cache, progress)

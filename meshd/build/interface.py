@@ -37,14 +37,6 @@ class NativeInfo:
     binaries: Mapping[str, Path]
     """RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, MESH_PROGRAM, MESH_MODULE; with tools LLAMA_QUANTIZE"""
 
-    @property
-    def patches_sha256(self) -> str:
-        return self.sources_sha256
-
-    @property
-    def patched(self) -> bool:
-        return False
-
 
 class Stage(StrEnum):
     """What a build is at."""

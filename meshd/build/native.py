@@ -34,7 +34,7 @@ _TARGETS = {MESH_MODULE: "ggml-mesh"}  # of cmake; all others are called as thei
 _ALSO_CALLED = {RPC_SERVER: "rpc-server"}  # by older releases, in folders of the user's
 
 
-def find(cache: Path, backend: str = "auto", *, patched: bool = False) -> NativeInfo | None:
+def find(cache: Path, backend: str = "auto") -> NativeInfo | None:
     """The finished build of the installed pin and sources for this machine, or None. Starts no program.
 
     `auto` takes the backend that `build` would choose, and else any that was built. Raises UserError when the
@@ -67,7 +67,6 @@ async def build(
     backend: str = "auto",
     source: Path | None = None,
     tools: bool = False,
-    patched: bool = False,
     progress: ProgressCallback,
 ) -> NativeInfo:
     """Build what is missing and return it; a finished build is returned at once.
@@ -176,7 +175,7 @@ def _store(cache: Path, pin: Pin, backend: str, tree: Tree, made: Sequence[str],
     builds.prune(tree.folder.parent, pin)
 
 
-def read_bin_dir(path: Path, cache: Path = Path(), *, head: bool = True) -> NativeInfo | None:
+def read_bin_dir(path: Path, cache: Path, *, head: bool = True) -> NativeInfo | None:
     """A folder that the user names, and our own build for what is not in it; None where that lacks, too.
 
     A head needs a llama-server there. Nothing here tells what the programs are: the daemon asks them. Raises

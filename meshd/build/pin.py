@@ -38,15 +38,6 @@ class Pin:
     sdist: Sdist
     files: Mapping[str, str]
     sources_sha256: str  # of native/mesh
-    texts: tuple[tuple[str, bytes], ...] = ()
-
-    @property
-    def patches_sha256(self) -> str:
-        return self.sources_sha256
-
-    @property
-    def patches(self) -> tuple[str, ...]:
-        return ()
 
 
 def native_folder() -> Path:
@@ -93,10 +84,6 @@ def read_pin(folder: Path | None = None) -> Pin:
         )
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
         raise UserError(f"cannot read the pin `{path}`: {error!r}", hint="reinstall meshd") from error
-
-
-def patches_digest(_texts: object) -> str:
-    return ""
 
 
 def _digest(folder: Path) -> str:

@@ -69,8 +69,6 @@ class Tree:
         shutil.copytree(source, self.source, ignore=ignore, dirs_exist_ok=True)
         self._filled(pin, origin, str(source))
 
-    def patch(self, _changes: object) -> None: ...
-
     def _clear(self) -> None:
         self._origin.unlink(missing_ok=True)  # first: half of a source is none
         shutil.rmtree(self.folder, ignore_errors=True)

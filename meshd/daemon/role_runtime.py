@@ -61,7 +61,7 @@ def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
         llama_server=program(LLAMA_SERVER),
         mesh_server=program(MESH_PROGRAM),
         module=program(MESH_MODULE),
-        version=NativeVersion(mesh_protocol(MESH_VERSION), info.pin, info.patches_sha256, info.backend),
+        version=NativeVersion(mesh_protocol(MESH_VERSION), info.pin, info.sources_sha256, info.backend),
         plain_rpc=read_pin().rpc_protocol,
     )
 

@@ -10,9 +10,9 @@ from meshd.base import log
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
-from meshd.build import mesh
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
+from meshd.build.native import build, find
 from meshd.demo.chat import chat
 from meshd.demo.interface import DemoArgs, DemoOutput
 from meshd.fleet.fleet import Fleet, FleetSpec
@@ -42,9 +42,9 @@ async def _demo(args: DemoArgs, out: DemoOutput, folder: Path) -> None:
     def progress(step: BuildProgress) -> None:
         out.progress(step.text, step.done / step.total if step.total else None)
 
-    if mesh.find(args.cache) is None:
+    if find(args.cache) is None:
         out.note("building llama.cpp for meshd, once; this takes some minutes")
-        await mesh.build(args.cache, progress=progress)
+        await build(args.cache, progress=progress)
     model = args.model if args.model is not None else await demo_model(args.cache, progress)
     async with Owner() as owner:
         # the workers get the file under another name in another folder, as on another machine

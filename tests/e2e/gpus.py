@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from meshd.bench.random_model import random_model
-from meshd.build import mesh
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, NativeInfo
+from meshd.build.native import find
 from meshd.process.group import environment
 from meshd.role.native.devices import parse_devices
 from meshd.wire.lease import OfferedDevice
@@ -48,7 +48,7 @@ class Gpu:
 @cache
 def gpu(backend: str) -> Gpu | str:
     """The build for `backend` and its first GPU; else why there is none."""
-    found = mesh.find(cache_folder(), backend)
+    found = find(cache_folder(), backend)
     if found is None:
         return f"no build for {backend} in the cache: `meshd native build --backend {backend}` makes one"
     if backend == "vulkan":

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from meshd.build import mesh
 from meshd.build.interface import MESH_PROGRAM
+from meshd.build.native import folder_of_ours
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.models import cache_folder
@@ -66,7 +66,7 @@ _CHANGES: dict[str, Callable[[int, bytes], bytes]] = {
 def install(folder: Path, program: str) -> Path:
     """A cache for one node, with the shared native builds, and this text of a program as its mesh-server."""
     shared = cache_folder() / "native"
-    build = mesh.folder_of(cache_folder())
+    build = folder_of_ours(cache_folder())
     mine = folder / "native"
     (mine / build.name).mkdir(parents=True)
     for path in shared.iterdir():
@@ -82,7 +82,7 @@ def install(folder: Path, program: str) -> Path:
 
 
 def real_program() -> Path:
-    return mesh.folder_of(cache_folder()) / MESH_PROGRAM
+    return folder_of_ours(cache_folder()) / MESH_PROGRAM
 
 
 def half(what: str) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.build import mesh
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
+from meshd.build.native import folder_of_ours
 
 from tests.e2e.alone import alone
 from tests.e2e.models import cache_folder, small, smollm2, stock
@@ -19,7 +19,7 @@ TOKENS = 24
 
 def _named(folder: Path, *names: str) -> tuple[str, str]:
     """Options for a folder with copies of these programs alone."""
-    ours = mesh.folder_of(cache_folder())
+    ours = folder_of_ours(cache_folder())
     folder.mkdir()
     for name in names:
         shutil.copy2(stock().binaries.get(name, ours / name), folder)
@@ -67,7 +67,7 @@ def test_what_was_found_is_shown(tmp_path: Path) -> None:
         shown = await cli(home, "native", "info", MESHD_NATIVE_BIN=str(tmp_path / "bin"))
         assert f"binaries  {tmp_path}/bin\n" in shown.stdout
         assert "llama-server     llama-server\n" in shown.stdout
-        assert f"{mesh.folder_of(cache_folder())}/{MESH_MODULE}" in shown.stdout
+        assert f"{folder_of_ours(cache_folder())}/{MESH_MODULE}" in shown.stdout
 
     play(check())
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from meshd.build import mesh
 from meshd.build.interface import MESH_PROGRAM
+from meshd.build.native import folder_of_ours
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Api, generation
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(3000),
     pytest.mark.skipif(
-        not (mesh.folder_of(cache_folder()) / MESH_PROGRAM).is_file(),
+        not (folder_of_ours(cache_folder()) / MESH_PROGRAM).is_file(),
         reason="native/mesh is not built: `meshd native build`",
     ),
 ]

@@ -25,7 +25,7 @@ from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
-from meshd.build.mesh import build, find
+from meshd.build.native import build, find
 from meshd.config.tree import find_cache
 from meshd.demo.run import other_copy
 from meshd.fleet.node import LocalNode, NodeSpec, ready_or_raise, start_all

@@ -15,7 +15,6 @@ VOCABULARIES = frozenset(  # names of a protocol's own messages and fields, whic
     {
         "meshd/link/webrtc/sctp_packet.py",
         "meshd/rpc/mesh_protocol.py",
-        "meshd/rpc/protocol.py",
         "meshd/wire/frame_types.py",
     }
 )

@@ -17,7 +17,6 @@ CONNECTS_ALLOWED = frozenset(
         "meshd/link/port_prediction/sockets.py",
         "meshd/link/net/stun.py",  # servers that the user named, and members: rendezvous/peer_addresses.py
         "meshd/link/udp/batch_socket.py",  # where a `DialPort` leads, or back to a datagram's source
-        "meshd/daemon/native_check.py",  # llama.cpp's own process
     }
 )
 
@@ -80,8 +79,6 @@ NO_SHARES = frozenset(
         "role/native/trial_report.py:MOST_TEXT",
         "role/native/trial_cache.py:MAX_TRIALS",
         "role/head/worker_backoff.py:MOST_DOUBLINGS",
-        "role/head/load_report.py:MAX_UNSUPPORTED",
-        "role/head/load_report.py:MAX_UNROUNDED",
         "role/head/load_report.py:MAX_KEPT",
         "tunnel/forward.py:MAX_CLIENTS",
         "tunnel/user_tunnel_config.py:MAX_EXPOSED",
@@ -113,11 +110,12 @@ HEARD_BY_PEERS = (
     *("meshd/peer/", "meshd/link/", "meshd/tunnel/", "meshd/relay/", "meshd/rpc/", "meshd/rendezvous/"),
     *(
         "meshd/role/worker/cycle.py",
-        "meshd/role/worker/rpc_streams.py",
+        "meshd/role/worker/lent_streams.py",
         "meshd/role/worker/push_neighbours.py",
     ),
     *(
-        "meshd/role/worker/rpc_server.py",
+        "meshd/role/worker/mesh_server.py",
+        "meshd/role/worker/neighbour_arrivals.py",
         "meshd/role/head/lease_client.py",
         "meshd/role/head/ask_workers.py",
         "meshd/store/lease_cache.py",
@@ -154,7 +152,6 @@ OF_NO_PEER = frozenset(
         # programs of this machine, at a tunnel's local end
         ("meshd/tunnel/forward.py", "tunnel_full"),
         ("meshd/tunnel/forward.py", "tunnel_foreign_client"),
-        ("meshd/tunnel/forward.py", "tunnel_wrong_secret"),
         # no descriptor is free, for many reasons
         ("meshd/tunnel/forward.py", "accept_paused"),
         ("meshd/link/tcp/bind.py", "accept_paused"),
@@ -166,7 +163,7 @@ OF_NO_PEER = frozenset(
         ("meshd/link/relayed/relay_client.py", "relay_connected"),
         ("meshd/link/relayed/relay_client.py", "relay_lost"),
         # a tensor that the head of this lease asked for; the line before it names the head
-        ("meshd/role/worker/lent_server.py", "weight_missed"),
+        ("meshd/role/worker/mesh_server.py", "weight_missed"),
     }
 )
 

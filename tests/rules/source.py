@@ -86,6 +86,6 @@ def sources(folder: str) -> tuple[Source, ...]:
 
 @functools.cache
 def native_sources() -> tuple[Source, ...]:
-    """The C++ that is ours. What patches add to upstream's files is not."""
+    """The C++ that is ours."""
     found = sorted((ROOT / "native").rglob("*"))
     return tuple(Source.read(path) for path in found if path.suffix in CPP)

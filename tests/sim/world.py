@@ -36,7 +36,7 @@ from meshd.wire.netfacts import NetFacts
 from tests.conformance.memory_link import MemoryDialer, MemoryListener, MemoryNet, MemoryPipe, MemoryWire
 from tests.conformance.nodes import TestMesh, fresh_key
 
-NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+NATIVE = NativeVersion("mesh 4", "pin", "sources", "cpu")
 ROLES = frozenset({Role.USE, Role.WORK})
 
 

@@ -19,7 +19,6 @@ from tests.unit.daemon.mesh_programs import named_programs, says
 from .shell import meshd, refused
 
 FINDINGS = list[dict[str, str]]
-RPC = ("--native-protocol", "rpc")
 
 
 def _findings(*options: str) -> tuple[int, FINDINGS]:

@@ -181,7 +181,7 @@ def test_the_version_names_protocol_and_pin() -> None:
     first, second, third = ran.out.splitlines()
     assert first == f"meshd {__version__}"
     assert second.startswith("wire protocol ") and second.split()[-1].isdigit()
-    assert third.startswith("native llama.cpp ") and " patches " in third
+    assert third.startswith("native llama.cpp ") and " sources " in third
 
 
 @given(argv=st.lists(st.sampled_from([*NAMES, "ls", "--json", "-f", "x"]) | st.text(max_size=6), max_size=4))

@@ -30,7 +30,7 @@ from meshd.wire.native import NativeVersion
 
 from tests.conformance.run import run, until
 
-NATIVE = NativeVersion("7.0.0", "pin", "patches", "cpu")
+NATIVE = NativeVersion("mesh 4", "pin", "sources", "cpu")
 
 
 @pytest.fixture
