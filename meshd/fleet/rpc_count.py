@@ -5,13 +5,12 @@ are those of ggml/src/ggml-rpc/ggml-rpc.cpp of the pinned upstream, protocol 7.0
 command (1 byte), size (8), body; an answer: size (8), body; answers come in the order of the requests.
 """
 
-import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-REQUEST = struct.Struct("<BQ")
-ANSWER = struct.Struct("<Q")
+from meshd.rpc.probe import RPC_ANSWER, RPC_REQUEST
+
 FREE_BUFFER, BUFFER_CLEAR, SET_TENSOR = 4, 5, 6
 GET_TENSOR, GRAPH_COMPUTE, INIT_TENSOR = 8, 10, 12
 GRAPH_RECOMPUTE, MEMSET_TENSOR = 16, 17
@@ -89,21 +88,21 @@ class RpcListener:
     def _header_bytes(self) -> int:
         """As much of a request as tells what its bytes are: with SET_TENSOR, that is the tensor's name."""
         header = self._header
-        if len(header) < REQUEST.size or header[0] != SET_TENSOR:
-            return REQUEST.size
-        size: int = REQUEST.unpack_from(header)[1]
-        return REQUEST.size + min(size, _NAME_OFFSET + _NAME_BYTES)
+        if len(header) < RPC_REQUEST.size or header[0] != SET_TENSOR:
+            return RPC_REQUEST.size
+        size: int = RPC_REQUEST.unpack_from(header)[1]
+        return RPC_REQUEST.size + min(size, _NAME_OFFSET + _NAME_BYTES)
 
     def _request(self) -> bool:
         """A header is complete. Returns whether it asks for computing."""
         header = bytes(self._header)
         self._header.clear()
-        command, size = REQUEST.unpack_from(header)
-        self._left = REQUEST.size + size - len(header)
+        command, size = RPC_REQUEST.unpack_from(header)
+        self._left = RPC_REQUEST.size + size - len(header)
         self._kind = _kind_of(command, header)
         self._counts.requests += 1
         self._add(self._kind, len(header))
-        self._on_request(command, REQUEST.size + size)
+        self._on_request(command, RPC_REQUEST.size + size)
         if command not in NO_ANSWER:
             self._answers.append("tensors" if command == GET_TENSOR else "control")
         return command in _COMPUTE
@@ -121,12 +120,12 @@ class RpcListener:
                 self._add(self._answer_kind, step)
                 at += step
                 continue
-            at += self._take(self._answer_header, data[at:], ANSWER.size)
-            if len(self._answer_header) == ANSWER.size:
-                (self._answer_left,) = ANSWER.unpack(self._answer_header)
+            at += self._take(self._answer_header, data[at:], RPC_ANSWER.size)
+            if len(self._answer_header) == RPC_ANSWER.size:
+                (self._answer_left,) = RPC_ANSWER.unpack(self._answer_header)
                 self._answer_header.clear()
                 self._answer_kind = self._answers.popleft() if self._answers else "control"
-                self._add(self._answer_kind, ANSWER.size)
+                self._add(self._answer_kind, RPC_ANSWER.size)
 
     @staticmethod
     def _take(header: bytearray, data: bytes, whole: int) -> int:
@@ -143,5 +142,5 @@ def _kind_of(command: int, header: bytes) -> str:
         return "graphs"
     if command != SET_TENSOR:
         return "control"
-    name = header[REQUEST.size + _NAME_OFFSET :].split(b"\0")[0]
+    name = header[RPC_REQUEST.size + _NAME_OFFSET :].split(b"\0")[0]
     return "weights" if name.endswith(_WEIGHT_ENDS) else "tensors"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_DEVICES
 
-ANSWER = struct.Struct("<Q")
+RPC_ANSWER = struct.Struct("<Q")
 MAX_ANSWER_BYTES = 1024  # more than any answer to these takes
-_REQUEST = struct.Struct("<BQ")
+RPC_REQUEST = struct.Struct("<BQ")
 _GET_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
 _CAPS_BYTES = 24  # of HELLO: capabilities of other transports than TCP, none of which is ours
 
@@ -63,7 +63,7 @@ def read_memory(answer: bytes) -> Memory:
 
 
 def _request(command: int, payload: bytes) -> bytes:
-    return _REQUEST.pack(command, len(payload)) + payload
+    return RPC_REQUEST.pack(command, len(payload)) + payload
 
 
 def _unpack(layout: str, answer: bytes, what: str) -> tuple[int, ...]:

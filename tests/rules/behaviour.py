@@ -40,7 +40,6 @@ OWN_WORK = frozenset(
         ("meshd/role/head/reservations.py", "grants"),
         ("meshd/role/head/reservations.py", "tunnel"),
         ("meshd/role/head/reservations.py", "lease"),
-        ("meshd/role/head/reservations.py", "patience"),
         ("meshd/role/head/llama_server.py", "llama-server"),
         ("meshd/role/head/llama_server.py", "llama-server report"),
         # a part of a lease, which ends as a whole (the handler of its stream is inside the boundary)

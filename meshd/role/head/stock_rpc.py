@@ -48,7 +48,7 @@ async def _devices(endpoint: str, protocol: str) -> tuple[OfferedDevice, ...]:
     async def ask(request: bytes) -> bytes:
         writer.write(request)
         await writer.drain()
-        (size,) = probe.ANSWER.unpack(await reader.readexactly(probe.ANSWER.size))
+        (size,) = probe.RPC_ANSWER.unpack(await reader.readexactly(probe.RPC_ANSWER.size))
         if size > probe.MAX_ANSWER_BYTES:
             raise RemoteProtocolError(
                 "the answer is too long", hint="check that it is llama.cpp's rpc-server"

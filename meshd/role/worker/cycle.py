@@ -34,7 +34,7 @@ from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import KnownFiles
 from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
 from meshd.role.worker.lent_streams import NO_USE, Lending, LentStreams
-from meshd.role.worker.mesh_server import NAME, AgreedLease, MeshServer
+from meshd.role.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
@@ -267,7 +267,7 @@ class Worker:
                 messages=messages,
                 threads=self._options.threads,
                 outgoing=outgoing,
-                log_path=self._runtime.paths.logs / f"{NAME}-{number}.log",
+                log_path=self._runtime.paths.logs / f"{CHILD_NAME}-{number}.log",
             )
         except OSError as error:
             raise MeshdError(f"cannot start a server: {error.strerror}") from None
@@ -276,10 +276,10 @@ class Worker:
         """From the start of its process to the end of the lease, by either side."""
         try:
             async with Owner() as owner:
-                owner.start(server.child.serve(), name=NAME)
-                owner.start(server.read_report(self._count_loaded(server.lease)), name=f"{NAME} report")
+                owner.start(server.child.serve(), name=CHILD_NAME)
+                owner.start(server.read_report(self._count_loaded(server.lease)), name=f"{CHILD_NAME} report")
                 released = owner.start(self._until_released(messages, server, owner), name="lease release")
-                ended = owner.start(self._serve_head(messages, server, lending), name=f"{NAME} end")
+                ended = owner.start(self._serve_head(messages, server, lending), name=f"{CHILD_NAME} end")
                 await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
                 owner.cancel()
         except ExceptionGroup as group:

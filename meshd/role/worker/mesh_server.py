@@ -37,7 +37,7 @@ PROGRESS_SECONDS = 2.0
 SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
 # None of these comes from somebody else
 CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-NAME = "rpc-server"  # users know the child of a worker by this name
+CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
 LOG = log.get("worker")
 
 OnBroken = Callable[[MeshdError], None]
@@ -103,7 +103,7 @@ class MeshServer:
         self.neighbours = PushNeighbours(
             runtime.mesh, runtime.tunnels, messages, self._descriptors, runtime.processes.socket_pair
         )
-        self.child = runtime.processes.make_child(self.spec, NAME)
+        self.child = runtime.processes.make_child(self.spec, CHILD_NAME)
         if (lease_cache := agreed.lease_cache) is not None:
             lease_cache.allow(sum(agreed.memory))
 
@@ -118,7 +118,7 @@ class MeshServer:
             report=self._report.child_end,
         )
         return ChildSpec(
-            name=NAME,
+            name=CHILD_NAME,
             argv=command_lines.mesh_server(
                 self._program,
                 devices=self.agreed.devices,
@@ -143,7 +143,7 @@ class MeshServer:
                 async with asyncio.timeout(PROGRESS_SECONDS):
                     return await self.child.ensure_ready()
             except TimeoutError:
-                await on_progress(f"starting the {NAME}")
+                await on_progress(f"starting the {CHILD_NAME}")
 
     async def until_ended(self) -> str:
         """Why it is of no use any more: it ended, or stands still; then it is killed."""

@@ -26,7 +26,7 @@ from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Admit, Neighbour, Reached
 
 REACH_SECONDS = 8.0  # until a session with it is there
-SETTLE_SECONDS = REACH_SECONDS + 4.0  # those that open the stream may have been told a little later
+NEIGHBOURS_SECONDS = REACH_SECONDS + 4.0  # those that open the stream may have been told a little later
 GONE_SECONDS = 20.0  # without a session for so long, though both wanted one: it is not waited for as long
 GONE_REACH_SECONDS = 1.0
 _RETRY = Backoff(first=0.1, factor=1.5, most=1.0)
@@ -51,7 +51,7 @@ class PushNeighbours:
         self._mesh = mesh
         self._tunnels = tunnels
         self._messages = messages
-        self._arrivals = NeighbourArrivals(descriptors, socket_pair, seconds=SETTLE_SECONDS)
+        self._arrivals = NeighbourArrivals(descriptors, socket_pair, seconds=NEIGHBOURS_SECONDS)
         self._numbers: dict[PeerId, int] = {}  # of those that open the stream
         self._open: list[Tunnel] = []
         self._over = asyncio.Event()
@@ -83,7 +83,7 @@ class PushNeighbours:
         late = await self._arrivals.settle()
         for peer, number in self._numbers.items():
             if number in late:
-                LOG.info("push_no_way", peer=peer.short, why=f"silent for {SETTLE_SECONDS:.0f} s")
+                LOG.info("push_no_way", peer=peer.short, why=f"silent for {NEIGHBOURS_SECONDS:.0f} s")
 
     # Those to which we open the stream.
 

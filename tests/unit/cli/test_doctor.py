@@ -77,22 +77,21 @@ def test_a_home_that_is_a_file(home: Path) -> None:
     refused(meshd("doctor"), 1, f"`{home}` is not a directory", "MESHD_HOME")
 
 
-def test_a_folder_without_an_rpc_server(tmp_path: Path) -> None:
-    (tmp_path / "llama-server").write_text("")
-    ran = meshd("doctor", *RPC, "--native-bin", str(tmp_path))
+def test_a_folder_without_a_llama_server(tmp_path: Path) -> None:
+    (tmp_path / "mesh-server").write_text("")
+    ran = meshd("doctor", "--native-bin", str(tmp_path))
     assert ran.code == 1
-    assert f"error    llama.cpp    `{tmp_path}` has no `ggml-rpc-server`" in ran.out
-    assert "-DGGML_RPC=ON" in ran.out
+    assert f"error    llama.cpp    `{tmp_path}` has no `llama-server`" in ran.out
 
 
 def test_programs_that_are_none(tmp_path: Path) -> None:
-    for name in ("llama-server", "ggml-rpc-server"):
+    for name in ("llama-server", "mesh-server", "libggml-mesh.so"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 3\n")
         (tmp_path / name).chmod(0o700)
-    code, found = _findings(*RPC, "--native-bin", str(tmp_path))
+    code, found = _findings("--native-bin", str(tmp_path))
     assert code == 1
     states = {one["name"]: one["state"] for one in found}
-    assert states == {"home": "ok", "llama.cpp": "ok", "RPC": "error", "device": "error", "daemon": "ok"}
+    assert states == {"home": "ok", "llama.cpp": "ok", "backend": "error", "device": "error", "daemon": "ok"}
 
 
 @pytest.mark.parametrize(("severity", "state"), [("info", "ok"), ("warning", "warning"), ("error", "error")])

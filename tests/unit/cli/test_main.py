@@ -100,7 +100,7 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["serve", "--port", "65536"], "from 0 to 65535"),
         (["serve", "--min-workers", "-1"], "expected"),
         (["serve", "--rpc", "nowhere"], "HOST:PORT such as 192.168.1.7:50052"),
-        (["serve", "--load-mode", "fast"], "one of auto, none"),
+        (["serve", "--load-mode", "fast"], "one of auto, mmap"),
         (["serve", "--tensor-split", "a,b"], "a number not below 0"),
         (["worker", "--memory", "lots"], "a size such as 8G"),
         (["worker", "--listen", "here"], "HOST:PORT such as 0.0.0.0:17430"),

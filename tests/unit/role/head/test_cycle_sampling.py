@@ -19,19 +19,18 @@ def sampling_of(it: Scene) -> DeviceSampling | None:
 
 
 @pytest.mark.parametrize(
-    ("output", "wanted", "mesh", "expected"),
+    ("output", "wanted", "expected"),
     [
-        ("worker", True, True, True),
-        ("worker", False, True, False),  # but clients do not ask for it either
-        ("head", True, True, None),
-        ("worker", False, False, None),
+        ("worker", True, True),
+        ("worker", False, False),  # but clients do not ask for it either
+        ("head", True, None),
     ],
 )
 def test_candidates_are_taken_where_a_worker_makes_the_logits_and_the_user_allows_it(
-    tmp_path: Path, output: str, wanted: bool, mesh: bool, expected: bool | None
+    tmp_path: Path, output: str, wanted: bool, expected: bool | None
 ) -> None:
     async def main() -> None:
-        options = {"devices": ("none",), "output": output, "sample_on_worker": wanted, "speaks_mesh": mesh}
+        options = {"devices": ("none",), "output": output, "sample_on_worker": wanted}
         async with scene(tmp_path, **options) as it:
             it.worker("anna")
             ready = await held(it)

@@ -10,7 +10,7 @@ from meshd.peer.interface import PeerState
 from meshd.role.head.push_plan import UNCONNECTED
 from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.neighbour_arrivals import ARRIVAL, COMPLETE
-from meshd.role.worker.push_neighbours import SETTLE_SECONDS
+from meshd.role.worker.push_neighbours import NEIGHBOURS_SECONDS
 
 from tests.sim.loop import run
 from tests.unit.role.head.scene import Scene, scene, view
@@ -197,7 +197,7 @@ def test_a_worker_that_cannot_be_reached_by_the_other_costs_no_load(tmp_path: Pa
             anna.open_stream = lambda *args, **more: original(bytes(32), *args[1:], **more)  # type: ignore[arg-type, method-assign]
             ready = await held(it)
             assert arrivals(it, "anna") == [(COMPLETE, 0)]
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(NEIGHBOURS_SECONDS)
             assert arrivals(it, "bert") == [(COMPLETE, 0)]
             ready.set_result(yes())
             await it.until(ModelState.READY)

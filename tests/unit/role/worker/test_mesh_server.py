@@ -9,7 +9,7 @@ from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
 from meshd.process.interface import ChildState
 from meshd.role.worker.lent_streams import CLOSING_SECONDS
 from meshd.role.worker.neighbour_arrivals import ARRIVAL, COMPLETE
-from meshd.role.worker.push_neighbours import REACH_SECONDS, SETTLE_SECONDS
+from meshd.role.worker.push_neighbours import NEIGHBOURS_SECONDS, REACH_SECONDS
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import (
     PUSH_SERVICE,
@@ -93,7 +93,7 @@ def test_a_neighbour_for_which_no_descriptor_is_free_is_none(tmp_path: Path) -> 
             assert await call.hears() == Reached(3, "no connection can be made: too many open files")
             with pytest.raises(Broken):
                 await heard(theirs.push(it, grant))
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(NEIGHBOURS_SECONDS)
             assert server.arrivals() == [(COMPLETE, 0, None)]
             await call.release()
 
@@ -235,7 +235,7 @@ def test_a_second_stream_of_one_or_a_late_one_is_refused(tmp_path: Path) -> None
             one.push(it, grant)
             with pytest.raises(Broken, match="does not wait"):
                 await heard(one.push(it, grant))
-            await asyncio.sleep(SETTLE_SECONDS - 1)
+            await asyncio.sleep(NEIGHBOURS_SECONDS - 1)
             (first,) = server.arrivals()
             assert first[:2] == (ARRIVAL, 1)
             await asyncio.sleep(1.1)
