@@ -57,7 +57,7 @@ async def trio(
                     "serve",
                     folder / "h",
                     cache,
-                    (*options, *rest),
+                    (*options, "--output-on", "head", *rest),
                     environment={"MESHD_JOIN": await worker.token()},
                 )
             )

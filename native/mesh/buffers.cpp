@@ -9,8 +9,8 @@ bool is_cpu(ggml_backend_t backend) {
 buffers::buffers(const std::vector<lent_device> & devices) : devices(devices), held(devices.size()) {}
 
 buffers::~buffers() {
-    for (const auto & one : entries) {
-        ggml_backend_buffer_free(one.second.buffer);
+    while (!entries.empty()) {
+        free(entries.begin()->first);
     }
 }
 
@@ -31,11 +31,15 @@ bool buffers::allocate(uint32_t number, uint32_t device, uint64_t size) {
     ggml_backend_buffer_clear(buffer, 0);
     held[device] += size;
     entries[number] = { buffer, device, size };
+    if (is_cpu(devices[device].backend)) {
+        pages.add(ggml_backend_buffer_get_base(buffer), size);
+    }
     return true;
 }
 
 void buffers::free(uint32_t number) {
     const entry gone = at(number);
+    pages.forget(ggml_backend_buffer_get_base(gone.buffer), gone.size);
     ggml_backend_buffer_free(gone.buffer);
     held[gone.device] -= gone.size;
     entries.erase(number);

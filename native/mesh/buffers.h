@@ -1,6 +1,7 @@
 // The buffers of one head on a worker's devices: by the head's numbers, within each device's limit of memory.
 #pragma once
 
+#include "large_pages.h"
 #include "protocol.h"
 #include "sizes.h"
 
@@ -39,6 +40,9 @@ public:
     place find(uint32_t number, uint64_t offset, uint64_t size) const;
     uint64_t size_of(uint32_t number) const;
 
+    // Something has been computed: what lies in this process's memory is there, and worth large pages
+    void computed() { pages.start(); }
+
     // What a head may still hold on a device, and could at first; as far as the device has it
     void memory(uint32_t device, uint64_t & free, uint64_t & total) const;
 
@@ -53,6 +57,7 @@ private:
     const std::vector<lent_device> & devices;
     std::vector<uint64_t> held; // bytes, of each device
     std::unordered_map<uint32_t, entry> entries;
+    large_pages pages; // of CPUs
 };
 
 } // namespace mesh

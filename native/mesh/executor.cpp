@@ -242,6 +242,7 @@ void executor::compute(uint64_t id, const stored_graph & graph, uint32_t device)
     if (status != GGML_STATUS_SUCCESS) {
         throw std::runtime_error(std::string("the device failed: ") + ggml_status_to_string(status));
     }
+    memory.computed();
     if (under_way.leaves(device)) {
         graph.forget_results(recent);
         under_way.behind(device, id, [device, began = computing.leave()] { trace_end("compute", device, began); });

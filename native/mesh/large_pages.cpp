@@ -1,0 +1,116 @@
+#include "large_pages.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <string>
+#include <system_error>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#include <sys/resource.h>
+static constexpr int COLLAPSE = 25; // MADV_COLLAPSE since Linux 6.1: older headers lack it
+#endif
+
+namespace mesh {
+
+static size_t read_large_page() {
+    const std::string folder = "/sys/kernel/mm/transparent_hugepage/";
+    std::string enabled;
+    std::getline(std::ifstream(folder + "enabled"), enabled);
+    size_t size = 0;
+    std::ifstream(folder + "hpage_pmd_size") >> size;
+    return enabled.empty() || enabled.find("[never]") != std::string::npos ? 0 : size;
+}
+
+// Bytes of a large page; 0: there are none, or nobody is to ask for them
+static size_t large_page() {
+    static const size_t size = read_large_page();
+    return size;
+}
+
+// false: this kernel cannot
+static bool collapse(uintptr_t at, size_t page) {
+#ifdef __linux__
+    return madvise(reinterpret_cast<void *>(at), page, COLLAPSE) == 0 || errno != EINVAL;
+#else
+    (void) at;
+    (void) page;
+    return false;
+#endif
+}
+
+large_pages::~large_pages() {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        ended = true;
+        changed.notify_all();
+    }
+    if (thread.joinable()) {
+        thread.join();
+    }
+}
+
+void large_pages::add(const void * data, size_t size) {
+    const auto from = reinterpret_cast<uintptr_t>(data);
+    if (large_page() != 0 && size >= large_page()) {
+        added.push_back({ from, from + size });
+    }
+}
+
+void large_pages::start() {
+    if (added.empty()) {
+        return;
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    left.insert(left.end(), added.begin(), added.end());
+    added.clear();
+    try {
+        if (!thread.joinable()) {
+            thread = std::thread([this] { work(large_page()); });
+        }
+    } catch (const std::system_error &) {
+        left.clear(); // small ones will do
+    }
+    changed.notify_all();
+}
+
+void large_pages::forget(const void * data, size_t size) {
+    const auto from = reinterpret_cast<uintptr_t>(data);
+    const auto is_inside = [from, size](const range & one) { return one.from >= from && one.from - from < size; };
+    added.erase(std::remove_if(added.begin(), added.end(), is_inside), added.end());
+    std::unique_lock<std::mutex> lock(mutex);
+    left.erase(std::remove_if(left.begin(), left.end(), is_inside), left.end());
+    changed.wait(lock, [this] { return !at_work; });
+}
+
+void large_pages::work(size_t page) {
+#ifdef __linux__
+    setpriority(PRIO_PROCESS, 0, 19); // of this thread: what computes comes first
+#endif
+    std::unique_lock<std::mutex> lock(mutex);
+    while (!ended) {
+        if (left.empty()) {
+            changed.wait(lock);
+            continue;
+        }
+        range & one = left.front(); // weights come before caches
+        const uintptr_t at = (one.from + page - 1) / page * page;
+        if (at + page > one.to) {
+            left.erase(left.begin());
+            continue;
+        }
+        one.from = at + page;
+        at_work = true;
+        lock.unlock();
+        const bool can = collapse(at, page);
+        lock.lock();
+        at_work = false;
+        changed.notify_all();
+        if (!can) {
+            left.clear(); // else none was free, and the next may be
+        }
+    }
+}
+
+} // namespace mesh
