@@ -78,7 +78,6 @@ class Join(Protocol):
         on_broken: Callable[[MeshdError], None],
         flow: Flow | None = None,
         asks: bool = False,
-        pause: Callable[[float], float] = ...,
     ) -> None: ...
 
 

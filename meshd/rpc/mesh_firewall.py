@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, refused
-from meshd.rpc.graph_budget import REQUEST_TENSORS, GraphBudget
+from meshd.rpc.judging_budget import MESSAGE_TENSORS, JudgingBudget
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.mesh_keeping import MeshKeeping
 
@@ -44,7 +44,7 @@ class MeshFirewall:
         self._buffers: dict[int, int] = {}  # their bytes
         self._held = 0  # bytes of all of them
         self._graphs: dict[int, dict[int, None]] = {}  # of each device the uids that it keeps, oldest first
-        self._budget = GraphBudget()
+        self._budget = JudgingBudget()
         self._unanswered: dict[int, tuple[int, int]] = {}  # by their ids: number of the request, and said
 
     @property
@@ -53,7 +53,7 @@ class MeshFirewall:
         return self._requests.held_bytes + self._answers.held_bytes
 
     def pause(self, now: float) -> float:
-        """How many seconds the head's next bytes have to wait, at a time of one clock (graph_budget.py)."""
+        """How many seconds the head's next bytes have to wait, at a time of one clock (judging_budget.py)."""
         return self._budget.pause(now)
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
@@ -80,7 +80,7 @@ class MeshFirewall:
         needed = _WRITE_HEAD_BYTES if message.number == wire.WRITE else wire.HEADER.size + size
         if have < needed:
             return -needed
-        self._budget.spend(REQUEST_TENSORS)
+        self._budget.spend(MESSAGE_TENSORS)
         try:
             said = _JUDGES[message.number](self, data, at + wire.HEADER.size, size)
         except RemoteProtocolError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import HEAD, MESH_SERVER, Messages, refused
+from meshd.rpc.judging_budget import MESSAGE_TENSORS, JudgingBudget
 from meshd.rpc.mesh_firewall import look_header, read_welcome
 
 Placed = Callable[[bytes, int, str], None]
@@ -25,6 +26,7 @@ class MeshHeadView:
         self._placed = placed
         self._requests = Messages(wire.HEADER.size, HEAD)
         self._answers = Messages(wire.HEADER.size, MESH_SERVER)
+        self._budget = JudgingBudget()
         self._asked: dict[int, tuple[tuple[bytes, int], ...]] = {}  # by id of the LOAD: hashes and bytes
         self._asked_count = 0
         self.neighbours: frozenset[int] = frozenset()
@@ -37,6 +39,10 @@ class MeshHeadView:
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """Answers. See Inspector."""
         return self._answers.feed(data, self._look_answer)
+
+    def pause(self, now: float) -> float:
+        """See Inspector: a worker says how far it is every few seconds, and not all the time."""
+        return self._budget.pause(now)
 
     def _look_request(self, data: bytes | memoryview, at: int, have: int) -> int:
         message, size, identity = look_header(data, at, "head")
@@ -56,9 +62,10 @@ class MeshHeadView:
 
     def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
         message, size, identity = look_header(data, at, "worker")
+        if have < wire.HEADER.size + size and message.number in (wire.WELCOME, wire.LOADED):
+            return -(wire.HEADER.size + size)
+        self._budget.spend(MESSAGE_TENSORS)
         if message.number in (wire.WELCOME, wire.LOADED):
-            if have < wire.HEADER.size + size:
-                return -(wire.HEADER.size + size)
             body = at + wire.HEADER.size
             if message.number == wire.WELCOME:
                 self.neighbours = read_welcome(data, body, size).neighbours

@@ -6,6 +6,7 @@ tokens and sizes.
 
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import NEIGHBOUR, Messages
+from meshd.rpc.judging_budget import MESSAGE_TENSORS, JudgingBudget
 from meshd.rpc.mesh_firewall import look_header
 
 
@@ -18,6 +19,7 @@ class MeshPushFilter:
     def __init__(self) -> None:
         self._from_peer = Messages(wire.HEADER.size, NEIGHBOUR)
         self._to_peer = Messages(wire.HEADER.size, NEIGHBOUR)
+        self._budget = JudgingBudget()
 
     @property
     def held_bytes(self) -> int:
@@ -26,11 +28,19 @@ class MeshPushFilter:
 
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """See Inspector."""
-        return self._from_peer.feed(data, _look)
+        return self._from_peer.feed(data, self._look_arriving)
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """See Inspector."""
         return self._to_peer.feed(data, _look)
+
+    def pause(self, now: float) -> float:
+        """See Inspector: of empty messages a neighbour may send so many."""
+        return self._budget.pause(now)
+
+    def _look_arriving(self, data: bytes | memoryview, at: int, have: int) -> int:
+        self._budget.spend(MESSAGE_TENSORS)
+        return _look(data, at, have)
 
 
 def _look(data: bytes | memoryview, at: int, _have: int) -> int:

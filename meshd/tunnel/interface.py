@@ -26,6 +26,9 @@ class Inspector(Protocol):
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview: ...
+    def pause(self, now: float) -> float:
+        """How many seconds what the peer sends has to wait, at a time of one clock."""
+        ...
 
 
 class Flow(Protocol):

@@ -108,13 +108,11 @@ async def join(
     on_broken: Callable[[MeshdError], None],
     flow: Flow | None = None,
     asks: bool = False,
-    pause: Callable[[float], float] = lambda _now: 0.0,
 ) -> None:
     """Connect a stream that came with `end`, which is ours from now on, past `inspector`.
 
     `flow` is told who waits. `asks`: it is the child that answers, and the peer that asks (see
     base.wakeful_loop.Conversation).
-    `pause`: how many seconds what the peer sends has to wait, at a time of the loop.
 
     Returns when both ways have ended. Raises RemoteProtocolError for a stream that is compressed in an
     unknown way, Broken.
@@ -124,7 +122,7 @@ async def join(
     except BaseException:
         end.close()
         raise
-    await _carry(end, agreed, inspector, Counter(), on_broken, flow=flow, asks=asks, pause=pause)
+    await _carry(end, agreed, inspector, Counter(), on_broken, flow=flow, asks=asks)
 
 
 async def _carry(
@@ -136,7 +134,6 @@ async def _carry(
     *,
     flow: Flow | None = None,
     asks: bool = False,
-    pause: Callable[[float], float] = lambda _now: 0.0,
 ) -> None:
     end.setblocking(False)
     try:
@@ -154,7 +151,6 @@ async def _carry(
             flow=flow,
             on_broken=on_broken,
             passage=loop.conversation(asks=asks) if isinstance(loop, WakefulLoop) else None,
-            pause=lambda: pause(loop.time()),
         )
         await local.wait_closed()
     except Broken as error:

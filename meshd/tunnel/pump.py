@@ -33,14 +33,10 @@ async def pump(
     flow: Flow | None = None,
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
     passage: Passage | None = None,
-    pause: Callable[[], float] = lambda: 0.0,
 ) -> None:
-    """Copy both ways until both have ended, or one has broken: then both are reset.
-
-    `pause`: how many seconds what the peer has sent has to wait by now.
-    """
+    """Copy both ways until both have ended, or one has broken: then both are reset."""
     nobody = Unwatched()
-    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, passage or nobody, pause)
+    copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, passage or nobody)
     local.divert(copy.out)
     stream.divert(copy.inward)
     await _run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
@@ -82,6 +78,9 @@ class Unwatched:
     def from_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         return data
 
+    def pause(self, _now: float) -> float:
+        return 0.0
+
     def target_waits(self, waits: bool) -> None:
         pass
 
@@ -112,7 +111,6 @@ class _Copy:
         inspector: Inspector,
         flow: Flow,
         passage: Passage,
-        pause: Callable[[], float],
     ) -> None:
         self._local = local
         self._stream = stream
@@ -120,7 +118,7 @@ class _Copy:
         self._inspector = inspector
         self._flow = flow
         self._passage = passage
-        self._pause = pause
+        self._now = asyncio.get_running_loop().time
         self._passed: bytes | memoryview | None = None  # of the chunk that is read next: inspected, not sent
         self._waits = False  # a chunk of the peer does, that its queue has given away
 
@@ -139,7 +137,7 @@ class _Copy:
         return 0
 
     def inward(self, data: bytes | memoryview) -> bool:
-        if not self._local.writable or self._waits or self._pause():
+        if not self._local.writable or self._waits or self._inspector.pause(self._now()):
             return False
         try:
             passed = self._inspector.from_peer(data)
@@ -177,7 +175,7 @@ class _Copy:
                 return
             size = len(data)
             self._counter.received += size
-            if seconds := self._pause():
+            if seconds := self._inspector.pause(self._now()):
                 self._waits = True  # until this task runs again, which may be after its time
                 await asyncio.sleep(seconds)
                 self._waits = False

@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <sstream>
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -94,12 +93,15 @@ static neighbour_socket parse_neighbour(const std::string & text, const std::vec
     return found;
 }
 
+// Empty words as well, so that nothing that is missing goes unseen.
 static std::vector<std::string> split(const std::string & text) {
     std::vector<std::string> words;
-    std::istringstream parts(text);
-    for (std::string word; std::getline(parts, word, ',');) {
-        words.push_back(word);
+    size_t begin = 0;
+    for (size_t end = text.find(','); end != std::string::npos; end = text.find(',', begin)) {
+        words.push_back(text.substr(begin, end - begin));
+        begin = end + 1;
     }
+    words.push_back(text.substr(begin));
     return words;
 }
 

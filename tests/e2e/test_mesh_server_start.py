@@ -36,7 +36,7 @@ def test_an_unknown_option_is_an_error() -> None:
     assert "--what" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["1,2", "x", "-1", "99999999999999999999"])
+@pytest.mark.parametrize("text", ["", "1,", "1,2", "x", "-1", "99999999999999999999"])
 def test_memory_that_makes_no_sense_stops_the_start(text: str) -> None:
     pair = BarePair()
     with closing(pair):

@@ -201,7 +201,6 @@ class MeshServer:
                 flow=self._silence,
                 on_broken=on_broken,
                 asks=True,
-                pause=firewall.pause,
             )
         finally:
             self._firewall = None  # it has nobody to say anything to, and ends by itself

@@ -110,6 +110,9 @@ def rst(client: socket.socket) -> None:
 @pytest.mark.parametrize(("piece", "most"), [(1, 1), (7, 3), (64 << 10, 256 << 10), (256 << 10, 64 << 10)])
 def test_every_byte_arrives_in_order_both_ways(piece: int, most: int, inspected: bool) -> None:
     class Same:
+        def pause(self, _now: float) -> float:
+            return 0.0
+
         def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
             return data
 
@@ -284,6 +287,9 @@ def test_a_session_that_is_lost_resets_the_client() -> None:
 
 def test_an_inspector_may_end_it() -> None:
     class Strict:
+        def pause(self, _now: float) -> float:
+            return 0.0
+
         def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
             raise RemoteProtocolError("command 99 is not allowed")
 
@@ -335,6 +341,10 @@ class Upper:
     def __init__(self) -> None:
         self.seen = {"to": b"", "from": b""}
         self._held = {"to": b"", "from": b""}
+        self.waits: Callable[[], float] = lambda: 0.0
+
+    def pause(self, _now: float) -> float:
+        return self.waits()
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         return self._pass("to", bytes(data))

@@ -68,7 +68,8 @@ def test_what_a_peer_sends_waits_as_long_as_it_has_to(seconds: float) -> None:
                 return seconds
 
             inspector = Upper()
-            copying = pump(it.local, it.near, counter=it.counter, inspector=inspector, pause=pause)
+            inspector.waits = pause
+            copying = pump(it.local, it.near, counter=it.counter, inspector=inspector)
             owner.start(copying, name="pump")
             await it.client_sends(b"aa")
             assert await it.far.read() == b"AA", "the other way goes on"
@@ -99,7 +100,9 @@ def test_nothing_overtakes_what_waits() -> None:
                     loop.call_soon(it.far.try_write, b"ef")
                 return pauses.pop() if pauses else 0.0
 
-            copying = pump(it.local, it.near, counter=it.counter, inspector=Upper(), pause=pause)
+            inspector = Upper()
+            inspector.waits = pause
+            copying = pump(it.local, it.near, counter=it.counter, inspector=inspector)
             owner.start(copying, name="pump")
             await it.client_sends(b"aa")
             assert await it.far.read() == b"AA"  # by now it copies

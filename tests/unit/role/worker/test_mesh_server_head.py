@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from meshd.rpc import graph_budget
+from meshd.rpc import judging_budget
 from meshd.wire.lease import Lost
 
 from tests.sim.loop import run
@@ -35,8 +35,8 @@ def test_whose_end_it_was_is_told_whatever_the_words(
 
 
 def test_a_head_waits_whose_graphs_take_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_budget, "TENSORS_AT_ONCE", 0)
-    monkeypatch.setattr(graph_budget, "TENSORS_PER_SECOND", 0.5)
+    monkeypatch.setattr(judging_budget, "TENSORS_AT_ONCE", 0)
+    monkeypatch.setattr(judging_budget, "TENSORS_PER_SECOND", 0.5)
 
     async def main() -> None:
         async with lent(tmp_path) as (it, call, grant, server):

@@ -1,15 +1,19 @@
-"""How long a head waits that has a worker judge graphs all the time."""
+"""How long a peer waits that has this node judge messages all the time."""
+
+from collections.abc import Callable
 
 import pytest
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.graph_budget import REQUEST_TENSORS, TENSORS_AT_ONCE, TENSORS_PER_SECOND, GraphBudget
+from meshd.rpc.judging_budget import MESSAGE_TENSORS, TENSORS_AT_ONCE, TENSORS_PER_SECOND, JudgingBudget
+from meshd.rpc.mesh_head_view import MeshHeadView
+from meshd.rpc.mesh_push_firewall import MeshPushFilter
 
 from tests.unit.rpc import mesh_talk as talk
 from tests.unit.rpc.mesh_talk import ADD, LEAVES, MeshTalk
 
 
 def test_graphs_of_a_load_and_of_prompts_need_not_wait() -> None:
-    budget, now = GraphBudget(), 1000.0
+    budget, now = JudgingBudget(), 1000.0
     for _ in range(8):  # of the largest models, while one loads
         budget.spend(10_000)
         assert not budget.pause(now)
@@ -20,7 +24,7 @@ def test_graphs_of_a_load_and_of_prompts_need_not_wait() -> None:
 
 
 def test_one_that_sends_the_largest_graphs_has_a_share_of_the_time() -> None:
-    budget, now, judged = GraphBudget(), 1000.0, 0
+    budget, now, judged = JudgingBudget(), 1000.0, 0
     while now < 1010.0:
         budget.spend(wire.GRAPH_TENSORS)
         judged += wire.GRAPH_TENSORS
@@ -40,7 +44,7 @@ def test_the_firewall_counts_the_tensors_of_graphs() -> None:
         it.firewall.from_peer(talk.write(data=bytes(4096)))
     assert it.firewall.pause(50.001) == 0
     it.firewall.from_peer(large)
-    more = wire.GRAPH_TENSORS + 9 * REQUEST_TENSORS - 0.001 * TENSORS_PER_SECOND
+    more = wire.GRAPH_TENSORS + 9 * MESSAGE_TENSORS - 0.001 * TENSORS_PER_SECOND
     assert it.firewall.pause(50.001) == pytest.approx(more / TENSORS_PER_SECOND, rel=1e-9)
     assert it.firewall.pause(51.0) == 0
 
@@ -51,6 +55,27 @@ def test_the_firewall_counts_requests_that_do_nothing() -> None:
     assert it.firewall.pause(50.0) == 0
     sent = 0
     while not it.firewall.pause(50.0):
-        assert sent < TENSORS_AT_ONCE / REQUEST_TENSORS, "whoever sends nothing else has a share as well"
+        assert sent < TENSORS_AT_ONCE / MESSAGE_TENSORS, "whoever sends nothing else has a share as well"
         it.firewall.from_peer(many)
         sent += 10_000
+
+
+def flood(pause: Callable[[float], float], take: Callable[[bytes], object], message: bytes) -> None:
+    """Whoever sends nothing else has a share as well."""
+    assert pause(50.0) == 0
+    sent, many = 0, message * 10_000
+    while not pause(50.0):
+        assert sent < TENSORS_AT_ONCE / MESSAGE_TENSORS
+        take(many)
+        sent += 10_000
+    assert pause(60.0) == 0
+
+
+def test_a_worker_that_says_how_far_it_is_all_the_time_has_a_share() -> None:
+    view = MeshHeadView(lambda _digest, _size, _why: None)
+    flood(view.pause, view.from_peer, talk.progress())
+
+
+def test_a_neighbour_that_pushes_nothing_all_the_time_has_a_share() -> None:
+    it = MeshPushFilter()
+    flood(it.pause, it.from_peer, talk.pushed(0))

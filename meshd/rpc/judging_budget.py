@@ -1,18 +1,18 @@
-"""How much of what a head sends is judged in a time: that takes the worker's loop from its other leases.
+"""How much of what a peer sends is judged in a time: that takes the loop from all others.
 
 A graph of the largest size takes 0.1 s, and 121 KiB of a compressed stream are enough for one; 13 KiB are
-enough for 0.1 s of requests that do nothing. llama-server sends graphs while it loads, and one for each new
-shape: a micro batch, or every 256th token. Of other requests it sends some tens for a token.
+enough for 0.1 s of messages that do nothing. llama-server sends graphs while it loads, and one for each new
+shape: a micro batch, or every 256th token. Of other messages some tens go each way for a token.
 """
 
 from meshd.rpc.mesh_protocol import GRAPH_TENSORS
 
 TENSORS_PER_SECOND = 100_000  # 0.3 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
 TENSORS_AT_ONCE = 4 * GRAPH_TENSORS
-REQUEST_TENSORS = 0.4  # a request takes as long as so much of a tensor, beside those that it has
+MESSAGE_TENSORS = 0.4  # a message takes as long as so much of a tensor, beside those that it has
 
 
-class GraphBudget:
+class JudgingBudget:
     """Times in seconds, of one clock."""
 
     __slots__ = ("_since", "_spent")
@@ -26,7 +26,7 @@ class GraphBudget:
         self._spent += tensors
 
     def pause(self, now: float) -> float:
-        """How long the next bytes of this head have to wait."""
+        """How long the next bytes of this peer have to wait."""
         self._spent = max(0.0, self._spent - (now - self._since) * TENSORS_PER_SECOND)
         self._since = now
         return max(0.0, (self._spent - TENSORS_AT_ONCE) / TENSORS_PER_SECOND)
