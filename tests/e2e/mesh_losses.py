@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.api_client import Api, Streamed, generation
 from tests.e2e.losses import Loss
@@ -49,10 +49,10 @@ class Scene:
 
     async def loading(self, number: int, loss: Loss) -> None:
         """Somewhere between the start of the worker's server and the first token."""
-        before = child_pid(await self.worker.status(), RPC_SERVER)
+        before = child_pid(await self.worker.status(), CHILD_NAME)
         os.kill(before, signal.SIGKILL)
         await self.worker.until(
-            lambda status: any(c.name == RPC_SERVER and c.pid not in (None, before) for c in status.children)
+            lambda status: any(c.name == CHILD_NAME and c.pid not in (None, before) for c in status.children)
         )
         await asyncio.sleep(STEP * (number % 30))
         await self._answers_again(await self.lose(), loss)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.admin.status import Status
 from meshd.bench.llama import arguments_of
-from meshd.build.interface import RPC_SERVER
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import spaces
 from tests.e2e.alone import alone
@@ -54,7 +54,7 @@ def test_one_worker_has_its_weights_and_the_text_is_that_of_one_machine(tmp_path
             log = (worker.spec.home / "logs" / "meshd.log").read_text()
             assert "weights_loaded" in log and f"bytes={WEIGHTS} " in log, "told while the model loads"
             assert await api.complete(PROMPT, TOKENS) == reference
-            pid = child_pid(await worker.status(), RPC_SERVER)
+            pid = child_pid(await worker.status(), CHILD_NAME)
             streamed, left = await hit_in_mid_answer(api, pid, signal.SIGKILL, within=AGAIN_SECONDS)
             assert "worker-0" in streamed.error
             assert not streamed.done
@@ -85,7 +85,7 @@ def test_two_workers_push_to_each_other(tmp_path: Path) -> None:
             assert crossed(await workers[0].status())["worker-1"] - before >= TOKENS * WIDTH
             to_first = crossed(await head.status())["worker-0"] - head_before["worker-0"]
             print(f"{to_first} bytes between head and worker-0 for {TOKENS} tokens")  # noqa: T201
-            os.kill(child_pid(await workers[1].status(), RPC_SERVER), signal.SIGKILL)
+            os.kill(child_pid(await workers[1].status(), CHILD_NAME), signal.SIGKILL)
             text, _ = await api_of(status).complete_through_503(PROMPT, TOKENS, seconds=AGAIN_SECONDS)
             assert text == reference
 
@@ -126,7 +126,7 @@ def test_what_was_sent_is_kept_for_the_load_after_a_loss(tmp_path: Path) -> None
             status = await fleet.ready(head)
             assert model_of(status).weights_network_bytes == WEIGHTS
             assert crossed(status)["worker-0"] > WEIGHTS
-            pid = child_pid(await worker.status(), RPC_SERVER)
+            pid = child_pid(await worker.status(), CHILD_NAME)
             api = api_of(status)
             streamed, left = await hit_in_mid_answer(api, pid, signal.SIGSTOP, within=AGAIN_SECONDS)
             assert "suspended" in streamed.error

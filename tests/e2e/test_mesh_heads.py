@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import model_ready
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.models import copy_to, header_of, own_cache, smollm2
@@ -51,7 +51,7 @@ def test_two_heads_share_a_worker_and_its_memory_comes_back(tmp_path: Path) -> N
             await two.stop()
             fleet.forget(two)
             now = await worker.until(lambda status: len(status.children) == 1)
-            await gone({pid for pid in servers if pid is not None} - {child_pid(now, RPC_SERVER)})
+            await gone({pid for pid in servers if pid is not None} - {child_pid(now, CHILD_NAME)})
             assert await api_of(first).complete(PROMPT, TOKENS) == reference
 
     play(check())

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Streamed
@@ -55,7 +55,7 @@ def test_one_of_two_workers_hangs_in_an_answer(tmp_path: Path, frozen: Frozen, w
             options = ("--min-workers", "2", "--tensor-split", "1,1", *SAME_THREADS)
             head = await fleet.head(smollm2(), *options, token=token)
             api = api_of(await fleet.ready(head))
-            server = child_pid(await hangs.status(), RPC_SERVER)
+            server = child_pid(await hangs.status(), CHILD_NAME)
 
             def on_piece(streamed: Streamed) -> None:
                 if streamed.pieces == 10:
@@ -91,11 +91,11 @@ def test_the_only_worker_hangs(tmp_path: Path, frozen: Frozen, state: str) -> No
             with noted("mesh", state, "hangs", told_within=FOUND_SECONDS) as loss:
                 if state == "load":
                     await worker.until(lambda status: bool(status.children))
-                    server = child_pid(await worker.status(), RPC_SERVER)
+                    server = child_pid(await worker.status(), CHILD_NAME)
                     await gone({server}, seconds=FOUND_SECONDS + 5.0)
                 else:
                     api = api_of(await fleet.ready(head))
-                    server = child_pid(await worker.status(), RPC_SERVER)
+                    server = child_pid(await worker.status(), CHILD_NAME)
                     frozen.stop()
                     streamed = await api.stream(LONG_PROMPT if state == "prompt" else PROMPT, TOKENS)
                     assert (streamed.text, streamed.done) == ("", False)
@@ -121,12 +121,12 @@ def test_a_step_that_takes_long_is_not_taken_for_that(tmp_path: Path, frozen: Fr
             worker = await fleet.worker("worker", *TWO_THREADS, model=smollm2(), cache=frozen.cache)
             head = await fleet.head(smollm2(), *SAME_THREADS, token=await worker.token())
             api = api_of(await fleet.ready(head))
-            server = child_pid(await worker.status(), RPC_SERVER)
+            server = child_pid(await worker.status(), CHILD_NAME)
             frozen.be_slow()
             began = time.monotonic()
             streamed = await api.stream(PROMPT, TOKENS)
             assert (streamed.text, streamed.error) == (reference, "")
             assert time.monotonic() - began > FOUND_SECONDS, "the step was not long at all"
-            assert child_pid(await worker.status(), RPC_SERVER) == server
+            assert child_pid(await worker.status(), CHILD_NAME) == server
 
     play(check())

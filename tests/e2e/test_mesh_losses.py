@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.build.interface import RPC_SERVER
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import generation
@@ -110,7 +110,7 @@ def test_a_daemon_killed_leaves_nothing_and_comes_back_without_a_token(tmp_path:
             assert await api_of(status).complete(PROMPT, 16) == alone_16
             for seen in (status, await worker.status()):
                 assert {seen.node.id, *(peer.id for peer in seen.peers)} == ids, "one row for each node"
-            one_lease(await worker.status(), RPC_SERVER)
+            one_lease(await worker.status(), CHILD_NAME)
 
     alone_16 = alone(smollm2(), 16)
     play(check(), seconds=600.0)

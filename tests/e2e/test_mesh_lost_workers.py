@@ -18,8 +18,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import spaces
 from tests.e2e.alone import alone
@@ -84,7 +84,7 @@ async def _with_a_process(
         within = again_within(began)
 
         async def lose() -> float:
-            await asyncio.to_thread(hit, child_pid(await worker.status(), RPC_SERVER))
+            await asyncio.to_thread(hit, child_pid(await worker.status(), CHILD_NAME))
             return time.monotonic()
 
         yield Scene(worker, head, api, texts, lose, goes_on=False, again_within=within + later)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
-from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e import spaces
 from tests.e2e.alone import alone
@@ -164,7 +164,7 @@ def test_a_workers_server_is_killed_or_stopped_in_mid_answer(
             within = again_within(began)
             for (victim, number), again in product(losses, range(TIMES)):
                 blamed = await _blamed(head, victim)
-                pid = child_pid(await workers[victim].status(), RPC_SERVER)
+                pid = child_pid(await workers[victim].status(), CHILD_NAME)
                 streamed, left = await hit_in_mid_answer(api, pid, number, within=within)
                 assert streamed.error and not streamed.done
                 text, took = await api.complete_through_503(PROMPT, 16, seconds=left)

@@ -5,8 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from meshd.build.interface import MESH_PROGRAM, RPC_SERVER
+from meshd.build.interface import MESH_PROGRAM
 from meshd.fleet.node import model_ready
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.alone import alone
 from tests.e2e.left_out import ready_without
@@ -68,7 +69,7 @@ def test_a_replaced_file_is_taken_for_the_next_lease(tmp_path: Path) -> None:
             first = model_of(await fleet.ready(head))
             assert first.weights_network_bytes > 0
             copy_to(smollm2(), tmp_path, "new.gguf").replace(copy)
-            pid = child_pid(await worker.status(), RPC_SERVER)
+            pid = child_pid(await worker.status(), CHILD_NAME)
             os.kill(pid, signal.SIGKILL)
             again = await head.until(
                 lambda s: model_ready(s) and s.model is not None and s.model.weights_network_bytes == 0

@@ -14,13 +14,13 @@ import pytest
 from meshd.admin.socket_path import find_socket
 from meshd.admin.status import Status
 from meshd.base.errors import Refused
-from meshd.build.interface import RPC_SERVER
 from meshd.fleet.node import LocalNode
 from meshd.identity.invite import encode_token, parse_token
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
 from meshd.identity.membership import Member
 from meshd.peer.interface import MetadataValue, Stream
+from meshd.role.worker.mesh_server import CHILD_NAME
 from meshd.wire.lease import LEASE_ID_BYTES, LEASE_SERVICE, RPC_SERVICE
 from meshd.wire.news import NEWS_SERVICE
 
@@ -324,7 +324,7 @@ def test_another_local_user_gets_no_word_at_any_port_or_socket(tmp_path: Path) -
             shown = await worker.status()
             assert head.pid is not None and worker.pid is not None
             ports = {int(place.rpartition(":")[2]) for place in (*status.node.listen, *shown.node.listen)}
-            heard = [_listening_ports(pid) for pid in (head.pid, worker.pid, child_pid(shown, RPC_SERVER))]
+            heard = [_listening_ports(pid) for pid in (head.pid, worker.pid, child_pid(shown, CHILD_NAME))]
             assert set().union(*heard) == {*ports, api_port}, "what is between them has no port"
             [tunnel] = status.tunnels
             assert tunnel.listen == "socketpair"
