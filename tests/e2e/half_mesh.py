@@ -4,6 +4,7 @@ Started as a program it is a `mesh-server` for meshd, with the descriptors of do
 `install`.
 """
 
+import json
 import os
 import socket
 import stat
@@ -19,6 +20,7 @@ from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.models import cache_folder
 
+STAMP = "stamp.json"
 NO_MEMORY = "no-memory"
 LACKS = "lacks"
 CRASHES = "crashes"
@@ -66,18 +68,23 @@ _CHANGES: dict[str, Callable[[int, bytes], bytes]] = {
 def install(folder: Path, program: str) -> Path:
     """A cache for one node, with the shared native builds, and this text of a program as its mesh-server."""
     shared = cache_folder() / "native"
-    build = folder_of_ours(cache_folder())
+    bin_dir = folder_of_ours(cache_folder())
+    build = bin_dir.parent
     mine = folder / "native"
-    (mine / build.name).mkdir(parents=True)
+    mine_bin = mine / build.name / bin_dir.name
+    mine_bin.mkdir(parents=True)
     for path in shared.iterdir():
         if path.name not in (build.name, "lock"):
             (mine / path.name).symlink_to(path)
-    for path in build.iterdir():
+    for path in bin_dir.iterdir():
         if path.name != MESH_PROGRAM:
-            (mine / build.name / path.name).symlink_to(path)
-    made = mine / build.name / MESH_PROGRAM
+            (mine_bin / path.name).symlink_to(path)
+    made = mine_bin / MESH_PROGRAM
     made.write_text(program)
     made.chmod(made.stat().st_mode | stat.S_IXUSR)
+    stamp = json.loads((build / STAMP).read_text())
+    stamp["binaries"][MESH_PROGRAM] = made.stat().st_size
+    (mine / build.name / STAMP).write_text(json.dumps(stamp))
     return folder
 
 
