@@ -72,10 +72,12 @@ soak: build ## the long runs: workers lost a thousand times, links cut for a tho
 		tests/e2e/test_mesh_kept.py
 	$(BIN)/python -m tests.sim.scale --members 10 50 200 1000
 
-fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for nodes and mesh-server
+fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for nodes, mesh-server and its firewall
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.hostile --messages 10000000 --jobs 2
 	$(BIN)/python -m tests.fuzz.native --frames 10000000
+	$(BIN)/python -m tests.fuzz --inputs 10000000 --target mesh-talk --target mesh-graph --target mesh-answers \
+		--target mesh-welcome --target mesh-view --target mesh-pushed
 
 nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/nat-grid.md (root, Linux)
 	@$(BIN)/python -m tests.netns.grid --write docs/nat-grid.md

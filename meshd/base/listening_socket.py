@@ -10,7 +10,6 @@ UNIX_BUFFER = 256 << 10
 # errno of a socket that could not be made or accepted: this process, or this machine, has no more of them
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 NO_ROOM_SECONDS = 1.0  # until a listener accepts again: something may have been closed
-_NAME_TRIES = 100
 
 
 class Sized(Protocol):

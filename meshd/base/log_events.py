@@ -92,10 +92,11 @@ EVENTS: Mapping[str, str] = {
     "model_file_changed_while_read": "a model file was replaced while it was hashed; it is read again",
     "model_file_gone": "a model file was removed; data that is still open stays in use",
     "model_file_replaced": "a path leads to another file, which this worker uses from now on",
-    "model_lost": "a worker or llama-server was lost; the model is reloaded",
+    "model_lost": "the model was lost with a worker or llama-server, or not loaded; it is tried again",
     "model_state": "waiting, loading, ready or failed, and why; for degraded see `link_lost`",
     "name_shared": "several nodes have the same name (`what` lists them), so verbs cannot use it",
     "nat_symmetric": "each server sees another public port of this node, so a reply code may not work",
+    "native_bin_lacks": "the folder of `--native-bin` lacks a program: meshd's own is used in its place",
     "neighbour": "a member appeared on the local network (mDNS), or disappeared",
     "network": "the kind of network this node is in, after a check that differed from the last one",
     "network_joined": "this node is announced by mDNS on a local network",
@@ -125,10 +126,6 @@ EVENTS: Mapping[str, str] = {
     "punch_failed": "a peer's attempt at TCP hole punching failed, and why",
     "push_broken": "a worker's connection to the next worker broke",
     "push_direct": "activations go straight from one worker to the next",
-    "push_failed": (
-        "this worker's rpc-server dropped a head because of a neighbour that ended, fell silent "
-        "or sent invalid data"
-    ),
     "push_no_way": "this worker cannot reach a neighbour, and why",
     "push_refused": "a member opened a stream to a lent rpc-server without being admitted by its head",
     "push_through_head": "activations from one worker to the next go through the head, and why",
@@ -181,7 +178,6 @@ EVENTS: Mapping[str, str] = {
     "upstream_broke": "llama-server broke the connection during an answer",
     "upstream_lost": "llama-server was lost during an answer",
     "weight_from_network": "a tensor comes over the network, and why",
-    "weight_missed": "this worker lacks a tensor that the head asked for",
     "weights_cache_not_written": "the cache of hashes cannot be written: the file is read again next time",
     "weights_cache_unusable": "the cache of hashes cannot be used: the file is read again next time",
     "weights_from_network": (

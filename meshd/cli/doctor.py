@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--json, and what replaces the configuration."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     add_config_file(parser)
-    add_keys(parser, ("native.protocol", "paths.native_bin"))
+    add_keys(parser, ("paths.native_bin",))
 
 
 def run(args: Arguments, out: Output) -> int:

@@ -66,9 +66,9 @@ def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
 
 def add_keys(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     """Options of these settings alone (`section.field`), for a verb that is no role."""
-    for key in KEYS:
-        if key.name in names:
-            _add(parser, key)
+    by_name = {key.name: key for key in KEYS}
+    for name in names:
+        _add(parser, by_name[name])
 
 
 def _add(group: argparse._ActionsContainer, key: Key) -> None:

@@ -113,6 +113,9 @@ class Daemon:
         native = find_native(paths, head=head)
         if paths.native_bin is None:
             return native
+        if native.mesh_server.parent != paths.native_bin.absolute() and not head:
+            what = f"no {native.mesh_server.name}; {native.mesh_server} is used"
+            LOG.warning("native_bin_lacks", path=str(paths.native_bin), what=what)
         return await check_native(native, pin=read_pin(), logs=paths.logs, head=head)
 
     async def _live(

@@ -12,7 +12,6 @@ from meshd.rpc.mesh_firewall import look_header, read_welcome
 Placed = Callable[[bytes, int, str], None]
 """Told of each weight that is asked for by content: hash, bytes, and why it is sent; empty: it is not."""
 MAX_WEIGHTS_ASKED = 16_384  # weights whose answers have not come; of more nothing is said
-_LOAD = wire.MESSAGES[wire.LOAD]
 
 
 class MeshHeadView:

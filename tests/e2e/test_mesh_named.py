@@ -61,9 +61,9 @@ def test_what_was_found_is_shown(tmp_path: Path) -> None:
     async def check() -> None:
         home = tmp_path / "home"
         shown = await cli(home, "doctor", *named)
-        assert f"warning  mesh protocol `{tmp_path}/bin/llama-server` is llama.cpp 0.5.0" in shown.stdout
+        assert f"warning  backend      `{tmp_path}/bin/llama-server` is llama.cpp 0.5.0" in shown.stdout
         shown = await cli(home, "doctor")
-        assert "ok       mesh protocol version" in shown.stdout
+        assert "ok       backend      version" in shown.stdout
         shown = await cli(home, "native", "info", MESHD_NATIVE_BIN=str(tmp_path / "bin"))
         assert f"binaries  {tmp_path}/bin\n" in shown.stdout
         assert "llama-server     llama-server\n" in shown.stdout

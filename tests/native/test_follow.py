@@ -104,4 +104,5 @@ def test_the_suite_takes_the_other_build(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_the_suite_has_the_tests_of_texts_losses_and_pushes() -> None:
     names = [path.name for path in FILES]
     assert {"test_mesh_server.py", "test_mesh_server_hung.py", "test_mesh_server_push.py"} <= {*names}
+    assert "test_mesh_server_hostile.py" in names
     assert "test_mesh_daemon.py" not in names

@@ -58,7 +58,7 @@ def logged() -> Mapping[str, Logged]:
                 found[event].levels |= levels
                 found[event].fields.update({word.arg or "**": None for word in call.keywords})
                 found[event].places.append(f"{source.path}:{call.lineno}")
-    return found
+    return dict(found)
 
 
 def calls(source: Source) -> Iterator[tuple[ast.Call, set[str]]]:

@@ -162,8 +162,6 @@ OF_NO_PEER = frozenset(
         ("meshd/link/relayed/relay_client.py", "relay_unreachable"),
         ("meshd/link/relayed/relay_client.py", "relay_connected"),
         ("meshd/link/relayed/relay_client.py", "relay_lost"),
-        # a tensor that the head of this lease asked for; the line before it names the head
-        ("meshd/role/worker/mesh_server.py", "weight_missed"),
     }
 )
 

@@ -150,7 +150,7 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_decisions_that_are_named_exist() -> None:
     numbers = {page.name[:4] for page in (ROOT / "docs/decisions").glob("0*.md")}
-    for path in [*(ROOT / "meshd").rglob("*.py"), *(ROOT / "native").rglob("*.patch"), *PAGES]:
+    for path in [*(ROOT / "meshd").rglob("*.py"), *(ROOT / "native" / "mesh").rglob("*.[ch]*"), *PAGES]:
         for number in re.findall(r"\b[Dd]ecisions?[ /](0\d{3})\b", path.read_text(encoding="utf-8")):
             assert number in numbers, f"decision {number} in {name(path)}"
 

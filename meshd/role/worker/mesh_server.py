@@ -34,7 +34,6 @@ from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import HEAD_ENDED, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
 
 PROGRESS_SECONDS = 2.0
-SHOWN_MISSES = 12  # by name in the log: a worker without a file misses all; the head's status names them
 # None of these comes from somebody else
 CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
@@ -87,7 +86,6 @@ class MeshServer:
         self._silence = ChildSilence()
         self._firewall: MeshFirewall | None = None  # while there is a connection
         self._loaded_bytes = 0
-        self._missed = 0
         self._why_failed = ""  # in its own words
         self._end: socket | None = None
         self._report = runtime.processes.make_report()
@@ -239,7 +237,3 @@ class MeshServer:
                     loaded(self._loaded_bytes)
                 case ["failed", *why]:
                     self._why_failed = " ".join(why)  # it ends, and says so before
-                case ["miss", reason, *name]:
-                    self._missed += 1
-                    if self._missed <= SHOWN_MISSES:
-                        LOG.warning("weight_missed", tensor=" ".join(name), why=reason)

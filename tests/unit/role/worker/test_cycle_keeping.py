@@ -10,7 +10,6 @@ import pytest
 from meshd.model.status import StoreStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import Stream
-from meshd.role.worker import mesh_server
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.mesh_keeping import Missed
 from meshd.wire.lease import Grant, Loaded, Lost, Reserve
@@ -172,37 +171,5 @@ def test_what_a_file_lacks_is_told(tmp_path: Path) -> None:
                 "`tiny.gguf` lacks 5.0 MB at the end and 2 of its shards: the missing part comes "
                 "over the network",
             )
-
-    run(main())
-
-
-class Log:
-    """In the place of a logger."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, object]] = []
-
-    def info(self, event: str, **fields: object) -> None:
-        self.lines.append((event, fields.get("bytes")))
-
-    def warning(self, event: str, **fields: object) -> None:
-        self.lines.append((event, fields.get("tensor")))
-
-
-def test_of_many_misses_only_the_first_are_in_the_log(
-    tmp_path: Path, store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = Log()
-    monkeypatch.setattr(mesh_server, "LOG", log)
-
-    async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            await it.call().lease()
-            shown = mesh_server.SHOWN_MISSES
-            for number in range(2 * shown):
-                it.bench.children[0].report(f"miss no-such-hash blk.{number}")
-            it.bench.children[0].report("loaded 1 100")
-            await it.until(lambda: bool(log.lines) and log.lines[-1] == ("weights_loaded", 100))
-            assert log.lines[:-1] == [("weight_missed", f"blk.{number}") for number in range(shown)]
 
     run(main())
