@@ -4,6 +4,7 @@ Our module and a llama-server must be of one release: ggml's interface is compil
 it tells them apart. What each of them can say, and what is made of it: docs/decisions/0039.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from meshd.wire.native import UNKNOWN
 
 LOG = log.get("daemon")
 MESH_BUILD = "remove it, or omit --native-bin; then run `meshd native build`"
+SAY_SECONDS = 60.0  # a GPU takes seconds for its first device
 _HOST = "host "  # a line of the module's report: the ggml of the program that loaded it
 _SAID = re.compile(r"version: (\S+) \((?:build \d+, commit )?(\S+)\)")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -135,16 +137,20 @@ async def _said(
 ) -> list[str]:
     """What it prints until it ends. Raises UserError if it cannot be started, or fails."""
     lines: list[str] = []
-    ended = await run_to_end(
-        ChildSpec(
-            name=f"{program.name} check",
-            argv=(str(program), *words),
-            log=logs / "native-check.log",
-            on_line=lines.append,
-            env=env or {},
-            hand_over=hand_over,
-        )
+    spec = ChildSpec(
+        name=f"{program.name} check",
+        argv=(str(program), *words),
+        log=logs / "native-check.log",
+        on_line=lines.append,
+        env=env or {},
+        hand_over=hand_over,
     )
+    try:
+        async with asyncio.timeout(SAY_SECONDS):
+            ended = await run_to_end(spec)
+    except TimeoutError:
+        what = f"`{program} {' '.join(words)}` did not end within {SAY_SECONDS:.0f} s: {_last(lines)}"
+        raise UserError(what, hint=MESH_BUILD) from None
     if ended.code != 0:
         end = f"exit code {ended.code}" if ended.signal is None else f"signal {ended.signal}"
         raise UserError(f"`{program} {' '.join(words)}` failed ({end}): {_last(lines)}", hint=MESH_BUILD)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.base.byte_format import in_memory
-from meshd.base.errors import LocalProtocolError
+from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
@@ -194,6 +194,11 @@ class _Planner:
             kept, key=lambda item: item[0] is not self._cpu
         )  # stable: the CPU's layers come first
         chosen = [device for device, _ in ordered]
+        if (number := sum(device is not self._cpu for device in chosen)) > MAX_SPLIT_DEVICES:
+            raise UserError(
+                f"`--tensor-split` gives layers to {number} devices, llama.cpp supports {MAX_SPLIT_DEVICES}",
+                hint="give some of them 0",
+            )
         left_out = [
             LeftOut(device, "it has no share in the tensor split")
             for device, count in zip(order, counts, strict=True)

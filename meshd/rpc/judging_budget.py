@@ -9,6 +9,7 @@ from meshd.rpc.mesh_protocol import GRAPH_TENSORS
 
 TENSORS_PER_SECOND = 100_000  # 0.3 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
 TENSORS_AT_ONCE = 4 * GRAPH_TENSORS
+ENTRY_TENSORS = 1.0  # one of LOAD: the firewall and the store look at it
 MESSAGE_TENSORS = 0.4  # a message takes as long as so much of a tensor, beside those that it has
 
 

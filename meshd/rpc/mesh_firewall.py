@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, refused
-from meshd.rpc.judging_budget import MESSAGE_TENSORS, JudgingBudget
+from meshd.rpc.judging_budget import ENTRY_TENSORS, MESSAGE_TENSORS, JudgingBudget
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.mesh_keeping import MeshKeeping
 
@@ -192,6 +192,7 @@ class MeshFirewall:
         assert self._offered is not None
         if size % wire.LOAD_ENTRY.size:
             raise refused("a part of an entry")
+        self._budget.spend(ENTRY_TENSORS * (size // wire.LOAD_ENTRY.size))
         for entry in range(at, at + size, wire.LOAD_ENTRY.size):
             buffer, kind, offset, count, _hash = wire.LOAD_ENTRY.unpack_from(data, entry)
             type_layout(kind, self._offered)

@@ -28,6 +28,7 @@ class MeshHeadView:
         self._budget = JudgingBudget()
         self._asked: dict[int, tuple[tuple[bytes, int], ...]] = {}  # by id of the LOAD: hashes and bytes
         self._asked_count = 0
+        self._welcomed = False
         self.neighbours: frozenset[int] = frozenset()
         """With which the worker has a connection, by their places in the head's list."""
 
@@ -67,6 +68,9 @@ class MeshHeadView:
         if message.number in (wire.WELCOME, wire.LOADED):
             body = at + wire.HEADER.size
             if message.number == wire.WELCOME:
+                if self._welcomed:
+                    raise refused("a second WELCOME")
+                self._welcomed = True
                 self.neighbours = read_welcome(data, body, size).neighbours
             else:
                 self._loaded(bytes(data[body : body + size]), identity)

@@ -65,13 +65,14 @@ class MeshKeeping:
 
     def asked(self, identity: int, entries: memoryview) -> None:
         """A LOAD. Its types are known to the worker."""
-        coming = tuple(
+        count = len(entries) // wire.LOAD_ENTRY.size
+        if self._held + len(self._wanted) + count > MAX_WANTED:
+            return
+        self._held += count
+        self._asked[identity] = tuple(
             _Coming(Missed(digest, _KINDS[kind], size), buffer, offset)
             for buffer, kind, offset, size, digest in wire.LOAD_ENTRY.iter_unpack(entries)
         )
-        if self._held + len(self._wanted) + len(coming) <= MAX_WANTED:
-            self._asked[identity] = coming
-            self._held += len(coming)
 
     def answered(self, identity: int, results: bytes) -> None:
         """LOADED, with a result for each."""

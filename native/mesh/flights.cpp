@@ -61,11 +61,15 @@ void flights::behind(uint32_t device, uint64_t id, std::function<void()> action)
         ggml_backend_synchronize(one.backend);
         return action();
     }
-    flight next = { device, id, nullptr, std::move(one.kept), std::move(action) };
+    flight next = { device, id, nullptr, std::move(one.kept), one.kept_bytes, std::move(action) };
     one.kept.clear();
     one.kept_bytes = 0;
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return flying.size() < MOST; });
+    changed.wait(lock, [&] {
+        const bool has_room = kept_bytes == 0 || kept_bytes + next.kept_bytes <= QUEUE_BYTES;
+        return flying.size() < MOST && has_room;
+    });
+    kept_bytes += next.kept_bytes;
     if (one.spare.empty()) {
         one.spare.emplace_back(ggml_backend_event_new(ggml_backend_get_device(one.backend)));
     }
@@ -135,6 +139,11 @@ void flights::run() {
 
 void flights::land(flight & one) {
     one.kept.clear();
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        kept_bytes -= one.kept_bytes;
+        changed.notify_all();
+    }
     try {
         one.action();
         return;

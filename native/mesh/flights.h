@@ -29,7 +29,7 @@ public:
     // Whether it works by itself
     bool leaves(uint32_t device) const { return lanes[device].leaves; }
 
-    // Bytes that the device reads until it has done all that it has been given
+    // Bytes that the device reads until it has done all that it has been given. Waits while it has too many of them
     void keep(uint32_t device, uint64_t id, blob bytes);
 
     // Does it when the device has done all that it has been given: now, where that is so. `id` of the request
@@ -57,6 +57,7 @@ private:
         uint64_t id;
         ggml_backend_event_ptr event;
         std::vector<blob> kept;
+        size_t kept_bytes;
         std::function<void()> action;
     };
     void run();
@@ -68,6 +69,7 @@ private:
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<flight> flying;
+    size_t kept_bytes = 0; // by all that fly, at most QUEUE_BYTES
     bool landing = false;
     bool ended = false;
     std::exception_ptr failed;

@@ -81,7 +81,7 @@ void large_pages::forget(const void * data, size_t size) {
     added.erase(std::remove_if(added.begin(), added.end(), is_inside), added.end());
     std::unique_lock<std::mutex> lock(mutex);
     left.erase(std::remove_if(left.begin(), left.end(), is_inside), left.end());
-    changed.wait(lock, [this] { return !at_work; });
+    changed.wait(lock, [&] { return at_work < from || at_work - from >= size; });
 }
 
 void large_pages::work(size_t page) {
@@ -101,11 +101,11 @@ void large_pages::work(size_t page) {
             continue;
         }
         one.from = at + page;
-        at_work = true;
+        at_work = at;
         lock.unlock();
         const bool can = collapse(at, page);
         lock.lock();
-        at_work = false;
+        at_work = 0;
         changed.notify_all();
         if (!can) {
             left.clear(); // else none was free, and the next may be

@@ -41,7 +41,7 @@ private:
     std::mutex mutex; // of what follows
     std::condition_variable changed;
     std::vector<range> left;
-    bool at_work = false; // on a page, with the mutex open
+    uintptr_t at_work = 0; // on this page, with the mutex open; 0: on none
     bool ended = false;
     std::thread thread;
 };

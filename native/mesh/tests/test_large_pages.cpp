@@ -94,3 +94,22 @@ TEST(memory_is_freed_while_it_is_laid_together) {
     memory.allocate(3); // and as it ends
     memory.held.computed();
 }
+
+TEST(memory_is_freed_at_once_beside_what_is_laid_together) {
+    static constexpr uint64_t LARGE = 1ull << 30; // takes seconds
+    if (!asks()) {
+        return;
+    }
+    const ggml_backend_ptr backend{ ggml_backend_cpu_init() };
+    const std::vector<lent_device> devices = { { backend.get(), 2 * LARGE } };
+    buffers held(devices);
+    CHECK(held.allocate(1, 0, LARGE) && held.allocate(2, 0, SIZE));
+    uint8_t * large = held.find(1, 0, LARGE).data;
+    std::memset(large, 1, LARGE);
+    held.computed();
+    while (in_large_pages(large) == 0) { // it has begun
+        std::this_thread::yield();
+    }
+    held.free(2);
+    CHECK(in_large_pages(large) < LARGE / 2);
+}

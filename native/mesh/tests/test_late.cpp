@@ -1,7 +1,9 @@
 // A device that works by itself, as a GPU does: what it is given at once, and what is known before it has done it.
+#include "flights.h"
 #include "hand.h"
 #include "late_device.h"
 
+#include <atomic>
 #include <future>
 
 using namespace mesh;
@@ -77,6 +79,29 @@ TEST(a_device_is_given_what_comes_next_before_it_has_done_what_was_before) {
     }
     one.head.worker.shut();
     CHECK(one.head.server.end() == "");
+}
+
+TEST(what_a_device_still_reads_is_bounded_in_bytes) {
+    static constexpr size_t PIECE = 4 << 20;
+    static constexpr int PIECES = 3 * QUEUE_BYTES / PIECE;
+    late_device & device = *new late_device();
+    const ggml_backend_ptr backend(device.open());
+    const std::vector<lent_device> devices = { { backend.get(), 1 << 30 } };
+    progress doing;
+    flights flying(devices, doing, [] {});
+    device.hold();
+    std::atomic<size_t> kept{ 0 };
+    auto giving = std::async(std::launch::async, [&] {
+        for (int i = 0; i < PIECES; i++) {
+            flying.keep(0, 1, blob(PIECE));
+            kept += PIECE;
+        }
+    });
+    CHECK(giving.wait_for(std::chrono::milliseconds(200)) == std::future_status::timeout);
+    CHECK(kept <= QUEUE_BYTES + QUEUE_BYTES / 4);
+    device.release();
+    giving.get();
+    flying.wait();
 }
 
 TEST(a_device_that_does_not_do_what_it_was_given_is_told_and_given_up) {

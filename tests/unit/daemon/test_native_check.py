@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
+from meshd.daemon import native_check
 from meshd.daemon.native_check import LlamaVersion, check_native, parse_version
 from meshd.role.interface import NativeBuild
 
@@ -99,4 +100,13 @@ def test_a_program_that_fails(tmp_path: Path, program: str) -> None:
     native = named_programs(tmp_path, version=says())
     (tmp_path / program).write_text("#!/bin/sh\necho no such library\nexit 3\n")
     with pytest.raises(UserError, match=r"failed \(exit code 3\): no such library"):
+        _check(native, tmp_path)
+
+
+@pytest.mark.parametrize("program", ["mesh-server", "llama-server"])
+def test_a_program_that_does_not_end(tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_check, "SAY_SECONDS", 0.5)
+    native = named_programs(tmp_path, version=says())
+    (tmp_path / program).write_text("#!/bin/sh\necho the driver is asked\nexec sleep 1000\n")
+    with pytest.raises(UserError, match=r"did not end within 0 s: the driver is asked"):
         _check(native, tmp_path)

@@ -311,6 +311,13 @@ def test_bad_tensor_splits_are_refused(shares: tuple[float, ...], message: str) 
         plan_split(split_model(), [cpu("a"), cpu("b"), HEAD], _split(*shares))
 
 
+def test_a_tensor_split_over_too_many_devices_is_refused() -> None:
+    devices = [cpu(f"w{number}") for number in range(16)]
+    with pytest.raises(UserError, match="gives layers to 16 devices"):
+        plan_split(split_model(), [*devices, HEAD], _split(*[1.0] * 16))
+    plan_split(split_model(), [*devices, HEAD], _split(*[1.0] * 15, 0.0))
+
+
 def test_a_tensor_split_that_does_not_fit_is_refused() -> None:
     with pytest.raises(NotEnoughMemory):
         plan_split(split_model(), [cpu("a", 0.15), HEAD], _split(29, 1))

@@ -79,3 +79,15 @@ def test_a_worker_that_says_how_far_it_is_all_the_time_has_a_share() -> None:
 def test_a_neighbour_that_pushes_nothing_all_the_time_has_a_share() -> None:
     it = MeshPushFilter()
     flood(it.pause, it.from_peer, talk.pushed(0))
+
+
+def test_entries_of_loads_count_as_well() -> None:
+    it = MeshTalk()
+    assert it.firewall.pause(50.0) == 0
+    entries = talk.load(*[talk.load_entry()] * wire.LOAD_ENTRIES)
+    asked = 0
+    while not it.firewall.pause(50.0):
+        assert asked <= TENSORS_AT_ONCE
+        it.firewall.from_peer(entries)
+        it.firewall.to_peer(talk.message(wire.LOADED, rest=bytes(wire.LOAD_ENTRIES), identity=4))
+        asked += wire.LOAD_ENTRIES

@@ -77,6 +77,13 @@ def test_what_no_worker_may_say_ends_it(heard: bytes) -> None:
             it.view.from_peer(heard)
 
 
+def test_a_second_greeting_ends_it() -> None:
+    it = View()
+    it.view.from_peer(talk.welcome())
+    with pytest.raises(RemoteProtocolError, match="a second WELCOME"):
+        it.view.from_peer(talk.welcome())
+
+
 def test_a_part_of_an_entry_ends_it() -> None:
     with pytest.raises(RemoteProtocolError, match="part of an entry"):
         View().view.to_peer(talk.load(talk.load_entry()[:-1]))
