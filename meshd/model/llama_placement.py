@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
-from meshd.base.errors import LocalProtocolError
+from meshd.base.errors import LocalProtocolError, UserError
 from meshd.model.split_values import Device, Plan
 
 ON_CPU = -1
@@ -54,6 +54,15 @@ def check_placed(plan: Plan) -> None:
     expected.append(len(plan.devices) - 1 if plan.devices else ON_CPU)
     if list(placed) != expected:
         raise LocalProtocolError(f"planned {expected}, llama.cpp would place {placed}")
+
+
+def check_split(devices: int) -> None:
+    """Of a split by hand. Raises UserError."""
+    if devices > MAX_SPLIT_DEVICES:
+        raise UserError(
+            f"`--tensor-split` gives layers to {devices} devices, llama.cpp supports {MAX_SPLIT_DEVICES}",
+            hint="give some of them 0",
+        )
 
 
 def one_to_spare(devices: Sequence[Device]) -> Device:

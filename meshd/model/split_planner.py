@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.base.byte_format import in_memory
-from meshd.base.errors import LocalProtocolError, UserError
+from meshd.base.errors import LocalProtocolError
 from meshd.model.cache import CELL_PADDING
 from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
-from meshd.model.llama_placement import MAX_SPLIT_DEVICES, check_placed, one_to_spare
+from meshd.model.llama_placement import MAX_SPLIT_DEVICES, check_placed, check_split, one_to_spare
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
 from meshd.model.partition import partition
 from meshd.model.split_values import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
@@ -190,15 +190,10 @@ class _Planner:
         own = (self._gpus or [self._cpu]) if self._options.head_layers else []
         order, counts = user_counts(self._options.tensor_split, self._workers, own, layers=self._model.count)
         kept = [(device, count) for device, count in zip(order, counts, strict=True) if count]
-        ordered = sorted(
-            kept, key=lambda item: item[0] is not self._cpu
-        )  # stable: the CPU's layers come first
+        # stable: the CPU's layers come first
+        ordered = sorted(kept, key=lambda item: item[0] is not self._cpu)
         chosen = [device for device, _ in ordered]
-        if (number := sum(device is not self._cpu for device in chosen)) > MAX_SPLIT_DEVICES:
-            raise UserError(
-                f"`--tensor-split` gives layers to {number} devices, llama.cpp supports {MAX_SPLIT_DEVICES}",
-                hint="give some of them 0",
-            )
+        check_split(sum(device is not self._cpu for device in chosen))
         left_out = [
             LeftOut(device, "it has no share in the tensor split")
             for device, count in zip(order, counts, strict=True)

@@ -1,7 +1,9 @@
 #include "large_pages.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <ctime>
 #include <fstream>
 #include <string>
 #include <system_error>
@@ -38,6 +40,18 @@ static bool collapse(uintptr_t at, size_t page) {
     (void) page;
     return false;
 #endif
+}
+
+static std::atomic<int64_t> spent{ 0 }; // nanoseconds
+
+double large_page_seconds() {
+    return static_cast<double>(spent) * 1e-9;
+}
+
+static int64_t thread_nanoseconds() {
+    timespec used = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return used.tv_sec * 1000000000ll + used.tv_nsec;
 }
 
 large_pages::~large_pages() {
@@ -103,7 +117,9 @@ void large_pages::work(size_t page) {
         one.from = at + page;
         at_work = at;
         lock.unlock();
+        const int64_t before = thread_nanoseconds();
         const bool can = collapse(at, page);
+        spent += thread_nanoseconds() - before;
         lock.lock();
         at_work = 0;
         changed.notify_all();

@@ -13,6 +13,9 @@
 
 namespace mesh {
 
+// Processor time of this process that went into large pages: nothing that was asked for has moved on by it
+double large_page_seconds();
+
 class large_pages {
 public:
     large_pages() = default;

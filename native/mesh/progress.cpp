@@ -1,5 +1,7 @@
 #include "progress.h"
 
+#include "large_pages.h"
+
 #include <algorithm>
 #include <ctime>
 
@@ -11,7 +13,7 @@ static constexpr double WORK_SECONDS = 0.1;
 static double cpu_seconds() {
     timespec used = {};
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-    return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
+    return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9 - large_page_seconds();
 }
 
 bool progress_watch::moved(uint64_t received) {

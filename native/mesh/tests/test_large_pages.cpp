@@ -1,6 +1,8 @@
 // Buffers of a CPU lie in large pages soon after something was computed, with what was in them.
 #include "buffers.h"
 #include "check.h"
+#include "large_pages.h"
+#include "progress.h"
 
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -11,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 
 using namespace mesh;
 
@@ -112,4 +115,28 @@ TEST(memory_is_freed_at_once_beside_what_is_laid_together) {
     }
     held.free(2);
     CHECK(in_large_pages(large) < LARGE / 2);
+}
+
+TEST(laying_memory_together_is_no_sign_of_life) {
+    static constexpr uint64_t LARGE = 256 << 20; // takes more than the least that counts as work
+    if (!asks()) {
+        return;
+    }
+    const ggml_backend_ptr backend{ ggml_backend_cpu_init() };
+    const std::vector<lent_device> devices = { { backend.get(), 2 * LARGE } };
+    buffers held(devices);
+    CHECK(held.allocate(1, 0, LARGE));
+    uint8_t * data = held.find(1, 0, LARGE).data;
+    std::memset(data, 1, LARGE);
+    progress doing;
+    doing.request = 7;
+    progress_watch watch(doing, true);
+    watch.tick(0);
+    const double before = large_page_seconds();
+    held.computed();
+    while (in_large_pages(data) < LARGE - (4 << 20)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    CHECK(large_page_seconds() - before > 0);
+    CHECK(watch.tick(0).seconds == 1);
 }
