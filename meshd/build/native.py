@@ -106,19 +106,11 @@ async def build_programs(
                 if missing:
                     need_compiler()
                     need_tools()
-                    tree = await filled_tree(cache, backend, source=source, progress=progress)
+                    tree = builds.tree_of(cache, backend)
+                    await fill(tree, pin, cache, source, progress)
                     await _compile(tree, pin, backend, missing, progress)
                     await asyncio.to_thread(_store, cache, pin, backend, tree, missing, set(ours))
     return folder_of_ours(cache, backend)
-
-
-async def filled_tree(
-    cache: Path, backend: str = "cpu", *, source: Path | None = None, progress: ProgressCallback
-) -> Tree:
-    """Upstream at the pin, as it is. The caller holds the lock of the native builds."""
-    tree = builds.tree_of(cache, backend)
-    await fill(tree, read_pin(), cache, source, progress)
-    return tree
 
 
 async def fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress: ProgressCallback) -> None:

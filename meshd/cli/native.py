@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.build.interface import BACKENDS, MESH_PROGRAM
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
 from meshd.config import Paths
@@ -15,7 +16,7 @@ from meshd.config import Paths
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
     from meshd.build.interface import BuildProgress, NativeInfo
 
-_BACKENDS = ("auto", "cpu", "metal", "cuda", "vulkan", "hip")
+_BACKENDS = ("auto", *BACKENDS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,8 +98,6 @@ def to_json(info: "NativeInfo") -> Json:
 
 def _binaries(info: "NativeInfo") -> list[tuple[str, Path]]:
     """In order of their names: `rpc-server` is what a worker runs, whatever it is called."""
-    from meshd.build.interface import MESH_PROGRAM
-
     binaries = dict(info.binaries)
     if MESH_PROGRAM in binaries:
         binaries["rpc-server"] = binaries[MESH_PROGRAM]

@@ -6,7 +6,6 @@ command (1 byte), size (8), body; an answer: size (8), body; answers come in the
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.rpc.probe import RPC_ANSWER, RPC_REQUEST
@@ -48,15 +47,8 @@ class RpcCounts:
 class RpcListener:
     """One connection. Tell it all bytes of both directions in the order in which they pass."""
 
-    def __init__(
-        self,
-        counts: RpcCounts,
-        *,
-        on_request: Callable[[int, int], None] = lambda command, size: None,
-    ) -> None:
-        """`on_request` gets each request's command, and its bytes with their header, once that has passed."""
+    def __init__(self, counts: RpcCounts) -> None:
         self._counts = counts
-        self._on_request = on_request
         self._left = 0  # bytes of this request that are still to come
         self._kind = "control"
         self._header = bytearray()
@@ -102,7 +94,6 @@ class RpcListener:
         self._kind = _kind_of(command, header)
         self._counts.requests += 1
         self._add(self._kind, len(header))
-        self._on_request(command, RPC_REQUEST.size + size)
         if command not in NO_ANSWER:
             self._answers.append("tensors" if command == GET_TENSOR else "control")
         return command in _COMPUTE

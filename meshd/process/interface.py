@@ -50,8 +50,8 @@ class ChildSpec:
 
     `pass_fds` are inherited with their numbers kept and stay the caller's; so are `hand_over`, but those
     belong to the child's owner from now on and are closed here when the child has them or could not start.
-    `on_line` gets each line of output (cut, without control characters, `redact` replaced); it must be
-    quick and must not raise.
+    `on_line` gets each line of output (cut, without control characters); it must be quick and must not
+    raise.
     """
 
     name: str
@@ -66,7 +66,6 @@ class ChildSpec:
     hand_over: tuple[int, ...] = ()
     cwd: Path | None = None
     on_line: Callable[[str], None] | None = None
-    redact: tuple[str, ...] = ()  # secrets that never reach log, tail or on_line
     log_filter: Callable[[str], str] | None = (
         None  # a line as log and tail get it, where only on_line may have all
     )

@@ -35,10 +35,7 @@ logger = log.get("process")
 class LineCutter:
     """Bytes to lines. Keeps at most LINE_BYTES of one line; the rest of it is dropped and said so."""
 
-    def __init__(self, redact: tuple[str, ...] = ()) -> None:
-        self._secrets = tuple(sorted((s for s in redact if s), key=len, reverse=True))
-        self._longest = max((len(s.encode()) for s in self._secrets), default=0)
-        self._room = LINE_BYTES + self._longest
+    def __init__(self) -> None:
         self._partial = bytearray()
         self._dropped = 0
 
@@ -58,18 +55,11 @@ class LineCutter:
         self._dropped = 0
 
     def _take(self, part: bytes) -> None:
-        free = self._room - len(self._partial)
+        free = LINE_BYTES - len(self._partial)
         self._partial += part[:free]
         self._dropped += max(0, len(part) - free)
 
     def _clean(self, raw: bytes, dropped: int) -> str:
-        for secret in self._secrets:
-            raw = raw.replace(secret.encode(), b"[redacted]")
-        if dropped:
-            # the first part of a secret that lies across the cut is not recognised: cut before it
-            kept = min(LINE_BYTES, max(0, len(raw) - self._longest))
-            dropped += len(raw) - kept
-            raw = raw[:kept]
         text = _CONTROLS.sub("", _ESCAPES.sub("", raw.decode("utf-8", errors="replace")))
         return f"{text} [{dropped} bytes more]" if dropped else text
 
@@ -99,13 +89,12 @@ class ChildOutput:
         path: Path,
         *,
         limit: int,
-        redact: tuple[str, ...] = (),
         on_line: Callable[[str], None] | None = None,
         log_filter: Callable[[str], str] | None = None,
     ) -> None:
         """Raises UserError when the log cannot be written. `limit` in bytes, see RotatedFile."""
         self._loop = asyncio.get_running_loop()
-        self._cutter = LineCutter(redact)
+        self._cutter = LineCutter()
         self._budget = WriteBudget(self._loop.time())
         self._left_out = 0
         self._on_line = on_line

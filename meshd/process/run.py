@@ -37,7 +37,6 @@ class Run:
             self._output = ChildOutput(
                 spec.log,
                 limit=spec.log_bytes,
-                redact=spec.redact,
                 on_line=spec.on_line,
                 log_filter=spec.log_filter,
             )

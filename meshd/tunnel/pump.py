@@ -5,7 +5,7 @@ back to the peer, and what the peer has no credit for is not read from the local
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
@@ -34,26 +34,15 @@ async def pump(
     on_broken: Callable[[MeshdError], None] = lambda _error: None,
     passage: Passage | None = None,
 ) -> None:
-    """Copy both ways until both have ended, or one has broken: then both are reset."""
+    """Copy both ways until both have ended. When one breaks, or this is cancelled, both are reset."""
     nobody = Unwatched()
     copy = _Copy(local, stream, counter, inspector or nobody, flow or nobody, passage or nobody)
     local.divert(copy.out)
     stream.divert(copy.inward)
-    await _run_both(local, stream, copy.keep_sending(), copy.keep_receiving(), on_broken)
-
-
-async def _run_both(
-    local: LocalSocket,
-    stream: Stream,
-    sending: Coroutine[object, object, None],
-    receiving: Coroutine[object, object, None],
-    on_broken: Callable[[MeshdError], None],
-) -> None:
-    """Run both directions of a tunnel; when one breaks, or this is cancelled, both ends are reset."""
     try:
         async with Owner() as owner:
-            owner.start(sending, name="pump out")
-            owner.start(receiving, name="pump in")
+            owner.start(copy.keep_sending(), name="pump out")
+            owner.start(copy.keep_receiving(), name="pump in")
     except ExceptionGroup as group:
         error = first_error(group)
         if not isinstance(error, Broken | Refused | RemoteProtocolError):

@@ -34,14 +34,18 @@ def found_build() -> MeshBuild:
 
 
 @contextmanager
-def refusing_head(
-    folder: Path, *, devices: Sequence[int] | None = None, activations: str = ""
+def unready_head(
+    folder: Path,
+    pair: CountedPair,
+    *,
+    weights: Sequence[Path] = (),
+    devices: Sequence[int] | None = None,
+    activations: str = "",
 ) -> Iterator[MeshHead]:
-    """A head of one worker, which will not get ready."""
-    pair = CountedPair()
+    """A head of one worker, which may never be ready. `weights`: files of the worker."""
     with (
         closing(pair),
-        MeshServer(found_build(), folder, pair),
+        MeshServer(found_build(), folder, pair, weights=weights),
         MeshHead(
             found_build(),
             folder,

@@ -24,7 +24,8 @@ from typing import IO
 from meshd.build import cache as builds
 from meshd.build.compile import compile_tree
 from meshd.build.interface import LLAMA_SERVER, MESH_PROGRAM, BuildProgress
-from meshd.build.native import filled_tree
+from meshd.build.native import fill
+from meshd.build.pin import read_pin
 from meshd.process.group import environment
 
 from tests.e2e.models import cache_folder, native, smollm2
@@ -85,7 +86,8 @@ def build() -> Path:
 async def _build() -> Path:
     cache = cache_folder()
     async with builds.locked(cache / "native" / "lock", _silent):
-        tree = await filled_tree(cache, progress=_silent)
+        tree = builds.tree_of(cache)
+        await fill(tree, read_pin(), cache, None, _silent)
         await compile_tree(tree, backend="cpu", targets=[TARGET], progress=_silent)
         return tree.build / "bin" / TARGET
 

@@ -10,7 +10,7 @@ import pytest
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.mesh_rig import CountedPair, Mesh, MeshServer
-from tests.e2e.mesh_server_scene import LONG, LOST, MARKS, found_build, refusing_head
+from tests.e2e.mesh_server_scene import LONG, LOST, MARKS, found_build, unready_head
 from tests.e2e.models import smollm2, stock_text
 from tests.e2e.random_models import MODELS, random_model
 from tests.native.build import MeshBuild
@@ -85,7 +85,7 @@ def test_a_worker_without_memory_fails_the_load(build: MeshBuild, tmp_path: Path
 
 
 def test_a_worker_with_another_number_of_devices_is_not_used(tmp_path: Path) -> None:
-    with refusing_head(tmp_path, devices=[2]) as head:
+    with unready_head(tmp_path, CountedPair(), devices=[2]) as head:
         assert head.wait_end() == 1
         assert "lost MESH0: its WELCOME is wrong: it has 1 devices, not 2" in head.output
 

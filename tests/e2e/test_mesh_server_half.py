@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from meshd.rpc import mesh_protocol as wire
 
-from tests.e2e.mesh_rig import Mesh
-from tests.e2e.mesh_server_scene import LONG, MARKS, found_build, refusing_head
+from tests.e2e.mesh_rig import CountedPair, Mesh
+from tests.e2e.mesh_server_scene import LONG, MARKS, found_build, unready_head
 from tests.e2e.models import smollm2, stock_text
 from tests.e2e.native_rig import Head
 from tests.e2e.random_models import MODELS, random_model
@@ -107,6 +107,6 @@ def test_every_kind_of_model_answers_the_same_each_time(build: MeshBuild, name: 
 
 @pytest.mark.parametrize("value", ["f8", "F16"])
 def test_another_word_than_f32_or_f16_stops_the_start(value: str, tmp_path: Path) -> None:
-    with refusing_head(tmp_path, activations=value) as head:
+    with unready_head(tmp_path, CountedPair(), activations=value) as head:
         assert head.wait_end() != 0
         assert f"GGML_MESH_ACTIVATIONS is `{value}`, neither f32 nor f16" in head.output

@@ -7,15 +7,13 @@ import http.client
 import itertools
 import random
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
-from meshd.build.interface import LLAMA_SERVER
 from meshd.rpc import mesh_protocol as wire
 
-from tests.e2e.mesh_rig import CountedPair, MeshHead, MeshServer
-from tests.e2e.mesh_server_scene import LOST, MARKS, found_build
-from tests.e2e.models import smollm2, stock
+from tests.e2e.mesh_rig import CountedPair
+from tests.e2e.mesh_server_scene import LOST, MARKS, unready_head
+from tests.e2e.models import smollm2
 from tests.hostile.draw import drawn_seed
 from tests.soak import counts
 
@@ -80,19 +78,7 @@ def test_wrong_answers_end_no_llama_server_by_a_signal(tmp_path: Path) -> None:
     for number, name, seed in [*ALWAYS, *((number, name, rng.randrange(1 << 30)) for number, name in drawn)]:
         print(f"answer {number}, {name}, seed {seed}")  # noqa: T201
         liar = Liar(number, DAMAGES[name], seed)
-        pair = CountedPair(change=liar.change)
-        with (
-            closing(pair),
-            MeshServer(found_build(), tmp_path, pair, weights=[smollm2()]),
-            MeshHead(
-                found_build(),
-                tmp_path,
-                smollm2(),
-                [pair],
-                binary=stock().binaries[LLAMA_SERVER],
-                ready=False,
-            ) as head,
-        ):
+        with unready_head(tmp_path, CountedPair(change=liar.change), weights=[smollm2()]) as head:
             code = head.wait_ready_or_end()
             if code is None:
                 try:

@@ -16,6 +16,7 @@ from meshd.build import cache as builds
 from meshd.build import native
 from meshd.build.interface import BuildProgress
 from meshd.build.machine import cpu_kind, find_tool
+from meshd.build.pin import read_pin
 from meshd.build.renew import renew
 from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
@@ -33,7 +34,8 @@ def _silent(progress: BuildProgress) -> None:
 async def _build(cache: Path) -> Path:
     """The fuzzer's binary, with upstream's tree as it is, which nobody may change meanwhile."""
     async with builds.locked(cache / "native" / "lock", _silent):
-        tree = await native.filled_tree(cache, progress=_silent)
+        tree = builds.tree_of(cache)
+        await native.fill(tree, read_pin(), cache, None, _silent)
         return await _compile(cache / "native" / f"fuzz-mesh-cpu-{cpu_kind()}", tree)
 
 

@@ -74,8 +74,6 @@ class LeaseClient:
         self._shown_progress = PROGRESS_SHOWN.bucket(asyncio.get_running_loop().time())
         self.tunnel: Tunnel | None = None
         self.unreached: dict[int, str] = {}  # neighbours that it cannot reach, and why
-        self._lease_id = b""
-        self._compressed = 0
         self._introduced: set[int] = set()
         self.mesh_end = mesh_end
         self.lent: tuple[int, ...] = ()  # bytes of each device of which a part is reserved
@@ -108,28 +106,27 @@ class LeaseClient:
         self.place = place
         self.lent = tuple(count for count in bytes_per_device if count)
         await self._messages.send(Reserve(bytes_per_device).encode())
-        self._open_tunnel(self.offer.lease_id, self.offer.compressed)
+        self._open_tunnel(self.offer)
 
     async def until_granted(self) -> None:
         """The mesh-server is there. Raises Refused, Broken."""
         answer = await self._answer(GRANT_SECONDS)
         if not isinstance(answer, Grant):
             raise RemoteProtocolError("lease: expected `grant`", code="lease")
-        if answer.lease_id != self._lease_id:
+        if self.offer is None or answer.lease_id != self.offer.lease_id:
             raise RemoteProtocolError("lease: the grant differs from the offer", code="lease")
 
-    def _open_tunnel(self, lease_id: bytes, compressed: int) -> None:
-        self._lease_id, self._compressed = lease_id, compressed
+    def _open_tunnel(self, offer: WorkerOffer) -> None:
         self.tunnel = self._tunnels.open(
             TunnelRequest(
                 peer=self.peer,
                 service=RPC_SERVICE,
-                metadata={"lease": lease_id},
+                metadata={"lease": offer.lease_id},
                 end=self.mesh_end.open(str(self.place)),
                 endpoint=str(self.place),
                 inspector=self.mesh_end.view,
                 on_broken=self._tunnel_broken,
-                compressed=compressed,
+                compressed=offer.compressed,
             )
         )
 
@@ -159,11 +156,12 @@ class LeaseClient:
 
         What goes between the two is ours as well: compressed as we want it, if all three take it.
         """
+        assert other.offer is not None
         self._introduced.add(number)
-        compressed = other._compressed if self._tunnels.compressed else 0
-        await self._tell(
-            Neighbour(number, other.peer.raw, other._lease_id, compressed, self._tunnels.always_compressed)
-        )
+        lease_id = other.offer.lease_id
+        compressed = other.offer.compressed if self._tunnels.compressed else 0
+        always = self._tunnels.always_compressed
+        await self._tell(Neighbour(number, other.peer.raw, lease_id, compressed, always))
 
     async def _tell(self, message: LeaseMessage) -> None:
         """A lease that is lost meanwhile is `until_lost`'s matter."""

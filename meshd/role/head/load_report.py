@@ -4,13 +4,9 @@ from dataclasses import dataclass, field
 
 from meshd.base.byte_format import in_memory
 from meshd.model.status import NetworkTensor, WorkerWeights
+from meshd.role.native.report_line import count_of
 
 MAX_KEPT = 4096  # tensors from the network that are kept by name; the bytes of all are counted
-
-
-def count_of(text: str) -> int | None:
-    """Bytes as a child reports them; None for what is no such number (`isdigit` alone takes `²`)."""
-    return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None
 
 
 @dataclass(slots=True)

@@ -19,10 +19,10 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
-from meshd.role.head.load_report import count_of
 from meshd.role.interface import RoleRuntime
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
+from meshd.role.native.report_line import count_of
 from meshd.role.worker.child_silence import LOOK_SECONDS, ChildSilence
 from meshd.role.worker.known_files import Weights
 from meshd.role.worker.leases import Lease

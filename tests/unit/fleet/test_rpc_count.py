@@ -75,13 +75,6 @@ def test_an_answer_belongs_to_the_request_that_waits_for_one(command: int) -> No
     assert (counts.tensors - tensors == 108) is (command in SILENT or command == GET_TENSOR)
 
 
-def test_who_counts_more_is_told_each_request() -> None:
-    told: list[tuple[int, int]] = []
-    one = RpcListener(RpcCounts(), on_request=lambda command, size: told.append((command, size)))
-    one.sent(request(HELLO, bytes(24)) + request(GRAPH_COMPUTE, bytes(300)))
-    assert told == [(HELLO, HEADER + 24), (GRAPH_COMPUTE, HEADER + 300)]
-
-
 @given(st.lists(st.integers(1, 400), max_size=20))
 def test_it_does_not_matter_how_the_bytes_are_cut(cuts: list[int]) -> None:
     tensors = set_tensor(b"a.weight", bytes(99)), set_tensor(b"b", bytes(7))

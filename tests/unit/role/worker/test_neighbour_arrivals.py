@@ -10,6 +10,7 @@ from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.base.peer_limits import NEIGHBOURS
 from meshd.process.handover import socket_pair
 from meshd.role.worker.neighbour_arrivals import ARRIVAL, COMPLETE, NeighbourArrivals
+from meshd.rpc import mesh_protocol
 
 from tests.sim.loop import run
 
@@ -153,3 +154,7 @@ def test_a_server_that_has_ended_keeps_no_descriptor_and_nobody_waiting() -> Non
     assert hands_over(made, 0)
     made.all_named()
     assert run(settled(made)) == (frozenset(), 0.0)
+
+
+def test_a_worker_takes_as_many_as_its_server_does() -> None:
+    assert NEIGHBOURS.most == mesh_protocol.NEIGHBOURS
