@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
+from meshd.base.freed_memory import keep_freed_memory
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import WakefulLoop
 from meshd.bench.endpoints import BENCH_SERVICE, member_at, print_line
@@ -132,6 +133,7 @@ def message(kind: int, identity: int, body: bytes) -> bytes:
 
 
 def _run(work: Coroutine[object, object, None]) -> None:
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=WakefulLoop) as runner:
         runner.run(work)
 

@@ -9,6 +9,7 @@ from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import watch_loop
+from meshd.base.freed_memory import keep_freed_memory
 from meshd.base.open_files import raise_limit
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop
@@ -41,6 +42,7 @@ def run(config: Config, role: str, out: Callable[[str], None]) -> int:
     """Be a node until stopped; `out` gets the token line. Returns the exit code. Raises MeshdError."""
     log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
     raise_limit()
+    keep_freed_memory()
     home = Home(config.paths.home)
     with home.lock(daemon=True), log.in_background() as note:
         try:

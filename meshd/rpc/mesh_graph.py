@@ -2,11 +2,16 @@
 
 As native/mesh checks them in layout.cpp and graphs.cpp. What shapes an operation takes, and where its result
 may overlap a source, is checked there alone.
+
+A worker gets a graph whenever the shapes of a prompt or an answer change, and computes nothing before it is
+checked. So a tensor is unpacked only as far as each of them needs, and a layout that many have in common is
+checked once.
 """
 
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.rpc import mesh_protocol as wire
@@ -20,8 +25,24 @@ _BLOCKS = tuple(
     (kind.block_elements, kind.block_bytes)
     for kind in (TENSOR_TYPE_NAMES[name.lower()] for name in wire.TYPES)
 )
-_SOURCES = slice(29, 39)  # fields of a TENSOR
-_FIRST_PARAMETER = 13
+_KINDS = tuple(len(operation.kinds) for operation in wire.OPERATIONS)
+# a wire.TENSOR: buffer, type, offset, ne and nb, operation, parameters, sources, viewed, view_offset
+_PARTS = struct.Struct("<IIQ48sI4x64s40sI4xQ64x")
+_DIMENSIONS = struct.Struct("<4I4Q")
+_SOURCES = struct.Struct("<10I")
+_KIND = struct.Struct("<i")  # the first parameter
+
+
+class _GraphTensor(NamedTuple):
+    """What nodes need to know of it. `sources` and `viewed` count from 1, 0 is none."""
+
+    buffer: int
+    offset: int
+    size: int  # bytes from the first to behind the last element; 0: it has none
+    operation: int
+    sources: tuple[int, ...]
+    viewed: int
+    view_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +80,7 @@ def check_graph(
     if len(body) != 4 * node_count + wire.TENSOR.size * tensor_count:
         raise refused(f"{node_count} nodes and {tensor_count} tensors in {len(body)} bytes")
     nodes = struct.unpack_from(f"<{node_count}I", body)
-    tensors: list[tuple[int, ...]] = []
-    for fields in wire.TENSOR.iter_unpack(body[4 * node_count :]):
-        tensors.append(fields)
-        _check_tensor(len(tensors), fields, buffers, offered)
+    tensors = _check_tensors(body[4 * node_count :], buffers, offered)
     if len(set(nodes)) != node_count:
         raise refused("a node that is there twice")
     for node in nodes:
@@ -71,48 +89,67 @@ def check_graph(
         _check_node(tensors[node], tensors)
 
 
-def _check_tensor(own: int, fields: tuple[int, ...], buffers: Mapping[int, int], offered: Offered) -> None:
-    """A tensor that is number `own`, from 1."""
-    buffer, kind, offset = fields[:3]
-    span, dense = _layout(type_layout(kind, offered), fields[3:7], fields[7:11])
-    if buffer:
-        check_inside(buffers, buffer, offset, span)
-        if dense > buffers[buffer]:
-            raise refused("a tensor that is larger than its buffer")
-    if max(fields[_SOURCES]) > own or fields[39] > own:
-        raise refused("a tensor whose source is behind it")
-    if fields[39] == own:
-        raise refused("a tensor that is a view of itself")
-    operation = fields[11]
-    if operation not in offered.operations or operation >= len(wire.OPERATIONS):
-        raise refused(f"operation {operation}, which the worker does not have")
-    kinds = wire.OPERATIONS[operation].kinds
-    if kinds and not 0 <= fields[_FIRST_PARAMETER] < len(kinds):
-        raise refused(f"{wire.OPERATIONS[operation].name} of kind {fields[_FIRST_PARAMETER]}")
+def _check_tensors(body: memoryview, buffers: Mapping[int, int], offered: Offered) -> Sequence[_GraphTensor]:
+    tensors: list[_GraphTensor] = []
+    layouts: dict[tuple[int, bytes], tuple[int, int]] = {}
+    fields = _PARTS.iter_unpack(body)
+    for own, (buffer, kind, offset, shape, operation, parameters, named, viewed, moved) in enumerate(
+        fields, 1
+    ):
+        layout = layouts.get((kind, shape))
+        if layout is None:
+            layout = _layout(type_layout(kind, offered), shape)
+            layouts[kind, shape] = layout
+        span, dense = layout
+        if buffer:
+            check_inside(buffers, buffer, offset, span)
+            if dense > buffers[buffer]:
+                raise refused("a tensor that is larger than its buffer")
+        sources = _SOURCES.unpack(named)
+        if max(sources) > own or viewed > own:
+            raise refused("a tensor whose source is behind it")
+        if viewed == own:
+            raise refused("a tensor that is a view of itself")
+        if operation not in offered.operations or operation >= len(_KINDS):
+            raise refused(f"operation {operation}, which the worker does not have")
+        if _KINDS[operation]:
+            _check_kind(operation, parameters)
+        tensors.append(_GraphTensor(buffer, offset, span, operation, sources, viewed, moved))
+    return tensors
 
 
-def _check_node(node: tuple[int, ...], tensors: Sequence[tuple[int, ...]]) -> None:
+def _check_kind(operation: int, parameters: bytes) -> None:
+    (kind,) = _KIND.unpack_from(parameters)
+    if not 0 <= kind < _KINDS[operation]:
+        raise refused(f"{wire.OPERATIONS[operation].name} of kind {kind}")
+
+
+def _check_node(node: _GraphTensor, tensors: Sequence[_GraphTensor]) -> None:
     """What is computed: it has the sources that it needs, and all that it touches lies somewhere."""
-    operation = wire.OPERATIONS[node[11]]
-    if node[39]:
-        base = tensors[node[39] - 1]
-        if base[39] or base[0] != node[0] or (node[0] and base[2] + node[41] != node[2]):
+    operation = wire.OPERATIONS[node.operation]
+    if node.viewed:
+        base = tensors[node.viewed - 1]
+        if base.viewed or base.buffer != node.buffer:
             raise refused(f"{operation.name} is no view of what it names")
-    if not _COMPUTES[node[11]] or 0 in node[3:7]:
+        if node.buffer and base.offset + node.view_offset != node.offset:
+            raise refused(f"{operation.name} is no view of what it names")
+    if not _COMPUTES[node.operation] or not node.size:
         return
-    sources = node[_SOURCES]
+    sources = node.sources
     if 0 in sources[: operation.least] or any(sources[operation.most :]):
         raise refused(f"{operation.name} with other sources than it takes")
     for source in sources:
-        if source and not tensors[source - 1][0] and 0 not in tensors[source - 1][3:7]:
+        if source and not tensors[source - 1].buffer and tensors[source - 1].size:
             raise refused(f"{operation.name} of a tensor that lies nowhere")
-    if not node[0]:
+    if not node.buffer:
         raise refused(f"{operation.name} whose result lies nowhere")
 
 
-def _layout(kind: tuple[int, int], ne: Sequence[int], nb: Sequence[int]) -> tuple[int, int]:
+def _layout(kind: tuple[int, int], shape: bytes) -> tuple[int, int]:
     """Bytes from the first to behind the last element, and without gaps. Raises RemoteProtocolError."""
     block, block_bytes = kind
+    dimensions = _DIMENSIONS.unpack(shape)
+    ne, nb = dimensions[:4], dimensions[4:]
     if ne[0] % block or (block > 1 and nb[0] != block_bytes):
         raise refused("a row that is not whole blocks of its type")
     blocks = max(ne[0] // block, 1)

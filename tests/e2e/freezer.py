@@ -52,10 +52,12 @@ class Freezer:
         self._back: dict[int, Path] = {}
 
     def freeze(self, pid: int) -> float:
-        """Returns when it stood still, of time.monotonic()."""
-        [own] = [
-            line[3:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if line[:3] == "0::"
-        ]
+        """Returns when it stood still, of time.monotonic(). Raises ProcessLookupError."""
+        try:
+            groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except FileNotFoundError:
+            raise ProcessLookupError(f"process {pid} has ended") from None
+        [own] = [line[3:] for line in groups if line[:3] == "0::"]
         self._back[pid] = self._group.parent / own.strip("/") / "cgroup.procs"
         (self._group / "cgroup.procs").write_text(str(pid))
         (self._group / "cgroup.freeze").write_text("1")

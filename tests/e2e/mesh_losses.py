@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from meshd.fleet.node import LocalNode
@@ -76,7 +77,8 @@ class Scene:
         began = time.monotonic()
         await self.head.stop()
         loss.since(began)
-        await losing
+        with suppress(ProcessLookupError):  # what was to be hit had ended with the lease
+            await losing
 
     async def _in_the_middle(self, prompt: str, pieces: int, delay: float, whole: str, loss: Loss) -> None:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,22 @@
+"""Memory that was freed stays with the process, as the next message needs as much again. glibc on Linux."""
+
+import ctypes
+import sys
+from contextlib import suppress
+
+KEPT_BYTES = 16 << 20  # freed, and not given back
+_CHUNK_BYTES = 4 << 20  # larger ones are mapped by themselves, and given back at once
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
+
+
+def keep_freed_memory() -> None:
+    """For a process that copies chunks of some hundred kilobytes all day.
+
+    By default glibc gives such a chunk back to the kernel when it is freed, and each page of the next one is
+    a page fault and 4 KiB of zeros: a tenth of what a daemon needs for a byte. Elsewhere nothing happens.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
+            mallopt(_MMAP_THRESHOLD, _CHUNK_BYTES)
