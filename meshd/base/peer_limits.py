@@ -92,10 +92,10 @@ WELCOMED = Share("circuits to this node through members", 256, "node", "further 
 WELCOMED_BY_PEER = Share(
     "circuits to this node through one member", 16, "peer", "further streams are refused"
 )
-LENT = Share("streams of the head to its rpc-server", 64, "lease", "further streams are refused")
-PUSHED = Share("streams of other workers to an rpc-server", 128, "lease", "further streams are refused")
+LENT = Share("streams of a head to the worker that it leased", 2, "lease", "further streams are refused")
+PUSHED = Share("streams of other workers to a leased worker", 64, "lease", "further streams are refused")
 PUSHED_OF_PEER = Share(
-    "streams of one worker to another worker's rpc-server", 16, "peer", "further streams are refused"
+    "streams of one worker to another leased worker", 4, "peer", "further streams are refused"
 )
 SIGNALS_WAITING = Share("waiting signals of one kind", 64, "node", "the largest sender loses one")
 SIGNAL_RATE = Rate("signals of one sender through one channel", 20.0, 60.0, "peer", "the signal is dropped")

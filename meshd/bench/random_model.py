@@ -1,14 +1,18 @@
 """Models with random weights, for measuring where no real one is at hand: a llama of any size in Q4_0.
 
+`python -m meshd.bench.random_model 8b FOLDER` makes one and prints its file.
+
 Made on the spot from a seed by the standard library alone, 0.2 to 0.3 GB a second; the same file each time.
 Weights are scaled so that every layer and the whole context have a say in the next token: embeddings are
 small beside what the layers add, queries and keys large enough for sharp attention. Format: ggml's gguf.md;
 keys and tensors as `src/models/llama.cpp` of the pinned llama.cpp reads them.
 """
 
+import argparse
 import math
 import random
 import struct
+import sys
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from meshd.base.errors import UserError
+from meshd.base.errors import MeshdError, UserError
 from meshd.build.cache import explained_disk_errors
 from meshd.model.ggml import F32, Q4_0
 
@@ -210,3 +214,20 @@ def _number(key: str, value: int) -> bytes:
 
 def _array(key: str, kind: int, items: Sequence[bytes]) -> bytes:
     return _string(key) + struct.pack("<IIQ", 9, kind, len(items)) + b"".join(items)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m meshd.bench.random_model")
+    parser.add_argument("name", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args(argv)
+    try:
+        sys.stdout.write(f"{random_model(args.name, args.folder)}\n")
+    except MeshdError as error:
+        raise SystemExit(f"error: {error}") from None
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -15,11 +15,12 @@ from enum import StrEnum
 from pathlib import Path
 
 # upstream's, by the names of their files
-RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, LLAMA_QUANTIZE = (
+RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, LLAMA_QUANTIZE, LLAMA_BATCHED_BENCH = (
     "ggml-rpc-server",
     "llama-server",
     "llama-bench",
     "llama-quantize",
+    "llama-batched-bench",
 )
 MESH_PROGRAM, MESH_MODULE = "mesh-server", "libggml-mesh.so"  # ours: what workers run, and what a head loads
 
@@ -35,7 +36,7 @@ class NativeInfo:
     backend: str  # one of BACKENDS, or "unknown"
     bin_dir: Path  # of upstream's
     binaries: Mapping[str, Path]
-    """RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, MESH_PROGRAM, MESH_MODULE; with tools LLAMA_QUANTIZE"""
+    """RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, MESH_PROGRAM, MESH_MODULE; with tools the other two"""
 
 
 class Stage(StrEnum):

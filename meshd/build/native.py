@@ -10,6 +10,7 @@ from meshd.build.compile import compile_tree
 from meshd.build.fetch import PinnedFile, fetch
 from meshd.build.interface import (
     BACKENDS,
+    LLAMA_BATCHED_BENCH,
     LLAMA_BENCH,
     LLAMA_QUANTIZE,
     LLAMA_SERVER,
@@ -28,7 +29,7 @@ from meshd.build.tree import Tree, check_source
 from meshd.wire.native import UNKNOWN
 
 UPSTREAM_PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH)
-_TOOLS = (LLAMA_QUANTIZE,)
+_TOOLS = (LLAMA_QUANTIZE, LLAMA_BATCHED_BENCH)
 OUR_PROGRAMS = (MESH_PROGRAM, MESH_MODULE)
 _TARGETS = {MESH_MODULE: "ggml-mesh"}  # of cmake; all others are called as their files are
 _ALSO_CALLED = {RPC_SERVER: "rpc-server"}  # by older releases, in folders of the user's
@@ -72,8 +73,8 @@ async def build(
     """Build what is missing and return it; a finished build is returned at once.
 
     `source` is a tree of upstream at the pinned commit (default: the pinned archive, fetched by pip).
-    `tools` adds llama-quantize. Waits for another builder. An interrupted or cancelled build is continued by
-    the next one. Raises UserError, BuildFailed among them.
+    `tools` adds llama-quantize and llama-batched-bench. Waits for another builder. An interrupted or
+    cancelled build is continued by the next one. Raises UserError, BuildFailed among them.
     """
     backend = resolve_backend(backend)
     upstream = (*UPSTREAM_PROGRAMS, *(_TOOLS if tools else ()))

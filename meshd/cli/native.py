@@ -12,6 +12,7 @@ from meshd.build.interface import BACKENDS, MESH_PROGRAM
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
 from meshd.config import Paths
+from meshd.wire.native import UNKNOWN
 
 if TYPE_CHECKING:  # the modules cost time to import, and `--help` needs none of them
     from meshd.build.interface import BuildProgress, NativeInfo
@@ -25,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     building = below.add_parser("build", description="Build what the cache lacks.")
     _add_backend(building)
     building.add_argument("--source", metavar="DIR", help="llama.cpp source tree at the pinned commit")
-    building.add_argument("--tools", action="store_true", help="also build llama-quantize")
+    building.add_argument(
+        "--tools", action="store_true", help="also build llama-quantize and llama-batched-bench"
+    )
     add_config_file(building)
     building.add_argument("--json", action="store_true", help="print JSON, for scripts")
     informing = below.add_parser(
@@ -54,12 +57,20 @@ def run(args: Arguments, out: Output) -> int:
         out.json(to_json(info))
     else:
         out.line(f"pin       {info.pin}")
+        if info.pin == UNKNOWN:  # a directory of the user's
+            out.line(f"needed    {_needed()}")
         out.line(f"sources   {info.sources_sha256}")
         out.line(f"backend   {info.backend}")
         out.line(f"binaries  {info.bin_dir}")
         for name, path in _binaries(info):
             out.line(f"  {name:<15}  {path.name if path.parent == info.bin_dir else path}")
     return 0
+
+
+def _needed() -> str:
+    from meshd.build.pin import read_pin
+
+    return read_pin().commit
 
 
 def _build(cache: Path, args: Arguments, out: Output) -> "NativeInfo":

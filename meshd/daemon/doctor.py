@@ -27,7 +27,7 @@ from meshd.wire.native import UNKNOWN
 UNFIT_HINT = "try another driver; a model that needs fewer operations may still run on it"
 HOME_HINT = "free space on that disk, check its owner and that it is mounted read-write, or set MESHD_HOME"
 TRIED_BYTES = 64 << 10  # what a node writes at once is less, mostly
-UNKNOWN_HINT = "it works if it is of the commit that `meshd native info` names; build it with git to be sure"
+UNKNOWN_HINT = "it works if it was built of commit {}; build it in a clone of llama.cpp to be sure"
 State = Literal["ok", "warning", "error"]
 
 
@@ -88,8 +88,8 @@ def _build(config: Config) -> Iterator[Finding]:
                 yield _fault(name, missing)
         return
     # what others have built is asked below
-    others = "built by others, " if native.version.pin == UNKNOWN else ""
-    what = f"{native.version.pin[:12]}, {others}with meshd's backend ({native.version.protocol})"
+    build = "built by others" if native.version.pin == UNKNOWN else native.version.pin[:12]
+    what = f"{build}, with meshd's backend ({native.version.protocol})"
     where = native.llama_server.parent
     if native.version.pin not in (read_pin().commit, UNKNOWN):
         yield Finding(
@@ -129,7 +129,7 @@ async def look_at_programs(native: NativeBuild, logs: Path) -> list[Finding]:
         return [_fault("backend", error)]
     if native.version.pin == UNKNOWN:
         what = f"`{native.llama_server}` is llama.cpp {pin.release}; it does not say of which commit"
-        return [Finding("backend", "warning", what, UNKNOWN_HINT)]
+        return [Finding("backend", "warning", what, UNKNOWN_HINT.format(pin.commit[:9]))]
     what = f"version {VERSION}; `{native.llama_server}` loads `{native.module}`"
     return [Finding("backend", "ok", what)]
 

@@ -103,10 +103,10 @@ private:
     progress_body last_report;
     bool serving = false;
     bool gone = false;
-    debts owed;
+    owed_answers owed;
     uint64_t passed = 0;                    // bytes of requests and answers until the last tick
     std::atomic<uint64_t> settled{ 0 };     // the request up to which all are done
-    std::atomic<uint64_t> at{ UINT64_MAX }; // as debts::at()
+    std::atomic<uint64_t> at{ UINT64_MAX }; // as owed_answers::at()
     blob coming;                            // an answer; of the thread that receives
     uint64_t told = 0;                      // bytes of PROGRESS
 };

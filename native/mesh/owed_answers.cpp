@@ -18,7 +18,7 @@ static bool is_awaited(message number) {
     }
 }
 
-void debts::add(message number, uint64_t id, uint64_t bytes) {
+void owed_answers::add(message number, uint64_t id, uint64_t bytes) {
     next.graph = number == message::graph || number == message::compute;
     next.load = number == message::load;
     (next.load ? next.loaded : next.inputs) += bytes;
@@ -29,13 +29,13 @@ void debts::add(message number, uint64_t id, uint64_t bytes) {
     }
 }
 
-void debts::add_take(uint64_t id, uint64_t bytes, const std::atomic<uint64_t> & pusher, uint64_t push) {
+void owed_answers::add_take(uint64_t id, uint64_t bytes, const std::atomic<uint64_t> & pusher, uint64_t push) {
     next.waits.push_back({ id, &pusher, push });
     next.taken_bytes += bytes;
     add(message::take, id, bytes);
 }
 
-void debts::add_taker(uint64_t push, const std::atomic<uint64_t> & taker, uint64_t take) {
+void owed_answers::add_taker(uint64_t push, const std::atomic<uint64_t> & taker, uint64_t take) {
     for (auto one = all.rbegin(); one != all.rend() && one->id >= push; ++one) {
         if (one->id == push) {
             one->waits.push_back({ push, &taker, take });
@@ -43,7 +43,7 @@ void debts::add_taker(uint64_t push, const std::atomic<uint64_t> & taker, uint64
     }
 }
 
-uint64_t debts::at() const {
+uint64_t owed_answers::at() const {
     const debt & first = all.empty() ? next : all.front();
     for (const auto & one : first.waits) {
         if (one.id != first.id && !one.is_over()) {
@@ -53,7 +53,7 @@ uint64_t debts::at() const {
     return all.empty() ? UINT64_MAX : first.id;
 }
 
-void debts::settle(uint64_t id) {
+void owed_answers::settle(uint64_t id) {
     uint64_t inputs = 0; // of all that was done in this time
     bool graph = false;
     const double took = age;
@@ -74,12 +74,12 @@ void debts::settle(uint64_t id) {
     }
 }
 
-bool debts::waits_for_others() const {
+bool owed_answers::waits_for_others() const {
     return !all.empty() && std::any_of(all.front().waits.begin(), all.front().waits.end(),
                                [](const wait & one) { return !one.is_over(); });
 }
 
-double debts::limit() const {
+double owed_answers::limit() const {
     const double least = computed ? LEAST_SECONDS : MOST_SECONDS;
     if (all.empty()) {
         return least;
@@ -100,7 +100,7 @@ double debts::limit() const {
     return std::max(MOST_SECONDS, TIMES_LARGER * slowest * inputs) + way;
 }
 
-std::string debts::tick(uint64_t passed, bool unsent, uint32_t grace) {
+std::string owed_answers::tick(uint64_t passed, bool unsent, uint32_t grace) {
     if (all.empty() && !unsent) {
         waited = age = 0;
         return "";

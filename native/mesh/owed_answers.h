@@ -17,7 +17,7 @@ constexpr double TIMES_LARGER = 4;       // as long for each byte of inputs as t
 constexpr double PASSING_RATE = 1 << 14; // bytes a second, either way: what passes faster is not waited for
 constexpr double READING_RATE = 1 << 20; // bytes a second that a worker reads of its own files
 
-class debts {
+class owed_answers {
 public:
     // A request; they come in the order of their ids. `bytes`: inputs that are written, or weights that are loaded
     void add(message number, uint64_t id, uint64_t bytes);

@@ -7,7 +7,7 @@ using namespace mesh;
 static constexpr uint32_t FOR_EVER = 1000000;
 
 // Ticks until there is a complaint
-static uint32_t patience(debts & owed, uint64_t passed = 0, bool unsent = false) {
+static uint32_t patience(owed_answers & owed, uint64_t passed = 0, bool unsent = false) {
     for (uint32_t seconds = 1; seconds < FOR_EVER; seconds++) {
         if (!owed.tick(passed, unsent).empty()) {
             return seconds;
@@ -17,14 +17,14 @@ static uint32_t patience(debts & owed, uint64_t passed = 0, bool unsent = false)
 }
 
 // Of a worker that has computed something, without inputs
-struct proven : debts {
+struct proven : owed_answers {
     proven() {
         add(message::compute, 1, 0);
         settle(1);
     }
 };
 
-static void work(debts & owed, uint32_t seconds) {
+static void work(owed_answers & owed, uint32_t seconds) {
     for (uint32_t i = 0; i < seconds; i++) {
         CHECK(owed.tick(0, false).empty());
     }
@@ -63,7 +63,7 @@ TEST(who_does_not_read_is_not_waited_for) {
 }
 
 TEST(before_the_first_graph_all_may_last_longer) {
-    debts owed;
+    owed_answers owed;
     owed.add(message::allocate, 1, 0);
     CHECK(patience(owed) == 601);
     owed.settle(1);
@@ -72,7 +72,7 @@ TEST(before_the_first_graph_all_may_last_longer) {
 }
 
 TEST(weights_are_waited_for_by_their_bytes) {
-    debts owed;
+    owed_answers owed;
     owed.add(message::load, 1, 300ull << 20);
     CHECK(patience(owed) == 901);
     proven small; // of a second model
@@ -81,7 +81,7 @@ TEST(weights_are_waited_for_by_their_bytes) {
 }
 
 TEST(the_first_graph_is_waited_for_longest) {
-    debts owed;
+    owed_answers owed;
     owed.add(message::write, 1, 1000);
     owed.add(message::graph, 2, 1000);
     owed.add(message::read, 3, 0);
@@ -89,7 +89,7 @@ TEST(the_first_graph_is_waited_for_longest) {
 }
 
 // A step of a graph, which takes so long
-static void step(debts & owed, uint64_t id, uint64_t inputs, uint32_t seconds) {
+static void step(owed_answers & owed, uint64_t id, uint64_t inputs, uint32_t seconds) {
     owed.add(message::write, id, inputs);
     owed.add(message::compute, id + 1, 0);
     work(owed, seconds);
@@ -97,12 +97,12 @@ static void step(debts & owed, uint64_t id, uint64_t inputs, uint32_t seconds) {
 }
 
 TEST(a_graph_is_waited_for_as_those_before_were) {
-    debts owed;
+    owed_answers owed;
     step(owed, 1, 1024, 128);
     owed.add(message::write, 3, 1024); // no more inputs than before
     owed.add(message::compute, 4, 0);
     CHECK(patience(owed) == 2 * 128 + 1);
-    debts more;
+    owed_answers more;
     step(more, 1, 1024, 128);
     more.add(message::write, 3, 20 * 1024);
     more.add(message::compute, 4, 0);
@@ -110,7 +110,7 @@ TEST(a_graph_is_waited_for_as_those_before_were) {
 }
 
 TEST(fast_graphs_are_waited_for_for_a_minute) {
-    debts owed;
+    owed_answers owed;
     step(owed, 1, 1000, 1);
     owed.add(message::compute, 3, 0);
     CHECK(patience(owed) == 61);
@@ -151,7 +151,7 @@ TEST(a_worker_is_not_blamed_for_what_another_one_does_not_take_yet) {
 TEST(of_workers_that_wait_for_each_other_one_is_always_counted) {
     std::atomic<uint64_t> settled[2] = { { 0 }, { 0 } };
     std::atomic<uint64_t> at[2] = { { UINT64_MAX }, { UINT64_MAX } };
-    debts owed[2];
+    owed_answers owed[2];
     uint64_t ids[2] = { 0, 0 };
     for (int i = 0; i < 12; i++) { // there and back again
         const int from = i % 2;

@@ -82,7 +82,7 @@ def test_what_is_there_is_not_compiled_again(site: Site) -> None:
     asyncio.run(native.build(site.cache, backend="cpu", progress=heard.append))
     assert [progress.stage for progress in heard] == [Stage.DONE]
     assert site.build(tools=True).binaries.keys() >= {"llama-quantize", "llama-server"}
-    assert site.compiled == [ALL, ["llama-quantize"]]
+    assert site.compiled == [ALL, ["llama-quantize", "llama-batched-bench"]]
 
 
 def test_a_change_of_our_sources_compiles_nothing_of_upstreams(site: Site) -> None:
