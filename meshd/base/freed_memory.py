@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 
 KEPT_BYTES = 16 << 20  # freed, and not given back
-_CHUNK_BYTES = 4 << 20  # larger ones are mapped by themselves, and given back at once
+_CHUNK_BYTES = 1 << 20  # larger ones are mapped by themselves, and given back at once
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 

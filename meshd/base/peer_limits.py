@@ -92,7 +92,7 @@ WELCOMED = Share("circuits to this node through members", 256, "node", "further 
 WELCOMED_BY_PEER = Share(
     "circuits to this node through one member", 16, "peer", "further streams are refused"
 )
-LENT = Share("streams of a head to the worker that it leased", 2, "lease", "further streams are refused")
+LENT = Share("streams of a head to the worker that it leased", 8, "lease", "further streams are refused")
 PUSHED = Share("streams of other workers to a leased worker", 64, "lease", "further streams are refused")
 PUSHED_OF_PEER = Share(
     "streams of one worker to another leased worker", 4, "peer", "further streams are refused"

@@ -12,7 +12,8 @@ class Key:
     """One setting: where it stands in the tree and in the file, and by which other ways it is given.
 
     `switch`: the option takes no value. `repeat`: it may be given several times. `needed`: its verb cannot
-    start without. `secret`: its value is never shown. `list_separator` divides a variable's value.
+    start without. `secret`: its value is never shown. `names_files`: some of its words may be relative paths,
+    which become absolute. `list_separator` divides a variable's value.
 
     For people: `help` is a phrase, `more` sentences for the file, `default` says in words what holds without
     it (else the tree's value is shown), `example` is a value in TOML where the tree has none to show.
@@ -33,6 +34,7 @@ class Key:
     switch: bool = False
     needed: bool = False
     secret: bool = False
+    names_files: bool = False
     in_file: bool = True
     list_separator: str = ""
 

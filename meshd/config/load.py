@@ -142,7 +142,19 @@ def _read(key: Key, given: _Given) -> object:
             f"cannot use `{given.shown}`: expected {key.form.expected}",
             hint=hint or f"see `{key.name}` in docs/config.md",
         ) from None
+    if key.names_files and isinstance(value, tuple):
+        return tuple(_absolute(word, given.base) for word in value)
     return _anchored(value, given.base)
+
+
+def _absolute(word: str, base: Path) -> str:
+    """A word that names a file from there; any other as it is."""
+    if word.startswith("-") or not {".", "/"} & set(word):
+        return word
+    try:
+        return str(base / word) if (base / word).exists() else word
+    except (OSError, ValueError):  # longer than a path may be, say
+        return word
 
 
 def _anchored(value: object, base: Path) -> object:

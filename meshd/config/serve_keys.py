@@ -171,6 +171,8 @@ SERVE_KEYS: tuple[Key, ...] = (
         field="llama_args",
         form=listed(forms.TEXT, comma=False),
         help="further arguments for llama-server (after -- on the command line)",
-        more="They are passed on unchanged.",
+        more="They are passed on unchanged, but for relative paths of files that exist: llama-server runs in "
+        "another directory, so these become absolute.",
+        names_files=True,
     ),
 )

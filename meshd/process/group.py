@@ -78,7 +78,7 @@ def find_program(spec: ChildSpec) -> str:
 def _spawn_error(spec: ChildSpec, program: str, error: OSError) -> MeshdError:
     """What an exec that failed means for the user."""
     what = f"`{spec.name}` could not be started"
-    if spec.cwd is not None and not spec.cwd.is_dir():
+    if not spec.cwd.is_dir():
         return UserError(f"{what}: its working directory `{spec.cwd}` does not exist")
     match error.errno:
         case errno.ENOEXEC | 86:  # 86: EBADARCH of macOS, which errno does not name everywhere

@@ -64,7 +64,7 @@ class ChildSpec:
     stop_timeout: float = 5.0
     restart: bool = False
     hand_over: tuple[int, ...] = ()
-    cwd: Path | None = None
+    cwd: Path = Path("/")  # never the daemon's: llama.cpp loads libraries that lie in its own
     on_line: Callable[[str], None] | None = None
     log_filter: Callable[[str], str] | None = (
         None  # a line as log and tail get it, where only on_line may have all

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.e2e.mesh_rig import CountedPair, Mesh, MeshHead, MeshServer
 from tests.e2e.models import smollm2, stock, stock_text
 from tests.native import build as native_build
 from tests.native.build import MeshBuild
+from tests.native.suite import ggml_of
 
 LOST = 86  # what a head ends with
 MANY = 300  # tokens of an answer in which something happens
@@ -31,6 +33,19 @@ def found_build() -> MeshBuild:
     found = native_build.find()
     assert found is not None
     return found
+
+
+def is_before(release: tuple[int, ...]) -> bool:
+    """Whether what is built is of an earlier release of ggml: native/FOLLOW.toml."""
+    return tuple(int(part) for part in ggml_of(found_build()).split(".")) < release
+
+
+def ends_without_a_context() -> set[int]:
+    """What a llama-server may end with whose context could not be made.
+
+    Before 0.20 it asks the one that it has not got how large it is: upstream's own.
+    """
+    return {1, -signal.SIGSEGV} if is_before((0, 20)) else {1}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Nothing of meshd runs between them. Those of native/mesh are in mesh_rig.py. Lin
 """
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pytest
 from blake3 import blake3
 from meshd.model.gguf import read_header
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
@@ -169,6 +171,32 @@ class Worker(Program):
         return False
 
 
+# how releases without `--load-mode` say the same
+_EARLIER_LOAD_OPTIONS = {
+    "mmap": ["--mmap"],
+    "none": ["--no-mmap"],
+    "mmap+mlock": ["--mmap", "--mlock"],
+    "mlock": ["--no-mmap", "--mlock"],
+}
+
+
+@functools.cache
+def _knows_load_modes(binary: Path) -> bool:
+    told = subprocess.run([binary, "--help"], check=True, capture_output=True, text=True).stdout
+    return "--load-mode" in told
+
+
+def load_options(binary: Path, mode: str) -> list[str]:
+    """For how the model's file is read; none for no mode: upstream's own choice is to map it."""
+    if not mode:
+        return []
+    if _knows_load_modes(binary):
+        return ["-lm", mode]
+    if mode not in _EARLIER_LOAD_OPTIONS:
+        pytest.skip(f"this release has no load mode `{mode}`")
+    return _EARLIER_LOAD_OPTIONS[mode]
+
+
 class Head(Program):
     """A llama-server that answers on a unix socket, with its layers on rpc-servers if `endpoints` has any."""
 
@@ -183,6 +211,7 @@ class Head(Program):
         extra: Sequence[str] = (),
         ready: bool = True,
     ) -> None:
+        reading = load_options(binary, load_mode)  # may skip the test, so nothing is there before
         handed = Handed()
         self.report = None
         self._folder = tempfile.TemporaryDirectory(prefix="head-")  # short: a socket's path has 108 bytes
@@ -190,7 +219,7 @@ class Head(Program):
         argv = [str(binary), "-m", str(model), "--host", str(self._socket)]
         argv += ["-t", "1", "-c", "512", "-np", "1"]
         argv += ["--cache-ram", "0", "--no-webui", "-nr", "-fit", "off"]
-        argv += ["-lm", load_mode] if load_mode else []  # upstream's own choice is to map the file
+        argv += reading
         if endpoints:
             devices = ",".join(f"RPC{number}" for number in range(len(endpoints)))
             argv += ["--rpc", ",".join(endpoints), "-dev", devices, "-ngl", "999"]

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 GRANDCHILD = """
 import signal, time
@@ -41,7 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--read-fd", type=int, metavar="FD", help="print what it holds")
     parser.add_argument("--report-fd", type=int, metavar="FD", help="write report lines to it")
     parser.add_argument("--show-fds", action="store_true", help="print the numbers of open descriptors")
-    parser.add_argument("--show-env", action="store_true", help="print the environment")
+    parser.add_argument("--show-env", action="store_true", help="print environment and directory")
     parser.add_argument("--marker", default="", help="shows in the list of processes")
     return parser.parse_args()
 
@@ -87,6 +88,7 @@ def _show(options: argparse.Namespace) -> None:
     if options.show_env:
         for name, value in sorted(os.environ.items()):
             say(f"env {name}={value}")
+        say(f"in {Path.cwd()}")
     if options.read_fd is not None:
         with os.fdopen(options.read_fd, "rb") as source:
             say(f"read {len(source.read())} bytes")

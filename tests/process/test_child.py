@@ -158,6 +158,7 @@ def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             names = {line.split("=")[0] for line in maker.lines if line.startswith("env ")}
             assert {"env ADDED", "env PATH", "env CUDA_VISIBLE_DEVICES"} <= names
             assert "env MESHD_TOKEN" not in names
+            assert "in /" in maker.lines, "llama.cpp loads libraries from its working directory"
 
     play(scene)
 

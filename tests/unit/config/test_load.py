@@ -1,6 +1,7 @@
 """Precedence, origins, and errors that name file, key, value and the nearest valid key."""
 
 import dataclasses
+import json
 import typing
 from pathlib import Path
 
@@ -264,3 +265,19 @@ def test_folders_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_relative_home_becomes_absolute() -> None:
     assert find_home({"MESHD_HOME": "x/y"}) == Path.cwd() / "x/y"
     assert find_cache({"MESHD_CACHE": "x"}).is_absolute()
+
+
+def test_arguments_of_llama_server_name_files_from_where_the_user_is(tmp_path: Path) -> None:
+    """It runs in another directory."""
+    (tmp_path / "adapter.gguf").touch()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "grammar").touch()
+    (tmp_path / "chatml").touch()
+    file = tmp_path / "meshd.toml"
+    words = ["--lora", "adapter.gguf", "--grammar-file", "below/grammar", "--chat-template", "chatml"]
+    words += ["--temp", "0.8", "--mmproj", "gone.gguf", "--path", "x" * 300 + "/y"]
+    file.write_text(f"[serve]\nllama_args = {json.dumps(words)}\n")
+    args = load(file=file, environ={}).config.serve.llama_args
+    assert args[1] == str(tmp_path / "adapter.gguf")
+    assert args[3] == str(tmp_path / "below" / "grammar")
+    assert args[4:] == tuple(words[4:])
