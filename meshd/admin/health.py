@@ -49,7 +49,7 @@ def examine(
 
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
     compare with those of the peers. `file_notes`: changes to this worker's model files.
-    `refused`: messages that the RPC firewall refused, and hints. `unfit`: devices that failed their trial.
+    `refused`: messages that the firewall refused, and hints. `unfit`: devices that failed their trial.
     `unwritten`: files that could not be written, and why.
     """
     found = [

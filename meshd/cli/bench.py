@@ -25,6 +25,17 @@ _USUAL = {  # workers, round trips
     "ready": ("1,2,4", "0,20,50"),
     "trace": ("2", "0"),
 }
+_DISTANCE = {"model", "workers", "rtt", "pairs", "without", "svg"}
+_PROXY_ALONE = {"proxy", "ms", "compute_only", "count_rpc"}
+_TAKES = {
+    "load": _DISTANCE,
+    "nodes": _DISTANCE,
+    "latency": _DISTANCE,
+    "ready": {"model", "workers", "rtt", "pairs"},
+    "rpc": {"model", "pairs"},
+    "trace": {"model", "workers", "rtt", "prompt", "tokens", "svg"},
+    "transport": {"ways", "only"},
+}
 _USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…] [--rtt MS,…] [--pairs N]
                                       [--without push] [--svg FILE] [--json]
@@ -102,8 +113,11 @@ def _proxy_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Real daemons and binaries, driven by meshd.bench."""
-    if args.what != "latency" or args.proxy is None:
-        _refuse_options_of_proxy(args)
+    if args.what not in _TAKES:
+        raise UsageError(
+            f"unknown measurement `{args.what}`", hint=f"choose one of {WHAT.replace('|', ', ')}"
+        )
+    _refuse_options_of_others(args)
     match args.what:
         case "transport":
             return _transport(args, out)
@@ -111,24 +125,28 @@ def run(args: Arguments, out: Output) -> int:
             return _rpc(args, out)
         case "latency" if args.proxy is not None:
             return _proxy(args, out)
-        case "load" | "nodes" | "latency":
-            return _distance(args, out)
         case "ready":
             return _ready(args, out)
         case "trace":
             return _trace(args, out)
-    raise UsageError(f"unknown measurement `{args.what}`", hint=f"choose one of {WHAT.replace('|', ', ')}")
+        case _:
+            return _distance(args, out)
 
 
-def _refuse_options_of_proxy(args: Arguments) -> None:
-    given = {"--proxy": args.proxy, "--ms": args.ms}
-    given |= {"--compute-only": args.compute_only, "--count-rpc": args.count_rpc}
-    for option, value in given.items():
-        if value:
+def _refuse_options_of_others(args: Arguments) -> None:
+    is_proxy = args.what == "latency" and args.proxy is not None
+    takes = _PROXY_ALONE if is_proxy else _TAKES[args.what]
+    for name in sorted(_PROXY_ALONE.union(*_TAKES.values()) - takes):
+        if not getattr(args, name):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if name in _PROXY_ALONE:
             raise UsageError(
                 f"`{option}` is for the proxy alone",
                 hint="for example `meshd bench latency --proxy 6001:5001 --ms 20`",
             )
+        what = "the proxy" if is_proxy else f"`meshd bench {args.what}`"
+        raise UsageError(f"{what} has no option `{option}`", hint="see `meshd bench --help`")
 
 
 def _model(args: Arguments) -> Path | None:

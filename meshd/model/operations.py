@@ -1,6 +1,6 @@
 """The operations that a model needs from a device, as `mesh-server --try` names them.
 
-With the types, row lengths and heads of the model itself. What they mean: docs/native-protocol.md.
+With the types, row lengths and heads of the model itself. What they mean: docs/native-backend.md.
 """
 
 from collections.abc import Iterator, Sequence

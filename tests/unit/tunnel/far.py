@@ -131,11 +131,6 @@ class FarMesh:
         self._handler(far)
         return near
 
-    @property
-    def wire_bytes(self) -> int:
-        """Of all streams, both ways."""
-        return sum(len(port.sent) for port in self._ports)
-
     def handle(self, service: str, handler: Handler, *, allow: Allow, quiet: bool = False) -> None:
         raise AssertionError("a forward serves nothing")
 
