@@ -89,9 +89,10 @@ class Plan:
     """A split that fits. `shares` has the head's CPU first (perhaps with no layers), then llama.cpp's order.
 
     `devices`, `gpu_layers`, `tensor_split`, `override_tensor` are the values of `-dev`, `-ngl`, `-ts`, `-ot`
-    (empty: the option is left out). Device i of the workers is `RPC<i>` here, in the
-    order in which they must be given; those that the module has are called `MESH<i>` in the end. `input_device`: the worker's that has the embeddings; empty: the head has them. `exact_cache`
-    is False when the architecture is not known: the cache is an upper bound then. `answers`: for status.
+    (empty: the option is left out). Device i of the workers is `RPC<i>` here, in the order in which they must
+    be given; those that the module has are called `MESH<i>` in the end. `input_device`: the worker's that has
+    the embeddings; empty: the head has them. `exact_cache` is False when the architecture is not known: the
+    cache is an upper bound then. `answers`: for status.
     """
 
     shares: tuple[DeviceShare, ...]
