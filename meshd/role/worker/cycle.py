@@ -19,7 +19,7 @@ from meshd.base.errors import (
     RemoteProtocolError,
     UserError,
 )
-from meshd.base.peer_limits import LEASES_ASKED, LEASES_ASKED_OF_PEER
+from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_ASKED, LEASES_ASKED_OF_PEER
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
@@ -148,7 +148,7 @@ class Worker:
         return None if Role.USE in member.roles else NO_USE
 
     async def _serve_lease(self, stream: Stream) -> None:
-        messages = MessageStream(stream)
+        messages = MessageStream(stream, LEASE_MESSAGES)
         outgoing = Outgoing()
         lease_id = self._runtime.tunnels.random(LEASE_ID_BYTES)
         try:

@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from meshd.base.peer_limits import LEASES_OF_PEER
+from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_OF_PEER
 from meshd.model.weights_index import FileEntry, WeightsIndex
 from meshd.mux.events import Code
 from meshd.store.interface import ProgressCallback
@@ -214,5 +214,20 @@ def test_a_head_that_goes_while_the_server_starts_leaves_nothing(tmp_path: Path)
             assert [child.ended for child in it.bench.children] == [True]
             it.bench.start_seconds = 0.0
             await it.call().lease(100)
+
+    run(main())
+
+
+def test_a_head_that_floods_its_lease_is_read_at_the_rate_of_its_messages(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.lease()
+            began = asyncio.get_running_loop().time()
+            for _ in range(2 * int(LEASE_MESSAGES.burst)):
+                await call.says(Loaded())
+            await call.release()
+            took = asyncio.get_running_loop().time() - began
+            assert took > 0.9 * LEASE_MESSAGES.burst / LEASE_MESSAGES.per_second
 
     run(main())
