@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, refused
-from meshd.rpc.judging_budget import ENTRY_TENSORS, MESSAGE_TENSORS, JudgingBudget
+from meshd.rpc.judging_budget import ENTRY_TENSORS, MESSAGE_TENSORS, SHAPE_TENSORS, JudgingBudget
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.mesh_keeping import MeshKeeping
 
@@ -169,7 +169,8 @@ class MeshFirewall:
         assert self._offered is not None
         body = memoryview(data)[at + wire.MESSAGES[wire.GRAPH].body.size : at + size]
         self._budget.spend(len(body) // wire.TENSOR.size)
-        check_graph(body, nodes, tensors, self._buffers, self._offered)
+        shapes = check_graph(body, nodes, tensors, self._buffers, self._offered)
+        self._budget.spend(SHAPE_TENSORS * shapes)
         if uid:
             kept = self._graphs.setdefault(device, {})
             kept.pop(uid, None)
