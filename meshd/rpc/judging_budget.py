@@ -1,13 +1,13 @@
 """How much of what a peer sends is judged in a time: that takes the loop from all others.
 
-A graph of the largest size takes 0.07 s, and 121 KiB of a compressed stream are enough for one; if all its shapes
-differ it takes 0.16 s. 13 KiB are enough for 0.07 s of messages that do nothing. llama-server sends graphs while it
-loads, and one for each new shape: a micro batch, or every 256th token. Of other messages some tens go each way for
-a token.
+A graph of the largest size takes 0.07 s, and 121 KiB of a compressed stream are enough for one; if all its
+shapes differ it takes 0.16 s. 13 KiB are enough for 0.07 s of messages that do nothing. llama-server sends
+graphs while it loads, and one for each new shape: a micro batch, or every 256th token. Of other messages some
+tens go each way for a token.
 
 All is counted in tensors: what a node of a graph takes whose shape was there before, 2 microseconds. The
-factors below are what `python -m tests.unit.rpc.judging_cost` prints (two cores of an AMD EPYC that others used
-too, 2026-11-23).
+factors below are what `python -m tests.unit.rpc.judging_cost` prints (two cores of an AMD EPYC that others
+used too, 2026-11-23).
 """
 
 from meshd.rpc.mesh_protocol import GRAPH_TENSORS

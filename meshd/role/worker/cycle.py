@@ -32,7 +32,7 @@ from meshd.role.native.device_trial import DeviceTrials
 from meshd.role.native.devices import pick
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import KnownFiles
-from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
+from meshd.role.worker.leases import MAX_LEASES, Held, Lease, Ledger
 from meshd.role.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.role.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
 from meshd.store.interface import ContentStore, WeightsFile
@@ -198,10 +198,10 @@ class Worker:
             weights = await self._files.take(outgoing, _progress_to(messages), peer=str(peer))
         except OSError as error:
             raise MeshdError(f"cannot create a lease: {error.strerror}") from None
-        before = self._ledger  # looked at before the devices: see Ledger.offer
+        before, held = self._ledger, self._held()  # looked at before the devices: see Ledger.offer
         listed = await self._devices()
         unfit = await self._device_trials.unfit(listed, acquire.operations, _progress_to(messages))
-        devices = before.offer(listed, unfit)
+        devices = before.offer(listed, unfit, looks=(held, self._held()))
         offer = WorkerOffer(
             devices,
             has_model=weights is not None and weights.has_model,
@@ -226,6 +226,9 @@ class Worker:
         lease = Lease(lease_id, peer, memory)
         self._ledger = self._ledger.take(lease)
         return AgreedLease(lease, tuple(memory), weights)
+
+    def _held(self) -> Held:
+        return {lease_id: server.held for lease_id, server in self._running.items()}
 
     def _check_version(self, acquire: Acquire) -> None:
         mine = self._runtime.native.version
@@ -277,7 +280,7 @@ class Worker:
         try:
             async with Owner() as owner:
                 owner.start(server.child.serve(), name=CHILD_NAME)
-                owner.start(server.read_report(self._count_loaded(server.lease)), name=f"{CHILD_NAME} report")
+                owner.start(server.read_report(), name=f"{CHILD_NAME} report")
                 released = owner.start(self._until_released(messages, server, owner), name="lease release")
                 ended = owner.start(self._serve_head(messages, server, lending), name=f"{CHILD_NAME} end")
                 await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
@@ -295,20 +298,13 @@ class Worker:
         why = await server.until_ended()
         await messages.send(Lost(server.code_of_end(), why).encode())
 
-    def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
-        def loaded(count: int) -> None:
-            self._ledger = self._ledger.loaded(lease.lease_id, count)
-
-        return loaded
-
     async def _until_released(self, messages: MessageStream, server: MeshServer, owner: Owner) -> None:
-        lease, neighbours = server.lease, server.neighbours
+        neighbours = server.neighbours
         try:
             while True:
                 match decode(await messages.receive()):
                     case Loaded():
                         server.model_loaded()
-                        self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
                     case Admit() as admitted:
                         neighbours.admit(admitted)
                     case Neighbour() as neighbour:
