@@ -19,7 +19,8 @@ from meshd.base.errors import (
     RemoteProtocolError,
     UserError,
 )
-from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_ASKED, LEASES_ASKED_OF_PEER
+from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_ASKED, LEASES_ASKED_OF_PEER, TRIALS_ASKED
+from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
@@ -103,6 +104,7 @@ class Worker:
         self._options = options
         self._listing = Listing(native, run_to_end, paths, machine=options.machine)
         self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
+        self._trials_asked = Rates(TRIALS_ASKED)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, MeshServer] = {}
         self._streams = LentStreams(runtime.mesh)
@@ -200,6 +202,8 @@ class Worker:
             raise MeshdError(f"cannot create a lease: {error.strerror}") from None
         before, held = self._ledger, self._held()  # looked at before the devices: see Ledger.offer
         listed = await self._devices()
+        if self._device_trials.must_try(listed, acquire.operations):
+            self._charge_trial(peer)
         unfit = await self._device_trials.unfit(listed, acquire.operations, _progress_to(messages))
         devices = before.offer(listed, unfit, looks=(held, self._held()))
         offer = WorkerOffer(
@@ -226,6 +230,14 @@ class Worker:
         lease = Lease(lease_id, peer, memory)
         self._ledger = self._ledger.take(lease)
         return AgreedLease(lease, tuple(memory), weights)
+
+    def _charge_trial(self, peer: PeerId) -> None:
+        if not self._trials_asked.spend(peer, asyncio.get_running_loop().time()):
+            raise Refused(
+                "this head has asked for too many trials of devices",
+                code="busy",
+                hint="ask again in a minute",
+            )
 
     def _held(self) -> Held:
         return {lease_id: server.held for lease_id, server in self._running.items()}
