@@ -1,4 +1,4 @@
-"""The buffers of one mesh-server: what its head has asked for, and what the server has made of that. Pure."""
+"""The buffers of one mesh-server: what its head has asked for, and what the server has made of that."""
 
 from collections import Counter
 from collections.abc import Mapping

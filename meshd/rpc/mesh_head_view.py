@@ -56,17 +56,18 @@ class MeshHeadView:
     def _load(self, body: memoryview, identity: int) -> None:
         if len(body) % wire.LOAD_ENTRY.size:
             raise refused("a part of an entry")
-        entries: _Entries | None = tuple(
-            (digest, size) for *_, size, digest in wire.LOAD_ENTRY.iter_unpack(body)
-        )
         if identity in self._asked:
             return  # which the worker's firewall refuses, as it does more than so many
         if len(self._asked) >= MAX_UNANSWERED:
             raise refused(f"more than {MAX_UNANSWERED} requests without an answer")
-        if self._asked_count + len(entries) > MAX_WEIGHTS_ASKED:
-            entries = None
-        self._asked[identity] = entries
-        self._asked_count += len(entries or ())
+        count = len(body) // wire.LOAD_ENTRY.size
+        if self._asked_count + count > MAX_WEIGHTS_ASKED:
+            self._asked[identity] = None
+            return
+        self._asked[identity] = tuple(
+            (digest, size) for *_, size, digest in wire.LOAD_ENTRY.iter_unpack(body)
+        )
+        self._asked_count += count
 
     def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
         message, size, identity = look_header(data, at, "worker")

@@ -131,7 +131,7 @@ class LeaseClient:
         )
 
     async def say_loaded(self) -> None:
-        """The worker may lend what is free then."""
+        """No weights come any more that the worker could keep."""
         await self._tell(Loaded())
 
     def has_neighbour(self, other: "LeaseClient") -> bool:
