@@ -159,6 +159,14 @@ LEASES_ASKED = Share("leases being negotiated", 8, "node", "the head gets `busy`
 LEASES_ASKED_OF_PEER = Share("leases being negotiated", 2, "peer", "the head gets `busy`")
 LEASES = Share("leases of a worker", 8, "node", "further heads are refused")
 LEASES_OF_PEER = Share("leases of a worker", 2, "peer", "further ones are refused")
+TRIALS_ASKED = Rate(
+    "offers for which devices must be tried with operations that are new to them",
+    1 / 60,
+    8,
+    "peer",
+    "the head gets `busy`",
+)
+LEASE_MESSAGES = Rate("messages of a lease's stream", 20.0, 200, "lease", "the next one waits")
 PROGRESS_SHOWN = Rate("progress messages of a worker that a head shows and logs", 0.5, 5, "peer", "not shown")
 EARLY_ENDS = Share(
     "consecutive leases that a worker ended within 300 s of the load",

@@ -3,6 +3,7 @@
 import asyncio
 
 from meshd.base.errors import EndOfStream, RemoteProtocolError
+from meshd.base.peer_limits import Rate
 from meshd.peer.interface import Stream
 from meshd.wire.lengths import LengthParser, framed
 
@@ -10,8 +11,10 @@ from meshd.wire.lengths import LengthParser, framed
 class MessageStream:
     """Whole messages of at most 64 KiB each, in order."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, rate: Rate | None = None) -> None:
+        """`rate`: of messages that are received; further ones wait, and so does who sends them."""
         self.stream = stream
+        self._pace = rate.bucket(asyncio.get_running_loop().time()) if rate is not None else None
         self._parser = LengthParser()
         self._sending = asyncio.Lock()  # whole messages, also when several tasks have something to say
 
@@ -22,6 +25,8 @@ class MessageStream:
 
     async def receive(self) -> bytes:
         """The next message. Raises EndOfStream, Broken, RemoteProtocolError."""
+        if self._pace is not None:  # sleeps without a pause too: all that has come would be read in one turn
+            await asyncio.sleep(self._pace.take(1, asyncio.get_running_loop().time()))
         while (message := self._parser.next()) is None:
             try:
                 data = await self.stream.read()

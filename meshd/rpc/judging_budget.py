@@ -1,16 +1,23 @@
 """How much of what a peer sends is judged in a time: that takes the loop from all others.
 
-A graph of the largest size takes 0.1 s, and 121 KiB of a compressed stream are enough for one; 13 KiB are
-enough for 0.1 s of messages that do nothing. llama-server sends graphs while it loads, and one for each new
-shape: a micro batch, or every 256th token. Of other messages some tens go each way for a token.
+A graph of the largest size takes 0.07 s, and 121 KiB of a compressed stream are enough for one; if all its
+shapes differ it takes 0.16 s. 13 KiB are enough for 0.07 s of messages that do nothing. llama-server sends
+graphs while it loads, and one for each new shape: a micro batch, or every 256th token. Of other messages some
+tens go each way for a token.
+
+All is counted in tensors: what a node of a graph takes whose shape was there before, 2 microseconds. The
+factors below are what `python -m tests.unit.rpc.judging_cost` prints (two cores of an AMD EPYC that others
+used too, 2026-11-23).
 """
 
 from meshd.rpc.mesh_protocol import GRAPH_TENSORS
 
-TENSORS_PER_SECOND = 100_000  # 0.3 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
-TENSORS_AT_ONCE = 4 * GRAPH_TENSORS
+TENSORS_PER_SECOND = 120_000  # 0.24 s of computing; 137 micro batches of 16 layers, which a fast GPU takes
+TENSORS_AT_ONCE = 4 * GRAPH_TENSORS  # 0.26 s
+SHAPE_TENSORS = 1.4  # a shape of a graph that is new in it, beside its tensor
 ENTRY_TENSORS = 1.0  # one of LOAD: the firewall and the store look at it
-MESSAGE_TENSORS = 0.4  # a message takes as long as so much of a tensor, beside those that it has
+MESSAGE_TENSORS = 0.8  # a message, beside the tensors that it has: a READ with its DATA; a WRITE takes 0.5
+PROGRESS_TENSORS = 300.0  # at the head, where llama-server has to take it: one is due in PROGRESS_SECONDS
 
 
 class JudgingBudget:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, refused
-from meshd.rpc.judging_budget import ENTRY_TENSORS, MESSAGE_TENSORS, JudgingBudget
+from meshd.rpc.judging_budget import ENTRY_TENSORS, MESSAGE_TENSORS, SHAPE_TENSORS, JudgingBudget
+from meshd.rpc.mesh_buffers import MeshBuffers
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
 from meshd.rpc.mesh_keeping import MeshKeeping
 
@@ -41,8 +42,7 @@ class MeshFirewall:
         self._answers = Messages(wire.HEADER.size, MESH_SERVER)
         self._greeted = False
         self._offered: Offered | None = None  # what WELCOME said
-        self._buffers: dict[int, int] = {}  # their bytes
-        self._held = 0  # bytes of all of them
+        self._buffers = MeshBuffers()
         self._graphs: dict[int, dict[int, None]] = {}  # of each device the uids that it keeps, oldest first
         self._budget = JudgingBudget()
         self._unanswered: dict[int, tuple[int, int]] = {}  # by their ids: number of the request, and said
@@ -51,6 +51,10 @@ class MeshFirewall:
     def held_bytes(self) -> int:
         """Received and not handed on."""
         return self._requests.held_bytes + self._answers.held_bytes
+
+    def memory_held(self) -> Mapping[int, int]:
+        """Bytes of buffers that the server has made and nobody has freed, by device."""
+        return self._buffers.held()
 
     def pause(self, now: float) -> float:
         """How many seconds the head's next bytes have to wait, at a time of one clock (judging_budget.py)."""
@@ -115,25 +119,22 @@ class MeshFirewall:
     def _allocate(self, data: bytes | memoryview, at: int, _size: int) -> int:
         buffer, device, size = _fields(wire.ALLOCATE, data, at)
         self._check_device(device)
-        if not buffer or buffer in self._buffers:
+        if not buffer or buffer in self._buffers.sizes:
             raise refused("a number that is not free")
-        if len(self._buffers) >= wire.BUFFERS:
+        if len(self._buffers.sizes) >= wire.BUFFERS:
             raise refused(f"more than {wire.BUFFERS} buffers")
-        if self._memory is not None and self._held + size > self._memory:
-            raise refused(f"{size} bytes more than {self._held}, of {self._memory} lent")
-        self._buffers[buffer] = size
-        self._held += size
+        asked = self._buffers.asked_bytes
+        if self._memory is not None and asked + size > self._memory:
+            raise refused(f"{size} bytes more than {asked}, of {self._memory} lent")
+        self._buffers.ask(buffer, device, size)
         return buffer
 
     def _free(self, data: bytes | memoryview, at: int, _size: int) -> int:
         (buffer,) = _fields(wire.FREE, data, at)
         self._check_inside(buffer, 0, 0)
-        self._forget(buffer)
+        self._buffers.forget(buffer)
         self._graphs.clear()  # as the server does: they may lie in this buffer
         return 0
-
-    def _forget(self, buffer: int) -> None:
-        self._held -= self._buffers.pop(buffer)
 
     def _fill(self, data: bytes | memoryview, at: int, _size: int) -> int:
         buffer, value, offset, count = _fields(wire.FILL, data, at)
@@ -169,7 +170,8 @@ class MeshFirewall:
         assert self._offered is not None
         body = memoryview(data)[at + wire.MESSAGES[wire.GRAPH].body.size : at + size]
         self._budget.spend(len(body) // wire.TENSOR.size)
-        check_graph(body, nodes, tensors, self._buffers, self._offered)
+        shapes = check_graph(body, nodes, tensors, self._buffers.sizes, self._offered)
+        self._budget.spend(SHAPE_TENSORS * shapes)
         if uid:
             kept = self._graphs.setdefault(device, {})
             kept.pop(uid, None)
@@ -209,7 +211,7 @@ class MeshFirewall:
         return 0
 
     def _check_inside(self, buffer: int, offset: int, size: int) -> None:
-        check_inside(self._buffers, buffer, offset, size)
+        check_inside(self._buffers.sizes, buffer, offset, size)
 
     def _check_device(self, device: int) -> None:
         if self._offered is None or device >= self._offered.devices:
@@ -237,8 +239,7 @@ class MeshFirewall:
             self._keeping.answered(identity, bytes(data[body : body + size]))
         elif number == wire.ALLOCATE:
             made = _fields(wire.ALLOCATED, data, at + wire.HEADER.size) == (1,)
-            if not made and said in self._buffers:  # else it was freed meanwhile
-                self._forget(said)
+            self._buffers.answer(said, made=made)
         del self._unanswered[identity]
         return wire.HEADER.size + size
 

@@ -73,23 +73,27 @@ def type_layout(kind: int, offered: Offered) -> tuple[int, int]:
 
 def check_graph(
     body: memoryview, node_count: int, tensor_count: int, buffers: Mapping[int, int], offered: Offered
-) -> None:
-    """The lists of a GRAPH. Raises RemoteProtocolError."""
+) -> int:
+    """The lists of a GRAPH; returns how many shapes there are in it. Raises RemoteProtocolError."""
     if not 0 < node_count <= tensor_count <= wire.GRAPH_TENSORS:
         raise refused(f"{node_count} nodes of {tensor_count} tensors")
     if len(body) != 4 * node_count + wire.TENSOR.size * tensor_count:
         raise refused(f"{node_count} nodes and {tensor_count} tensors in {len(body)} bytes")
     nodes = struct.unpack_from(f"<{node_count}I", body)
-    tensors = _check_tensors(body[4 * node_count :], buffers, offered)
+    tensors, shapes = _check_tensors(body[4 * node_count :], buffers, offered)
     if len(set(nodes)) != node_count:
         raise refused("a node that is there twice")
     for node in nodes:
         if node >= tensor_count:
             raise refused("a node that is no tensor of its graph")
         _check_node(tensors[node], tensors)
+    return shapes
 
 
-def _check_tensors(body: memoryview, buffers: Mapping[int, int], offered: Offered) -> Sequence[_GraphTensor]:
+def _check_tensors(
+    body: memoryview, buffers: Mapping[int, int], offered: Offered
+) -> tuple[Sequence[_GraphTensor], int]:
+    """The tensors, and how many shapes they have."""
     tensors: list[_GraphTensor] = []
     layouts: dict[tuple[int, bytes], tuple[int, int]] = {}
     fields = _PARTS.iter_unpack(body)
@@ -115,7 +119,7 @@ def _check_tensors(body: memoryview, buffers: Mapping[int, int], offered: Offere
         if _KINDS[operation]:
             _check_kind(operation, parameters)
         tensors.append(_GraphTensor(buffer, offset, span, operation, sources, viewed, moved))
-    return tensors
+    return tensors, len(layouts)
 
 
 def _check_kind(operation: int, parameters: bytes) -> None:

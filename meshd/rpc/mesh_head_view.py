@@ -5,20 +5,21 @@ which neighbours the worker has. Nothing is held back but WELCOME, LOAD and LOAD
 from collections.abc import Callable
 
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.frames import HEAD, MESH_SERVER, Messages, refused
-from meshd.rpc.judging_budget import MESSAGE_TENSORS, JudgingBudget
+from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, refused
+from meshd.rpc.judging_budget import MESSAGE_TENSORS, PROGRESS_TENSORS, JudgingBudget
 from meshd.rpc.mesh_firewall import look_header, read_welcome
 
 Placed = Callable[[bytes, int, str], None]
 """Told of each weight that is asked for by content: hash, bytes, and why it is sent; empty: it is not."""
+_Entries = tuple[tuple[bytes, int], ...]  # hashes and bytes
 MAX_WEIGHTS_ASKED = 16_384  # weights whose answers have not come; of more nothing is said
 
 
 class MeshHeadView:
     """Implements tunnel.interface.Inspector for the head's side: the peer is the worker.
 
-    Raises RemoteProtocolError for what is no message, and then always. Holds one message, and
-    MAX_WEIGHTS_ASKED hashes.
+    Raises RemoteProtocolError for what is no message, and then always. Holds one message, MAX_UNANSWERED ids
+    and MAX_WEIGHTS_ASKED hashes.
     """
 
     def __init__(self, placed: Placed) -> None:
@@ -26,7 +27,7 @@ class MeshHeadView:
         self._requests = Messages(wire.HEADER.size, HEAD)
         self._answers = Messages(wire.HEADER.size, MESH_SERVER)
         self._budget = JudgingBudget()
-        self._asked: dict[int, tuple[tuple[bytes, int], ...]] = {}  # by id of the LOAD: hashes and bytes
+        self._asked: dict[int, _Entries | None] = {}  # by id of the LOAD; None: of too many, nothing is kept
         self._asked_count = 0
         self._welcomed = False
         self.neighbours: frozenset[int] = frozenset()
@@ -55,16 +56,24 @@ class MeshHeadView:
     def _load(self, body: memoryview, identity: int) -> None:
         if len(body) % wire.LOAD_ENTRY.size:
             raise refused("a part of an entry")
-        entries = tuple((digest, size) for *_, size, digest in wire.LOAD_ENTRY.iter_unpack(body))
-        if identity not in self._asked and self._asked_count + len(entries) <= MAX_WEIGHTS_ASKED:
-            self._asked[identity] = entries
-            self._asked_count += len(entries)
+        if identity in self._asked:
+            return  # which the worker's firewall refuses, as it does more than so many
+        if len(self._asked) >= MAX_UNANSWERED:
+            raise refused(f"more than {MAX_UNANSWERED} requests without an answer")
+        count = len(body) // wire.LOAD_ENTRY.size
+        if self._asked_count + count > MAX_WEIGHTS_ASKED:
+            self._asked[identity] = None
+            return
+        self._asked[identity] = tuple(
+            (digest, size) for *_, size, digest in wire.LOAD_ENTRY.iter_unpack(body)
+        )
+        self._asked_count += count
 
     def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
         message, size, identity = look_header(data, at, "worker")
         if have < wire.HEADER.size + size and message.number in (wire.WELCOME, wire.LOADED):
             return -(wire.HEADER.size + size)
-        self._budget.spend(MESSAGE_TENSORS)
+        self._budget.spend(PROGRESS_TENSORS if message.number == wire.PROGRESS else MESSAGE_TENSORS)
         if message.number in (wire.WELCOME, wire.LOADED):
             body = at + wire.HEADER.size
             if message.number == wire.WELCOME:
@@ -77,10 +86,14 @@ class MeshHeadView:
         return wire.HEADER.size + size
 
     def _loaded(self, results: bytes, identity: int) -> None:
-        entries = self._asked.pop(identity, ())
+        if identity not in self._asked:
+            raise refused("LOADED that nobody asked for")
+        entries = self._asked.pop(identity)
+        if entries is None:
+            return
         self._asked_count -= len(entries)
-        if entries and (len(entries) != len(results) or max(results) >= len(wire.LOAD_RESULTS)):
+        if len(entries) != len(results) or max(results, default=0) >= len(wire.LOAD_RESULTS):
             raise refused("LOADED with other results than were asked for")
-        for (digest, size), result in zip(entries, results, strict=False):
+        for (digest, size), result in zip(entries, results, strict=True):
             why = wire.LOAD_RESULTS[result].replace("-", "_")
             self._placed(digest, size, why if result else "")

@@ -2,7 +2,7 @@
 
 The head opens the stream and asks (Acquire); the worker says what it could lend (Offer); the head plans and
 takes a part (Reserve); the worker starts a mesh-server held to that (Grant). Progress may come before any
-answer, Lost at any time. Once its model is loaded the head says so (Loaded): all memory is taken then.
+answer, Lost at any time. Once its model is loaded the head says so (Loaded): no weights come then.
 
 With the id in the offer the head need not wait for the grant: streams that name it wait at the worker until
 the mesh-server is there. Then all of Reserve, Admit, Neighbour and the first requests cross together.
@@ -219,7 +219,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The head's model is loaded: what the lease needs of the memory, it has."""
+    """The head's model is loaded: the worker has all of its weights."""
 
     def encode(self) -> bytes:
         return pack({"type": "loaded"})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, Refused, RemoteProtocolError
-from meshd.base.peer_limits import PROGRESS_SHOWN
+from meshd.base.peer_limits import LEASE_MESSAGES, PROGRESS_SHOWN
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, PeerStatus
 from meshd.peer.messages import MessageStream
@@ -87,7 +87,7 @@ class LeaseClient:
     async def ask(self, acquire: Acquire) -> WorkerOffer:
         """What the worker could lend. Raises Refused with its reason, Broken."""
         stream = self._mesh.open_stream(self.peer, LEASE_SERVICE, metadata={})
-        self._messages = MessageStream(stream)
+        self._messages = MessageStream(stream, LEASE_MESSAGES)
         await self._messages.send(acquire.encode())
         answer = await self._answer(OFFER_SECONDS)
         if not isinstance(answer, WorkerOffer):
@@ -131,7 +131,7 @@ class LeaseClient:
         )
 
     async def say_loaded(self) -> None:
-        """The worker may lend what is free then."""
+        """No weights come any more that the worker could keep."""
         await self._tell(Loaded())
 
     def has_neighbour(self, other: "LeaseClient") -> bool:

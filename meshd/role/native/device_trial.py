@@ -67,6 +67,19 @@ class DeviceTrials:
             used += [] if why else [device]
         return tuple(reasons)
 
+    def must_try(self, devices: Sequence[OfferedDevice], operations: Sequence[str]) -> bool:
+        """Whether `unfit` would start a process, which takes seconds and lets all others wait."""
+        used: list[OfferedDevice] = []
+        for device in devices:
+            if twin(device, used):
+                continue
+            tried = bool(operations) and device.name != REFERENCE
+            why = self._known(self._key(device, operations)) if tried else ""
+            if why is None:
+                return True
+            used += [] if why else [device]
+        return False
+
     async def _of(self, device: OfferedDevice, operations: Sequence[str], on_progress: OnProgress) -> str:
         if not operations or device.name == REFERENCE:
             return ""
@@ -87,7 +100,7 @@ class DeviceTrials:
         return why
 
     def _known(self, key: str) -> str | None:
-        if key in self._passed:
+        if self._passed.use(key):
             return ""
         why, when = self._failed.get(key, ("", 0.0))
         return why if why and asyncio.get_running_loop().time() - when < AGAIN_SECONDS else None

@@ -36,10 +36,19 @@ class TrialCache:
     def __contains__(self, key: str) -> bool:
         return key in self._keys
 
+    def use(self, key: str) -> bool:
+        """Was it passed? One that is used stays, else a head that asks for many would push it out."""
+        if key not in self._keys:
+            return False
+        if key not in list(self._keys)[-MAX_TRIALS // 2 :]:
+            self.add(key)
+        return True
+
     def add(self, key: str) -> None:
         """From now on it need not be tried. A file that cannot be written is no error."""
-        self._keys = dict.fromkeys([*self._read(), *(old for old in self._keys if old != key), key])
-        self._keys = dict.fromkeys(list(self._keys)[-MAX_TRIALS:])
+        others = [old for old in self._read() if old not in self._keys]
+        kept = [*others, *(old for old in self._keys if old != key), key]
+        self._keys = dict.fromkeys(kept[-MAX_TRIALS:])
         if self._path is None:
             return
         try:

@@ -19,7 +19,8 @@ from meshd.base.errors import (
     RemoteProtocolError,
     UserError,
 )
-from meshd.base.peer_limits import LEASES_ASKED, LEASES_ASKED_OF_PEER
+from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_ASKED, LEASES_ASKED_OF_PEER, TRIALS_ASKED
+from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
@@ -32,7 +33,7 @@ from meshd.role.native.device_trial import DeviceTrials
 from meshd.role.native.devices import pick
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import KnownFiles
-from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
+from meshd.role.worker.leases import MAX_LEASES, Held, Lease, Ledger
 from meshd.role.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.role.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
 from meshd.store.interface import ContentStore, WeightsFile
@@ -103,6 +104,7 @@ class Worker:
         self._options = options
         self._listing = Listing(native, run_to_end, paths, machine=options.machine)
         self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
+        self._trials_asked = Rates(TRIALS_ASKED)
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, MeshServer] = {}
         self._streams = LentStreams(runtime.mesh)
@@ -148,7 +150,7 @@ class Worker:
         return None if Role.USE in member.roles else NO_USE
 
     async def _serve_lease(self, stream: Stream) -> None:
-        messages = MessageStream(stream)
+        messages = MessageStream(stream, LEASE_MESSAGES)
         outgoing = Outgoing()
         lease_id = self._runtime.tunnels.random(LEASE_ID_BYTES)
         try:
@@ -198,10 +200,12 @@ class Worker:
             weights = await self._files.take(outgoing, _progress_to(messages), peer=str(peer))
         except OSError as error:
             raise MeshdError(f"cannot create a lease: {error.strerror}") from None
-        before = self._ledger  # looked at before the devices: see Ledger.offer
+        before, held = self._ledger, self._held()  # looked at before the devices: see Ledger.offer
         listed = await self._devices()
+        if self._device_trials.must_try(listed, acquire.operations):
+            self._charge_trial(peer)
         unfit = await self._device_trials.unfit(listed, acquire.operations, _progress_to(messages))
-        devices = before.offer(listed, unfit)
+        devices = before.offer(listed, unfit, looks=(held, self._held()))
         offer = WorkerOffer(
             devices,
             has_model=weights is not None and weights.has_model,
@@ -226,6 +230,17 @@ class Worker:
         lease = Lease(lease_id, peer, memory)
         self._ledger = self._ledger.take(lease)
         return AgreedLease(lease, tuple(memory), weights)
+
+    def _charge_trial(self, peer: PeerId) -> None:
+        if not self._trials_asked.spend(peer, asyncio.get_running_loop().time()):
+            raise Refused(
+                "this head has asked for too many trials of devices",
+                code="busy",
+                hint="ask again in a minute",
+            )
+
+    def _held(self) -> Held:
+        return {lease_id: server.held for lease_id, server in self._running.items()}
 
     def _check_version(self, acquire: Acquire) -> None:
         mine = self._runtime.native.version
@@ -277,7 +292,7 @@ class Worker:
         try:
             async with Owner() as owner:
                 owner.start(server.child.serve(), name=CHILD_NAME)
-                owner.start(server.read_report(self._count_loaded(server.lease)), name=f"{CHILD_NAME} report")
+                owner.start(server.read_report(), name=f"{CHILD_NAME} report")
                 released = owner.start(self._until_released(messages, server, owner), name="lease release")
                 ended = owner.start(self._serve_head(messages, server, lending), name=f"{CHILD_NAME} end")
                 await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
@@ -295,20 +310,13 @@ class Worker:
         why = await server.until_ended()
         await messages.send(Lost(server.code_of_end(), why).encode())
 
-    def _count_loaded(self, lease: Lease) -> Callable[[int], None]:
-        def loaded(count: int) -> None:
-            self._ledger = self._ledger.loaded(lease.lease_id, count)
-
-        return loaded
-
     async def _until_released(self, messages: MessageStream, server: MeshServer, owner: Owner) -> None:
-        lease, neighbours = server.lease, server.neighbours
+        neighbours = server.neighbours
         try:
             while True:
                 match decode(await messages.receive()):
                     case Loaded():
                         server.model_loaded()
-                        self._ledger = self._ledger.loaded(lease.lease_id, sum(lease.memory.values()))
                     case Admit() as admitted:
                         neighbours.admit(admitted)
                     case Neighbour() as neighbour:

@@ -10,23 +10,22 @@ from meshd.wire.lease import OfferedDevice
 MAX_LEASES = LEASES.most
 
 
+Held = Mapping[bytes, Mapping[str, int]]
+"""By lease and device, bytes of buffers that the server has: what its firewall saw, no word of its head."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A granted part: bytes by device name (only devices with more than 0), and how many are loaded."""
+    """A granted part: bytes by device name (only devices with more than 0)."""
 
     lease_id: bytes
     peer: PeerId
     memory: Mapping[str, int]
-    loaded: int = 0
 
-    def pending(self, device: str) -> int:
-        """Bytes that it may still take of what the device shows as free.
-
-        What its server has loaded is known for all devices together, and taken as spread evenly.
-        """
-        reserved = self.memory.get(device, 0)
-        total = sum(self.memory.values())
-        return reserved - reserved * min(self.loaded, total) // total if total else 0
+    def pending(self, device: str, looks: Sequence[Held]) -> int:
+        """Bytes that it may still take of what the device shows as free, by the look when it held least."""
+        held = (look.get(self.lease_id, {}).get(device, 0) for look in looks)
+        return max(0, self.memory.get(device, 0) - min(held, default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +35,27 @@ class Ledger:
     limit: int | None = None
     leases: tuple[Lease, ...] = ()
 
-    def offer(self, devices: Sequence[OfferedDevice], unfit: Sequence[str] = ()) -> tuple[OfferedDevice, ...]:
+    def offer(
+        self, devices: Sequence[OfferedDevice], unfit: Sequence[str] = (), looks: Sequence[Held] = ()
+    ) -> tuple[OfferedDevice, ...]:
         """The devices with what is left of them: free, not promised to a lease, and within the limit.
 
         Of one that may not be used (`unfit` has the reason at its place) nothing is.
-        `devices` must have been listed after this ledger was looked at: what a lease loads in between is
-        held back twice then, and never promised twice.
+        `devices` must have been listed after this ledger was looked at, and between the `looks` at what the
+        servers hold: what a lease takes or frees meanwhile is held back twice then, and never promised twice.
         """
         return tuple(
             replace(
                 device,
-                free_bytes=0 if why else self._free(device),
+                free_bytes=0 if why else self._free(device, looks),
                 total_bytes=min(device.total_bytes, self.limit or device.total_bytes),
             )
             for device, why in zip(devices, unfit or ("",) * len(devices), strict=True)
         )
 
-    def _free(self, device: OfferedDevice) -> int:
-        return max(0, min(device.free_bytes - self._pending(device), self._left(device)))
-
-    def _pending(self, device: OfferedDevice) -> int:
-        return sum(lease.pending(device.name) for lease in self.leases)
+    def _free(self, device: OfferedDevice, looks: Sequence[Held]) -> int:
+        pending = sum(lease.pending(device.name, looks) for lease in self.leases)
+        return max(0, min(device.free_bytes - pending, self._left(device)))
 
     def _left(self, device: OfferedDevice) -> int:
         allowed = device.total_bytes if self.limit is None else min(self.limit, device.total_bytes)
@@ -87,15 +86,6 @@ class Ledger:
     def take(self, lease: Lease) -> "Ledger":
         """With one lease more."""
         return replace(self, leases=(*self.leases, lease))
-
-    def loaded(self, lease_id: bytes, count: int) -> "Ledger":
-        """With so many bytes loaded by this lease."""
-        return replace(
-            self,
-            leases=tuple(
-                replace(lease, loaded=count) if lease.lease_id == lease_id else lease for lease in self.leases
-            ),
-        )
 
     def release(self, lease_id: bytes) -> "Ledger":
         """Without it."""

@@ -7,7 +7,7 @@ so this daemon needs no picture of its work, but ends it when it says nothing an
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -85,7 +85,6 @@ class MeshServer:
         self._log_path = log_path
         self._silence = ChildSilence()
         self._firewall: MeshFirewall | None = None  # while there is a connection
-        self._loaded_bytes = 0
         self._why_failed = ""  # in its own words
         self._end: socket | None = None
         self._report = runtime.processes.make_report()
@@ -216,15 +215,23 @@ class MeshServer:
         """To other workers, open now."""
         return self.neighbours.tunnels
 
-    # What it and its head say of the load.
+    # What it holds, and what it and its head say of the load.
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Bytes of its buffers, by device. None once it has no head: it is about to give them back."""
+        if self._firewall is None or not self.child.status.is_up:
+            return {}
+        held = self._firewall.memory_held()  # counts devices in the order of its command line
+        return {name: held.get(number, 0) for number, name in enumerate(self.agreed.devices)}
 
     def model_loaded(self) -> None:
         """The head has sent all of its weights, and has a first token."""
         if (lease_cache := self.agreed.lease_cache) is not None:
             lease_cache.done()
 
-    async def read_report(self, loaded: Callable[[int], None]) -> None:
-        """Count what it says; `loaded` gets the bytes of weights that are in its memory now."""
+    async def read_report(self) -> None:
+        """Note what it says."""
         while True:
             try:
                 line = await self._report.line()
@@ -232,8 +239,6 @@ class MeshServer:
                 return
             match line.split(" "):
                 case ["loaded", _count, size] if (count := count_of(size)) is not None:
-                    self._loaded_bytes += count
                     LOG.info("weights_loaded", peer=self.lease.peer.short, bytes=count)
-                    loaded(self._loaded_bytes)
                 case ["failed", *why]:
                     self._why_failed = " ".join(why)  # it ends, and says so before

@@ -1,9 +1,12 @@
 """Whole messages over a stream: order, credit, ends in the middle."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import Broken, EndOfStream, RemoteProtocolError
+from meshd.base.peer_limits import Rate
 from meshd.peer.messages import MessageStream
 from meshd.wire.lengths import framed
 
@@ -49,5 +52,32 @@ def test_a_reset_is_told_and_a_long_message_refused() -> None:
         await near.write((1 << 20).to_bytes(4, "big"))
         with pytest.raises(RemoteProtocolError, match="1048576 bytes announced"):
             await MessageStream(far).receive()
+
+    run(main())
+
+
+def test_many_messages_wait_for_their_rate_and_leave_the_loop_to_others() -> None:
+    async def main() -> None:
+        loop, came = asyncio.get_running_loop(), 0
+        near, far, _, _ = streams()
+        out, back = MessageStream(near), MessageStream(far, Rate("messages", 20.0, 200, "lease", "they wait"))
+
+        async def read(count: int) -> None:
+            nonlocal came
+            for _ in range(count):
+                await back.receive()
+                came += 1
+
+        for _ in range(500):
+            await out.send(b"loaded")
+        began = loop.time()
+        burst = asyncio.create_task(read(200))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert 0 < came <= 10, "one in a turn of the loop"
+        await burst
+        assert loop.time() == began
+        await read(300)
+        assert loop.time() - began == pytest.approx(300 / 20)
 
     run(main())

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.frames import MAX_UNANSWERED
 from meshd.rpc.mesh_head_view import MAX_WEIGHTS_ASKED, MeshHeadView
 
 from tests.unit.rpc import mesh_talk as talk
@@ -52,10 +53,22 @@ def test_it_does_not_matter_how_the_bytes_are_cut(cuts: list[int]) -> None:
     assert it.placed == [(HASH, 16, ""), (HASH, 32, "unreadable")]
 
 
-def test_an_answer_that_nobody_asked_for_says_nothing() -> None:
+def test_an_answer_that_nobody_asked_for_ends_it() -> None:
     it = View()
+    it.view.to_peer(asked(16, 32))
     it.view.from_peer(answered(0, 0))
-    assert it.placed == []
+    for late in (answered(0, 0), answered(identity=9)):
+        with pytest.raises(RemoteProtocolError, match="that nobody asked for"):
+            it.view.from_peer(late)
+    assert len(it.placed) == 2
+
+
+def test_more_loads_than_may_wait_for_an_answer_end_it() -> None:
+    it = View()
+    for number in range(MAX_UNANSWERED):
+        it.view.to_peer(asked(identity=number + 1))
+    with pytest.raises(RemoteProtocolError, match="without an answer"):
+        it.view.to_peer(asked(identity=MAX_UNANSWERED + 1))
 
 
 @pytest.mark.parametrize(

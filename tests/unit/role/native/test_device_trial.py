@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base.peer_limits import TRIALS_ASKED
 from meshd.process.interface import Ended
 from meshd.role.interface import NativeBuild
 from meshd.role.native.device_trial import AGAIN_SECONDS, STILL_SECONDS, DeviceTrials
 from meshd.role.native.devices import SHARED_MEMORY
-from meshd.wire.lease import Lost, OfferedDevice, Progress, Reserve, WorkerOffer
+from meshd.wire.lease import LeaseMessage, Lost, OfferedDevice, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, scene
@@ -209,6 +210,36 @@ def test_a_head_that_goes_in_the_trial_ends_it(tmp_path: Path) -> None:
                 heard = await again.hears()
             assert isinstance(heard, WorkerOffer) and heard.unfit == ()
             assert len(it.bench.trials) == 2
+
+    run(main())
+
+
+def test_a_head_that_asks_for_ever_new_trials_waits_and_others_do_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.bench.device_lines = [GPU_LINE, *DEVICE_LINES]
+
+            async def ask(head: str, word: str) -> LeaseMessage:
+                call = it.call(head)
+                await call.says(replace(ASKS, operations=(word,)))
+                answer = await call.hears()
+                while isinstance(answer, Progress):
+                    answer = await call.hears()
+                call.stream.write_eof()
+                await call.is_over()
+                return answer
+
+            burst = int(TRIALS_ASKED.burst)
+            for number in range(burst):
+                assert isinstance(await ask("evil", f"rms_norm:{number}"), WorkerOffer)
+            refused = await ask("evil", "rms_norm:64")
+            assert isinstance(refused, Lost) and refused.code == "busy"
+            assert len(it.bench.trials) == burst
+            assert isinstance(await ask("evil", "rms_norm:0"), WorkerOffer), "which is known"
+            assert isinstance(await ask("honest", "rms_norm:64"), WorkerOffer)
+            await asyncio.sleep(1 / TRIALS_ASKED.per_second)
+            assert isinstance(await ask("evil", "rms_norm:65"), WorkerOffer)
+            assert len(it.bench.trials) == burst + 2
 
     run(main())
 

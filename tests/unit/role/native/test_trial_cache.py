@@ -27,6 +27,25 @@ def test_the_oldest_go(tmp_path: Path) -> None:
     assert keys[0] not in again and keys[1] not in again and all(key in again for key in keys[2:])
 
 
+def test_one_that_is_used_outlives_many_that_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "trials"
+    kept, used = TrialCache(path), trial_key(["used"])
+    kept.add(used)
+    for number in range(3 * MAX_TRIALS):
+        kept.add(trial_key([str(number)]))
+        assert kept.use(used)
+    assert used in TrialCache(path), "after a restart as well"
+    assert not kept.use(trial_key(["0"])) and trial_key(["0"]) not in kept
+
+
+def test_one_that_is_used_all_the_time_is_not_written_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "trials"
+    kept, used = TrialCache(path), trial_key(["used"])
+    kept.add(used)
+    path.unlink()
+    assert kept.use(used) and not path.exists()
+
+
 def test_without_a_file_or_with_a_damaged_one(tmp_path: Path) -> None:
     key = trial_key(["a"])
     nowhere = TrialCache(None)

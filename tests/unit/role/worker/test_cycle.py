@@ -302,10 +302,11 @@ def test_a_head_that_breaks_the_rules_is_reset(tmp_path: Path, said: bytes) -> N
     run(main())
 
 
-def test_reports_of_the_child_are_counted(tmp_path: Path) -> None:
+def test_reports_of_the_child_are_read_and_its_last_word_is_why_it_ends(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path, file=FakeFile()) as it:
-            grant = await it.call().lease()
+            call = it.call()
+            await call.lease()
             (child,) = it.bench.children
             for line in (
                 "loaded 3 1000",
@@ -315,8 +316,8 @@ def test_reports_of_the_child_are_counted(tmp_path: Path) -> None:
             ):
                 child.report(line)
             await asyncio.sleep(1)
-            running = it.worker._running[grant.lease_id]
-            assert running._loaded_bytes == 1000
+            child.die("it ended", code=1)
+            assert await call.hears() == Lost("rpc_server_ended", "it ended: a peer has ended")
 
     run(main())
 

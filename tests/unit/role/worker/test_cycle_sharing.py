@@ -2,17 +2,21 @@
 
 import asyncio
 import os
+from contextlib import closing
 from pathlib import Path
 
-from meshd.base.peer_limits import LEASES_OF_PEER
+from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_OF_PEER
 from meshd.model.weights_index import FileEntry, WeightsIndex
 from meshd.mux.events import Code
+from meshd.rpc import mesh_protocol as wire
 from meshd.store.interface import ProgressCallback
 from meshd.wire.lease import Grant, Loaded, Lost, Progress, Reserve, WorkerOffer
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
 from tests.unit.role.stubs import FakeFile
+from tests.unit.role.worker.lent import Server, head_stream
+from tests.unit.rpc import mesh_talk as talk
 
 
 def test_few_leases_are_negotiated_at_once(tmp_path: Path) -> None:
@@ -81,19 +85,41 @@ def test_those_who_ask_at_once_share_a_listing(tmp_path: Path) -> None:
 
 
 def test_memory_that_is_promised_and_not_yet_taken_is_held_back(tmp_path: Path) -> None:
-    """No limit is set: the device shows 3000 MiB as free until the first head loads."""
+    """No limit is set: the device shows 3000 MiB as free, whatever the first head loads."""
 
     async def main() -> None:
         async with scene(tmp_path) as it:
             one = it.call("one")
-            await one.lease(1000)
-            assert (await it.call("two").offer()).devices[0].free_bytes == 2000 * MIB
-            it.bench.children[0].report(f"loaded 1 {750 * MIB}")
-            await asyncio.sleep(1)
-            assert (await it.call("two").offer()).devices[0].free_bytes == 2750 * MIB
+            grant = await one.lease(1000)
+
+            async def free(head: str) -> int:
+                await asyncio.sleep(1)
+                return (await it.call(head).offer()).devices[0].free_bytes // MIB
+
+            assert await free("two") == 2000
             await one.says(Loaded())
-            await asyncio.sleep(1)
-            assert (await it.call("three").offer()).devices[0].free_bytes == 3000 * MIB
+            it.bench.children[0].report(f"loaded 1 {750 * MIB}")
+            assert await free("two") == 2000, "a head's word is no memory"
+            stream = head_stream(it, one, grant)
+            with closing(Server(it.bench.children[0])) as server:
+                await stream.write(talk.hello())
+                await asyncio.sleep(1)
+                server.head.send(talk.welcome())
+                await asyncio.sleep(1)
+                await stream.write(talk.allocate(size=750 * MIB))
+                assert await free("three") == 2000, "which is not answered"
+                server.head.send(talk.allocated())
+                assert await free("three") == 2750
+                await stream.write(talk.message(wire.FREE, talk.BUFFER))
+                assert await free("four") == 2000
+                await stream.write(talk.allocate(size=500 * MIB))
+                await asyncio.sleep(1)
+                server.head.send(talk.allocated())
+                assert await free("four") == 2500
+            stream.reset(Code.LOST, "gone")
+            assert await free("five") == 2000, "its server gives it back first"
+            await one.release()
+            assert await free("five") == 3000
 
     run(main())
 
@@ -214,5 +240,20 @@ def test_a_head_that_goes_while_the_server_starts_leaves_nothing(tmp_path: Path)
             assert [child.ended for child in it.bench.children] == [True]
             it.bench.start_seconds = 0.0
             await it.call().lease(100)
+
+    run(main())
+
+
+def test_a_head_that_floods_its_lease_is_read_at_the_rate_of_its_messages(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.lease()
+            began = asyncio.get_running_loop().time()
+            for _ in range(2 * int(LEASE_MESSAGES.burst)):
+                await call.says(Loaded())
+            await call.release()
+            took = asyncio.get_running_loop().time() - began
+            assert took > 0.9 * LEASE_MESSAGES.burst / LEASE_MESSAGES.per_second
 
     run(main())

@@ -78,15 +78,22 @@ def test_one_head_has_a_few_of_them_and_leaves_the_others_to_others() -> None:
     assert ledger.refusal_reason([CPU], [1], before=ledger, peer=GUEST.peer) is None
 
 
-def test_what_is_promised_and_not_loaded_yet_is_held_back() -> None:
+def test_what_is_promised_and_not_taken_yet_is_held_back() -> None:
     """Without a limit too: the device shows memory as free that a lease is about to take."""
     ledger = Ledger().take(lease(1, CPU=30))
-    assert ledger.offer([CPU])[0].free_bytes == 50
-    half = ledger.loaded(lease(1).lease_id, 15)
-    assert half.offer([replace(CPU, free_bytes=65)])[0].free_bytes == 50
-    done = ledger.loaded(lease(1).lease_id, 1000)
-    assert done.offer([replace(CPU, free_bytes=50)])[0].free_bytes == 50
-    assert ledger.offer([replace(CPU, free_bytes=10)])[0].free_bytes == 0
+
+    def offered(free: int, *held: int) -> int:
+        looks = [{lease(1).lease_id: {"CPU": count, "CUDA0": 1000}} for count in held]
+        return ledger.offer([replace(CPU, free_bytes=free)], looks=looks)[0].free_bytes
+
+    assert offered(80) == 50
+    assert offered(65, 15, 15) == 50
+    assert offered(50, 30, 30) == 50
+    assert offered(50, 1000, 1000) == 50
+    assert offered(10) == 0
+    assert offered(80, 30, 0) == 50, "freed while the devices were listed, and to be taken again"
+    assert offered(50, 0, 30) == 20, "taken then: held back twice"
+    assert ledger.offer([CPU], looks=[{}, {}])[0].free_bytes == 50
 
 
 def test_what_was_promised_since_the_offer_is_not_to_be_had() -> None:
