@@ -1,5 +1,6 @@
 // What ggml sees of a worker: devices, their buffers, a backend for each. The functions behind ggml's tables are in
-// client_device.cpp, client_buffer.cpp and client_backend.cpp; client_copies.cpp moves bytes, and has one worker push to another.
+// client_device.cpp, client_buffer.cpp and client_backend.cpp; client_copies.cpp moves bytes, and has one worker push
+// to another.
 #pragma once
 
 #include "connection.h"

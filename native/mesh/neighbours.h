@@ -1,5 +1,5 @@
-// Connections with other workers of the same head: what is pushed to them, and what they push. When to push is up to the
-// head's client (client_copies.cpp).
+// Connections with other workers of the same head: what is pushed to them, and what they push. When to push is up to
+// the head's client (client_copies.cpp).
 #pragma once
 
 #include "channel.h"
