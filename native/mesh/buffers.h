@@ -16,6 +16,7 @@ struct lent_device {
     ggml_backend_t backend;
     uint64_t limit; // bytes that a head may hold
     size_rule rule = {};
+    int threads = 1; // of a CPU
 };
 
 bool is_cpu(ggml_backend_t backend);

@@ -217,8 +217,10 @@ void executor::graph(uint64_t id, reader & in) {
     if (body.device >= devices.size()) {
         throw bad_message("GRAPH names a device that there is not");
     }
-    auto made = std::make_unique<stored_graph>(body, in, memory, devices[body.device].backend);
-    compute(id, shelves[body.device].put(std::move(made)), body.device);
+    auto made = std::make_unique<stored_graph>(body, in, memory, devices[body.device]);
+    const stored_graph & kept = shelves[body.device].put(std::move(made));
+    check_kept(shelves, devices);
+    compute(id, kept, body.device);
 }
 
 void executor::compute(uint64_t id, const compute_body & body) {

@@ -5,6 +5,7 @@
 #include "names.h"
 #include "operations.h"
 
+#include "ggml-cpu.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
@@ -64,6 +65,28 @@ static void check_node(const ggml_tensor * node, ggml_backend_t backend) {
     }
 }
 
+// What any head may have for graphs that are kept, enough for eight of 10,000 tensors, and which part of what is lent
+static constexpr uint64_t LEAST_KEPT = 48 << 20;
+static constexpr uint64_t LENT_TO_KEPT = 16;
+
+// What a CPU has for any graph, beside a place for each thread: more is taken only of what is lent
+static constexpr uint64_t LEAST_WORK = 64 << 20;
+static constexpr uint64_t THREAD_WORK = 1 << 20; // of which ggml's tiles of matrices take half
+
+// A CPU's kernels work in memory that ggml takes for the graph: for rows of a source in another type, for each thread,
+// for each expert. It is kept until the device is closed, and is no part of any buffer.
+static void check_work(const ggml_cgraph * graph, const lent_device & device) {
+    if (!is_cpu(device.backend)) {
+        return;
+    }
+    const uint64_t least = LEAST_WORK + static_cast<uint64_t>(device.threads) * THREAD_WORK;
+    const uint64_t work = ggml_graph_plan(graph, device.threads, nullptr).work_size;
+    if (work > std::max(least, device.limit)) {
+        throw bad_message("a graph that needs " + std::to_string(work) + " bytes to work in, of " +
+                          std::to_string(device.limit) + " lent");
+    }
+}
+
 ggml_tensor * stored_graph::make_tensor(const wire_tensor & from, const buffers & memory) {
     ggml_type type;
     if (!type_of_number(from.type, type)) {
@@ -75,7 +98,7 @@ ggml_tensor * stored_graph::make_tensor(const wire_tensor & from, const buffers 
         made_tensor->nb[i] = from.nb[i];
     }
     if (from.buffer != 0) {
-        // a copy without gaps would be in the buffer as well: no kernel works on more than the head has memory for
+        // a copy without gaps would be in the buffer as well: no result is larger than what the head has memory for
         const place where = memory.find(from.buffer, from.offset, bytes.span);
         if (bytes.dense > memory.size_of(from.buffer) || is_unaligned(where.data, type)) {
             throw bad_message("a tensor that cannot be at its place");
@@ -115,7 +138,7 @@ void stored_graph::link(uint32_t own, const wire_tensor & from) {
     tensor->flags = static_cast<int32_t>(from.flags & FLAGS);
 }
 
-stored_graph::stored_graph(const graph_body & head, reader & in, const buffers & memory, ggml_backend_t backend) :
+stored_graph::stored_graph(const graph_body & head, reader & in, const buffers & memory, const lent_device & device) :
     number(head.uid) {
     if (head.node_count == 0 || head.node_count > head.tensor_count || head.tensor_count > GRAPH_TENSORS) {
         throw bad_message("a graph has from 1 to " + std::to_string(GRAPH_TENSORS) + " tensors");
@@ -141,9 +164,10 @@ stored_graph::stored_graph(const graph_body & head, reader & in, const buffers &
     made->uid = ++last_made;
     const std::vector<uint32_t> places = take_nodes(nodes, head.node_count);
     for (const uint32_t index : places) {
-        check_node(tensors[index], backend);
+        check_node(tensors[index], device.backend);
         add_node(tensors[index], uses[index]);
     }
+    check_work(made, device);
     correct_uses(made);
     note_results();
     guard = std::make_unique<graph_guard>(made);
@@ -219,6 +243,11 @@ void stored_graph::forget_results(recent_writes & known) const {
     }
 }
 
+size_t stored_graph::bytes() const {
+    return sizeof *this + ggml_get_mem_size(context.get()) + tensors.capacity() * sizeof tensors[0] +
+           results.capacity() * sizeof results[0] + guard->bytes();
+}
+
 const stored_graph * graph_shelf::find(uint64_t uid) const {
     for (const auto & graph : kept) {
         if (graph->uid() == uid) {
@@ -242,9 +271,32 @@ const stored_graph & graph_shelf::put(std::unique_ptr<stored_graph> graph) {
     return *kept.back();
 }
 
+size_t graph_shelf::bytes() const {
+    size_t sum = unnamed ? unnamed->bytes() : 0;
+    for (const auto & graph : kept) {
+        sum += graph->bytes();
+    }
+    return sum;
+}
+
 void graph_shelf::clear() {
     kept.clear();
     unnamed.reset();
+}
+
+void check_kept(const std::vector<graph_shelf> & shelves, const std::vector<lent_device> & devices) {
+    uint64_t most = 0;
+    for (const auto & device : devices) {
+        most += device.limit / LENT_TO_KEPT;
+    }
+    most = std::max(most, LEAST_KEPT);
+    uint64_t taken = 0;
+    for (const auto & shelf : shelves) {
+        taken += shelf.bytes();
+    }
+    if (taken > most) {
+        throw bad_message("graphs to keep take " + std::to_string(taken) + " bytes, of " + std::to_string(most));
+    }
 }
 
 } // namespace mesh

@@ -14,9 +14,11 @@ namespace mesh {
 class stored_graph {
 public:
     // Throws bad_message: nothing of it may be computed then
-    stored_graph(const graph_body & head, reader & in, const buffers & memory, ggml_backend_t backend);
+    stored_graph(const graph_body & head, reader & in, const buffers & memory, const lent_device & device);
 
     uint64_t uid() const { return number; }
+    // Of memory, beside what lies in buffers
+    size_t bytes() const;
     uint32_t nodes() const { return static_cast<uint32_t>(ggml_graph_n_nodes(made)); }
     ggml_status compute(ggml_backend_t backend, const recent_writes & known) const {
         return guard->compute(backend, made, known);
@@ -50,11 +52,16 @@ public:
     const stored_graph * find(uint64_t uid) const;
     // Keeps it; with the uid 0 until the next one comes
     const stored_graph & put(std::unique_ptr<stored_graph> graph);
+    // Of memory that all of them take
+    size_t bytes() const;
     void clear();
 
 private:
     std::deque<std::unique_ptr<stored_graph>> kept;
     std::unique_ptr<stored_graph> unnamed;
 };
+
+// What the graphs of all devices take is in no buffer. Throws bad_message where it is more than a head may have
+void check_kept(const std::vector<graph_shelf> & shelves, const std::vector<lent_device> & devices);
 
 } // namespace mesh

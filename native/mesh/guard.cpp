@@ -12,6 +12,13 @@
 
 namespace mesh {
 
+// What a node writes; of one that is not computed: nothing
+struct written_range {
+    ggml_backend_buffer_t buffer = nullptr;
+    uint64_t first = 0;
+    uint64_t end = 0;
+};
+
 // A tensor of indices that a node follows, and what they stay below; nullptr: it follows none
 struct followed {
     const ggml_tensor * indices;
@@ -54,12 +61,19 @@ static uint64_t end_of(const ggml_tensor * tensor) {
     return start_of(tensor) + ggml_nbytes(tensor);
 }
 
+// Some kernels also write behind their result, where they work: the device counts that room as the tensor's
+static written_range written_by(const ggml_tensor * node) {
+    if (!is_computed(node)) {
+        return {};
+    }
+    return { node->buffer, start_of(node), start_of(node) + ggml_backend_buffer_get_alloc_size(node->buffer, node) };
+}
+
 // The last node before this one that writes where the tensor is; -1: none, it is there before the graph begins
-static int last_writer(const ggml_cgraph * graph, int node, const ggml_tensor * tensor) {
+static int last_writer(const std::vector<written_range> & written, int node, const ggml_tensor * tensor) {
     for (int i = node - 1; i >= 0; i--) {
-        const ggml_tensor * one = graph->nodes[i];
-        if (one->buffer == tensor->buffer && start_of(one) < end_of(tensor) && start_of(tensor) < end_of(one) &&
-            is_computed(one)) {
+        const written_range & one = written[static_cast<size_t>(i)];
+        if (one.buffer == tensor->buffer && one.first < end_of(tensor) && start_of(tensor) < one.end) {
             return i;
         }
     }
@@ -79,24 +93,25 @@ static bool are_places(const ggml_cgraph * graph, int writer, const ggml_tensor 
 }
 
 graph_guard::graph_guard(const ggml_cgraph * graph) {
+    std::vector<written_range> written;
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
+        written.push_back(written_by(node));
         if (!is_computed(node)) {
             continue;
         }
         const followed next = followed_by(node);
         if (next.indices != nullptr) {
-            ask(graph, i, next.indices, next.limit);
+            ask(graph, last_writer(written, i, next.indices), i, next.indices, next.limit);
         }
         if (sorts(node) && ggml_backend_buffer_is_host(node->buffer)) {
-            ask(graph, i, node->src[0], 0);
+            ask(graph, last_writer(written, i, node->src[0]), i, node->src[0], 0);
         }
     }
 }
 
 // As early as all is there, in as few parts as that allows: where the graph is cut already, else before this node
-void graph_guard::ask(const ggml_cgraph * graph, int node, const ggml_tensor * tensor, int64_t limit) {
-    const int writer = last_writer(graph, node, tensor);
+void graph_guard::ask(const ggml_cgraph * graph, int writer, int node, const ggml_tensor * tensor, int64_t limit) {
     if (writer >= 0 && limit > 0 && are_places(graph, writer, tensor) && graph->nodes[writer]->src[0]->ne[0] <= limit) {
         return; // in rows that are no longer than the limit
     }

@@ -23,6 +23,9 @@ public:
     // Into how many parts the graph is cut
     size_t parts() const;
 
+    // Of memory
+    size_t bytes() const { return questions.capacity() * sizeof(question); }
+
 private:
     struct question {
         int before; // the node that must not begin without an answer
@@ -30,7 +33,8 @@ private:
         int64_t limit; // its values are from 0 to below this; 0: they are numbers
     };
     static void check_values(ggml_backend_t backend, const question & one, const recent_writes & known);
-    void ask(const ggml_cgraph * graph, int node, const ggml_tensor * tensor, int64_t limit);
+    // `writer`: the node that writes the tensor last before this one, or -1
+    void ask(const ggml_cgraph * graph, int writer, int node, const ggml_tensor * tensor, int64_t limit);
 
     std::vector<question> questions; // in order
 };

@@ -4,9 +4,6 @@
 
 namespace mesh {
 
-// Kernels count rows and elements of a row as int, and add a few for each thread
-static constexpr uint64_t MAX_ROWS = INT32_MAX - 65536;
-
 layout check_layout(ggml_type type, const uint32_t (&ne)[4], const uint64_t (&nb)[4]) {
     const uint64_t type_size = ggml_type_size(type);
     const auto block = static_cast<uint64_t>(ggml_blck_size(type));
@@ -21,7 +18,7 @@ layout check_layout(ggml_type type, const uint32_t (&ne)[4], const uint64_t (&nb
     for (int i = 0; i < 4; i++) {
         // what has no elements is no wider than what has: its sizes are multiplied as well
         const uint64_t n = i == 0 ? std::max<uint64_t>(blocks, 1) : std::max(ne[i], 1u);
-        if (ne[i] > MAX_ROWS || (ne[i] > 1 && nb[i] % type_size != 0)) {
+        if (ne[i] > MAX_COUNT || (ne[i] > 1 && nb[i] % type_size != 0)) {
             throw bad_message("a dimension that no tensor has");
         }
         // a stride that is never taken may be anything, also more than a buffer has
@@ -33,7 +30,7 @@ layout check_layout(ggml_type type, const uint32_t (&ne)[4], const uint64_t (&nb
             rows *= n; // each factor is below 2^31, and so is the product before
             dense = dense > MAX_DENSE / n ? MAX_DENSE : dense * n;
         }
-        if (rows > MAX_ROWS || dense >= MAX_DENSE || span >= MAX_DENSE) {
+        if (rows > static_cast<uint64_t>(MAX_COUNT) || dense >= MAX_DENSE || span >= MAX_DENSE) {
             throw bad_message("a tensor that is too large");
         }
     }

@@ -11,6 +11,9 @@ namespace mesh {
 // Far from where products of sizes overflow, far above any buffer
 constexpr uint64_t MAX_DENSE = 1ull << 47;
 
+// Kernels count rows, elements of a row and more as int, and add a few for each thread
+constexpr int64_t MAX_COUNT = INT32_MAX - 65536;
+
 // Bytes from the first to behind the last element, as ggml_nbytes() but without overflow, and what the elements would
 // take without gaps or overlap.
 struct layout {

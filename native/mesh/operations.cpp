@@ -4,6 +4,8 @@
 #include "release.h"
 #include "shapes.h"
 
+#include "ggml-backend.h"
+
 #include <unordered_map>
 
 namespace mesh {
@@ -130,7 +132,7 @@ void check_overlap(const ggml_tensor * t) {
         return;
     }
     const auto start = reinterpret_cast<uint64_t>(t->data);
-    const uint64_t end = start + ggml_nbytes(t);
+    const uint64_t end = start + ggml_backend_buffer_get_alloc_size(t->buffer, t); // some kernels write behind it
     for (int i = 0; i < GGML_MAX_SRC; i++) {
         const ggml_tensor * source = t->src[i];
         // only within one buffer: in some backends (Vulkan) all of them begin at the same address

@@ -234,7 +234,8 @@ static std::vector<lent_device> open_devices(const options & chosen) {
         size_t total = 0;
         ggml_backend_dev_memory(ggml_backend_get_device(backend), &free, &total);
         const size_t last = chosen.memory.empty() ? 0 : std::min(i, chosen.memory.size() - 1);
-        devices.push_back({ backend, chosen.memory.empty() ? total : chosen.memory[last], rule_of(backend) });
+        devices.push_back(
+            { backend, chosen.memory.empty() ? total : chosen.memory[last], rule_of(backend), chosen.threads });
     }
     return devices;
 }

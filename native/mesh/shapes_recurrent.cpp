@@ -13,6 +13,7 @@ void check_ssm_conv(const ggml_tensor * t) {
     REQUIRE(
         is_row(sx) && sx->nb[1] == sx->ne[0] * sx->nb[0] && is_row(c) && c->nb[1] == c->ne[0] * c->nb[0] && is_new(t));
     REQUIRE(c->ne[1] == sx->ne[1]);
+    REQUIRE(sx->ne[0] * sx->ne[1] <= MAX_COUNT); // where a window begins is an int
     REQUIRE(has_shape(t, sx->ne[1], sx->ne[0] - c->ne[0] + 1, sx->ne[2], 1));
 }
 

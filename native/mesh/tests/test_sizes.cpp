@@ -183,12 +183,11 @@ TEST(padding_behind_weights_is_there_and_nothing) {
     CHECK(head.server.end() == "");
 }
 
-TEST(an_attention_without_room_for_its_copies_is_refused) {
-    auto & device = *new late_device();
-    hand head(true, {}, [](ggml_backend_t) {}, std::chrono::seconds(1), device.open());
+// A query at 0, four keys and values at 256 and 1280, and the result at 2304: of 256 bytes, and twice 512 for copies
+static small_graph attention_graph() {
     small_graph graph;
     graph.rows.resize(4);
-    for (uint32_t i = 0; i < 4; i++) { // a query, four keys and values, and the result
+    for (uint32_t i = 0; i < 4; i++) {
         wire_tensor & row = graph.rows[i];
         const bool is_cache = i == 1 || i == 2;
         row.buffer = 1;
@@ -211,8 +210,64 @@ TEST(an_attention_without_room_for_its_copies_is_refused) {
     }
     graph.nodes = { 3 };
     graph.body.tensor_count = 4;
+    return graph;
+}
+
+static ggml_backend_t open_late() {
+    return (new late_device())->open();
+}
+
+TEST(an_attention_without_room_for_its_copies_is_refused) {
+    hand head(true, {}, [](ggml_backend_t) {}, std::chrono::seconds(1), open_late());
+    small_graph graph = attention_graph();
     const std::string bytes = graph.bytes();
-    head.worker.write_body(3, graph.body, bytes.data(), bytes.size()); // 256 bytes, and twice 512
+    head.worker.write_body(3, graph.body, bytes.data(), bytes.size());
     graph.rows[3].offset = 4096 - 256;
     CHECK(head.refused(graph.body, graph.bytes()) == "FLASH_ATTN_EXT has no room in its buffer");
+}
+
+TEST(an_attention_whose_copies_would_lie_on_a_source_is_refused) {
+    hand head(true, {}, [](ggml_backend_t) {}, std::chrono::seconds(1), open_late());
+    small_graph graph = attention_graph();
+    const std::string bytes = graph.bytes();
+    head.worker.write_body(3, graph.body, bytes.data(), bytes.size());
+    head.worker.write_body(4, sync_body());
+    CHECK(head.take().first == message::synced);
+    graph.rows[0].offset = 2304 + 256;
+    CHECK(head.refused(graph.body, graph.bytes()) == "FLASH_ATTN_EXT refused, wanted: in_place(t, i)");
+}
+
+TEST(indices_where_an_attention_copies_to_are_looked_at_behind_it) {
+    auto & device = *new late_device();
+    hand head(true, {}, [](ggml_backend_t) {}, std::chrono::seconds(1), device.open());
+    small_graph graph = attention_graph(); // and GET_ROWS of the keys, by one index, at 3584
+    graph.rows.push_back(graph.rows[0]);
+    wire_tensor & index = graph.rows[4];
+    index.type = number_of_type(GGML_TYPE_I32);
+    index.ne[0] = 1;
+    index.nb[1] = index.nb[2] = index.nb[3] = 4;
+    graph.rows.push_back(graph.rows[3]);
+    wire_tensor & got = graph.rows[5];
+    got.operation = number_of_operation(GGML_OP_GET_ROWS);
+    got.offset = 3584;
+    got.sources[0] = 2;
+    got.sources[1] = 5;
+    got.sources[2] = 0;
+    graph.nodes.push_back(5);
+    graph.body.node_count = 2;
+    graph.body.tensor_count = 6;
+    const auto parts = [&](uint64_t offset) {
+        graph.rows[4].offset = offset;
+        const size_t before = device.computed();
+        const std::string bytes = graph.bytes();
+        head.worker.write_body(3, graph.body, bytes.data(), bytes.size());
+        head.worker.write_body(4, sync_body());
+        CHECK(head.take().first == message::synced);
+        return device.computed() - before;
+    };
+    CHECK(parts(4000) == 1);
+    CHECK(parts(2304 + 256) == 2); // in the copy of the keys
+    CHECK(parts(2304 + 256 + 1020) == 2);
+    head.worker.shut();
+    CHECK(head.server.end() == "");
 }
