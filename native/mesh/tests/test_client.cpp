@@ -2,6 +2,7 @@
 #include "check.h"
 #include "client.h"
 #include "served.h"
+#include "welcoming.h"
 
 #include "ggml-alloc.h"
 #include "ggml-cpp.h"
@@ -112,6 +113,33 @@ TEST(a_worker_computes_what_the_cpu_does) {
     ggml_backend_free(worker);
 }
 
+TEST(a_graph_that_the_worker_keeps_is_not_sent_again) {
+    auto & worker = *new welcoming_worker(welcome_words()); // for as long as the process is, as its backend
+    ggml_backend_dev_t device = &worker.open(0)[0]->device;
+    worker.live();
+    ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
+    ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 4 + ggml_graph_overhead(), nullptr, true }));
+    ggml_tensor * given = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 4);
+    ggml_cgraph * graph = ggml_new_graph(context.get());
+    ggml_build_forward_expand(graph, ggml_sqr(context.get(), given));
+    ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(context.get(), backend.get()));
+    const auto sent_for = [&](const std::vector<uint64_t> & uids) {
+        const size_t before = worker.heard().size();
+        for (const uint64_t uid : uids) {
+            graph->uid = uid;
+            CHECK(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
+        }
+        const std::vector<message> all = worker.heard();
+        return std::vector<message>(all.begin() + static_cast<ptrdiff_t>(before), all.end() - 1); // less its SYNC
+    };
+    const auto g = message::graph;
+    const auto c = message::compute;
+    CHECK(sent_for({ 0, 0 }) == std::vector<message>({ g, g })); // has no name
+    CHECK(sent_for({ 1, 2, 1, 2, 1 }) == std::vector<message>({ g, g, c, c, c }));
+    static_assert(STORED_GRAPHS == 8, "the ninth takes the place of the first");
+    CHECK(sent_for({ 3, 4, 5, 6, 7, 8, 1, 9, 2, 1 }) == std::vector<message>({ g, g, g, g, g, g, c, g, c, g }));
+}
+
 // As llama.cpp does with the logits of a step that has none, so that samplers have a row to work on
 TEST(nothing_is_padded_with_zeros) {
     ggml_backend_t worker = open_client();
@@ -215,6 +243,31 @@ TEST(weights_that_are_freed_are_gone) {
     ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(worker);
     void * base = ggml_backend_buffer_get_base(ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(type, 8)).get());
     CHECK(ggml_backend_buffer_get_base(ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(type, 8)).get()) != base);
+    ggml_backend_free(worker);
+}
+
+// llama.cpp computes it by another device then, and would end with this one
+TEST(what_the_protocol_has_no_number_for_is_not_supported) {
+    ggml_backend_t worker = open_client();
+    ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 16, nullptr, true }));
+    ggml_context * ctx = context.get();
+    const auto supports = [&](const ggml_tensor * op) {
+        return ggml_backend_dev_supports_op(ggml_backend_get_device(worker), op);
+    };
+    ggml_tensor * values = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 256);
+    ggml_tensor * packed = ggml_new_tensor_1d(ctx, GGML_TYPE_Q8_K, 256); // a type of the CPU's own
+    CHECK(supports(ggml_sqr(ctx, values)));
+    CHECK(supports(ggml_cast(ctx, values, GGML_TYPE_F16)));
+    const auto copy = [](ggml_tensor *, const ggml_tensor *, int, int, void *) {};
+    CHECK(!supports(ggml_map_custom1(ctx, values, copy, 1, nullptr)));
+    CHECK(!supports(ggml_cast(ctx, packed, GGML_TYPE_F32)));
+    ggml_tensor * result = ggml_sqr(ctx, values);
+    result->type = packed->type;
+    CHECK(!supports(result));
+    ggml_tensor * unknown = ggml_silu(ctx, values);
+    CHECK(supports(unknown));
+    unknown->op_params[0] = GGML_UNARY_OP_COUNT;
+    CHECK(!supports(unknown));
     ggml_backend_free(worker);
 }
 

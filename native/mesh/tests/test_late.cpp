@@ -248,6 +248,32 @@ TEST(indices_that_came_in_another_way_are_asked_of_the_device) {
     }) == "index 1065353216 of 3");
 }
 
+TEST(a_graph_that_waits_is_not_computed_once_the_head_is_gone) {
+    const socket_pair between;
+    late_device & device = *new late_device(false); // stops in no graph by itself
+    small_graph graph;
+    graph.body.uid = 77;
+    hand head(true, { { 3, between.ends[0] } }, [](ggml_backend_t) {}, std::chrono::seconds(1), device.open());
+    const std::string bytes = graph.bytes();
+    head.worker.write_body(3, graph.body, bytes.data(), bytes.size());
+    head.worker.write_body(4, sync_body());
+    CHECK(head.take().first == message::synced && device.computed() == 1);
+    device.hold();
+    write_body write;
+    write.buffer = 1;
+    head.worker.write_body(5, write, "abcd", 4); // waits for the device
+    compute_body again;
+    again.uid = 77;
+    head.worker.write_body(6, again);
+    head.worker.shut();
+    char byte;
+    const ssize_t n = recv(between.ends[1], &byte, 1, 0); // its neighbours are told when it has seen the end
+    device.release();
+    CHECK(n == 0 && head.server.end() == "");
+    CHECK(device.computed() == 1);
+    close(between.ends[1]);
+}
+
 TEST(a_device_without_events_is_waited_for) {
     late_device & device = *new late_device(false);
     small_graph graph;

@@ -146,6 +146,43 @@ TEST(a_graph_is_computed_and_kept) {
     CHECK(has(head.refused(again), "not kept"));
 }
 
+TEST(the_last_graphs_are_kept_and_no_more) {
+    const auto place_of = [](uint64_t uid) { return 128 + 64 * uid; };
+    hand head;
+    for (uint64_t uid = 1; uid <= STORED_GRAPHS + 1; uid++) { // each adds zeros, into a place of its own
+        small_graph graph;
+        graph.body.uid = uid;
+        graph.rows[2].offset = place_of(uid);
+        const std::string bytes = graph.bytes();
+        head.worker.write_body(3, graph.body, bytes.data(), bytes.size());
+    }
+    const float values[4] = { 1, 2, 3, 4 };
+    write_body write;
+    write.buffer = 1;
+    head.worker.write_body(4, write, values, sizeof values);
+    for (uint64_t uid = 2; uid <= STORED_GRAPHS + 1; uid++) {
+        compute_body again;
+        again.uid = uid;
+        head.worker.write_body(5, again);
+        read_body read;
+        read.buffer = 1;
+        read.offset = place_of(uid);
+        read.size = sizeof(float);
+        head.worker.write_body(6, read);
+        const auto said = head.take();
+        float sum = 0;
+        CHECK(said.first == message::data && said.second.size() == sizeof sum);
+        std::memcpy(&sum, said.second.data(), sizeof sum);
+        CHECK(sum == 1);
+    }
+    compute_body oldest;
+    oldest.uid = 1;
+    head.worker.write_body(7, oldest);
+    thrown_by([&] { head.worker.write_body(8, sync_body()); }); // it may have ended
+    CHECK(head.take().first == message::failed);
+    CHECK(has(head.server.end(), "not kept"));
+}
+
 // Nodes that the device was given without the flag that they are computed, and with an operation
 static int unflagged;
 static ggml_status (*compute_on_cpu)(ggml_backend_t, ggml_cgraph *);

@@ -1,6 +1,7 @@
 // A worker by hand that welcomes a client, with whatever words.
 #pragma once
 
+#include "check.h"
 #include "client.h"
 #include "names.h"
 #include "plain_channel.h"
@@ -68,12 +69,18 @@ public:
                 while (end.read_header(header)) {
                     end.read_body(header);
                     const auto number = static_cast<message>(header.kind);
+                    {
+                        std::lock_guard<std::mutex> lock(mutex);
+                        all.push_back(number);
+                    }
                     if (number == message::hello) {
                         end.write(message::welcome, header.id, says);
                     } else if (number == message::allocate) {
                         allocated_body body;
                         body.done = allocates;
                         end.write_body(header.id, body);
+                    } else if (number == message::sync) {
+                        end.write(message::synced, header.id, {});
                     }
                     if (number == message::fill) {
                         deaf.get_future().wait(); // the head clears a buffer
@@ -101,11 +108,30 @@ public:
         return devices;
     }
 
+    // Says from now on that it is alive, for as long as the process is: with a worker that has a backend, it ends
+    void live() {
+        std::thread([this] {
+            for (;;) {
+                end.write_body(0, progress_body());
+                std::this_thread::sleep_for(std::chrono::seconds(1));
+            }
+        }).detach();
+    }
+
+    // All that it was sent so far, with an answered SYNC behind it
+    std::vector<message> heard() {
+        CHECK(link->wait(link->ask(message::sync, {}, message::synced, nullptr, 0)));
+        std::lock_guard<std::mutex> lock(mutex);
+        return all;
+    }
+
 private:
     const socket_pair pair;
     plain_channel end;
     connection * link = nullptr; // for as long as the process is
     std::promise<void> deaf;
+    std::mutex mutex;
+    std::vector<message> all;
     std::thread reading;
 };
 
