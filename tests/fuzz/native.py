@@ -1,8 +1,8 @@
-"""Hostile sessions for mesh-server: `python -m tests.fuzz.native [--frames N | --seconds N] [--races]`.
+"""Hostile sessions for mesh-server: `python -m tests.fuzz.native [--frames N | --seconds N] [--seed S]`.
 
-Builds native/fuzz with ASan and UBSan, or with TSan, into the user's cache (about four minutes on two cores,
-once for each state of the sources), then runs it. What it finds it prints, with the session that repeats it;
-the exit code is then not 0.
+Builds native/fuzz with ASan and UBSan into the user's cache (about four minutes on two cores, once for each
+state of the sources), then runs it. What it finds it prints, with the session that repeats it; the exit code
+is then not 0.
 """
 
 import argparse
@@ -31,23 +31,21 @@ def _silent(progress: BuildProgress) -> None:
     """Compilers say enough themselves."""
 
 
-async def _build(cache: Path, sanitizers: str) -> Path:
+async def _build(cache: Path) -> Path:
     """The fuzzer's binary, with upstream's tree as it is, which nobody may change meanwhile."""
     async with builds.locked(cache / "native" / "lock", _silent):
         tree = builds.tree_of(cache)
         await native.fill(tree, read_pin(), cache, None, _silent)
-        what = "races" if sanitizers == "thread" else "mesh"
-        return await _compile(cache / "native" / f"fuzz-{what}-cpu-{cpu_kind()}", tree, sanitizers)
+        return await _compile(cache / "native" / f"fuzz-mesh-cpu-{cpu_kind()}", tree)
 
 
-async def _compile(folder: Path, tree: Tree, sanitizers: str) -> Path:
+async def _compile(folder: Path, tree: Tree) -> Path:
     source, mesh, compiled = folder / "source", folder / "mesh", folder / "build"
     for original, copy in ((NATIVE / "fuzz", source), (NATIVE / "mesh", mesh)):
         renew(copy, original)
     ninja = find_tool("ninja")
     configure = [find_tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     configure += ["-S", str(source), "-B", str(compiled), f"-DSOURCE={tree.source}", f"-DMESH={mesh}"]
-    configure.append(f"-DSANITIZE={sanitizers}")
     for argv in (configure, [ninja, "-C", str(compiled), _TARGET]):
         await asyncio.to_thread(subprocess.run, argv, check=True, stdout=sys.stderr)
     return compiled / _TARGET
@@ -59,9 +57,8 @@ def main() -> int:
     parser.add_argument("--frames", type=int, help="until so many were sent")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"else so long (default: {SECONDS})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of all sessions (default: {SEED})")
-    parser.add_argument("--races", action="store_true", help="look for data races, not for bad accesses")
     options = parser.parse_args()
-    binary = asyncio.run(_build(find_cache(os.environ), "thread" if options.races else "address,undefined"))
+    binary = asyncio.run(_build(find_cache(os.environ)))
     until = ["--frames", options.frames] if options.frames else ["--seconds", options.seconds]
     return subprocess.run([binary, *map(str, until), "--seed", str(options.seed)], check=False).returncode
 
