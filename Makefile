@@ -37,6 +37,9 @@ demo-nat: build ## the same between two homes behind NATs, with a relay (root, L
 mesh: $(INSTALLED) ## build the backend in native/mesh, with its own tests
 	@$(BIN)/python -m tests.native.build
 
+races: $(INSTALLED) ## build the tests of native/mesh with TSan, and run them: what threads do to the same memory
+	@$(BIN)/python -m tests.native.races
+
 follow: $(INSTALLED) ## build and test native/mesh on another tree of llama.cpp: make follow SOURCE=DIR
 	@$(BIN)/python -m tests.native.follow $(SOURCE)
 
@@ -93,4 +96,4 @@ clean: ## remove generated files in this directory (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup build demo demo-nat mesh follow follow-all test watch check reference bench soak fuzz nat-grid dist clean
+.PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid dist clean
