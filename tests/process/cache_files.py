@@ -220,7 +220,7 @@ async def _native(cache: Path, fail: Fail) -> str:
         if found is None:
             return False
         assert all(path.read_bytes() == path.name.encode() * 1000 for path in found.binaries.values())
-        return len(found.binaries) == (6 if tools else 5)
+        return len(found.binaries) == (7 if tools else 5)
 
     with ExitStack() as stack:
         for name, fake in (("fill", fill), ("compile_tree", compile_tree), ("need_compiler", lambda: None)):
