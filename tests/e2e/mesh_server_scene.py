@@ -5,6 +5,7 @@ import http.client
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def found_build() -> MeshBuild:
     return found
 
 
+@cache
 def is_before(release: tuple[int, ...]) -> bool:
     """Whether what is built is of an earlier release of ggml: native/FOLLOW.toml."""
     return tuple(int(part) for part in ggml_of(found_build()).split(".")) < release

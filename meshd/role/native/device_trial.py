@@ -49,12 +49,17 @@ class DeviceTrials:
         return tuple(f"device {name} is not used: {why}" for name, why in self._unfit.items())
 
     async def unfit(
-        self, devices: Sequence[OfferedDevice], operations: Sequence[str], on_progress: OnProgress
+        self,
+        devices: Sequence[OfferedDevice],
+        operations: Sequence[str],
+        on_progress: OnProgress,
+        admit: Callable[[], None] = lambda: None,
     ) -> tuple[str, ...]:
         """For each device why it may not be used for these operations; empty where it may.
 
         Of devices that are one card the first fit one may be used.
-        `on_progress` hears from time to time that a trial runs.
+        `on_progress` hears from time to time that a trial runs. `admit` is called before a device is tried,
+        which takes seconds and lets all others wait; it may raise instead.
         """
         reasons: list[str] = []
         used: list[OfferedDevice] = []
@@ -62,30 +67,24 @@ class DeviceTrials:
             if same := twin(device, used):
                 why = self._unfit[device.name] = f"it is the same card as {same}"
             else:
-                why = await self._of(device, operations, on_progress)
+                why = await self._of(device, operations, on_progress, admit)
             reasons.append(why)
             used += [] if why else [device]
         return tuple(reasons)
 
-    def must_try(self, devices: Sequence[OfferedDevice], operations: Sequence[str]) -> bool:
-        """Whether `unfit` would start a process, which takes seconds and lets all others wait."""
-        used: list[OfferedDevice] = []
-        for device in devices:
-            if twin(device, used):
-                continue
-            tried = bool(operations) and device.name != REFERENCE
-            why = self._known(self._key(device, operations)) if tried else ""
-            if why is None:
-                return True
-            used += [] if why else [device]
-        return False
-
-    async def _of(self, device: OfferedDevice, operations: Sequence[str], on_progress: OnProgress) -> str:
+    async def _of(
+        self,
+        device: OfferedDevice,
+        operations: Sequence[str],
+        on_progress: OnProgress,
+        admit: Callable[[], None],
+    ) -> str:
         if not operations or device.name == REFERENCE:
             return ""
         key = self._key(device, operations)
         why = self._known(key)
         if why is None:
+            admit()
             try:
                 async with Owner() as owner:
                     owner.start(_keep_telling(on_progress, f"trying {device.name}"), name="trial told")

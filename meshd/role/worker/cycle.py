@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from meshd.base import log
 from meshd.base.errors import (
@@ -202,9 +203,12 @@ class Worker:
             raise MeshdError(f"cannot create a lease: {error.strerror}") from None
         before, held = self._ledger, self._held()  # looked at before the devices: see Ledger.offer
         listed = await self._devices()
-        if self._device_trials.must_try(listed, acquire.operations):
-            self._charge_trial(peer)
-        unfit = await self._device_trials.unfit(listed, acquire.operations, _progress_to(messages))
+        unfit = await self._device_trials.unfit(
+            listed,
+            acquire.operations,
+            _progress_to(messages),
+            admit=cache(partial(self._charge_trial, peer)),  # once, however many devices there are
+        )
         devices = before.offer(listed, unfit, looks=(held, self._held()))
         offer = WorkerOffer(
             devices,

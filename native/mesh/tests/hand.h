@@ -105,4 +105,16 @@ struct small_graph {
     std::vector<wire_tensor> rows;
 };
 
+// Its fourth row is the attention of the three before, and all that is computed
+inline void attend(small_graph & graph) {
+    wire_tensor & result = graph.rows[3];
+    result.operation = number_of_operation(GGML_OP_FLASH_ATTN_EXT);
+    result.flags = 16;
+    for (uint32_t i = 0; i < 3; i++) {
+        result.sources[i] = i + 1;
+    }
+    graph.nodes = { 3 };
+    graph.body.tensor_count = 4;
+}
+
 } // namespace mesh

@@ -67,13 +67,7 @@ static small_graph wide_attention(uint32_t head_size) {
         row.ne[0] = head_size;
         row.nb[1] = row.nb[2] = row.nb[3] = 4 * head_size;
     }
-    graph.rows[3].operation = number_of_operation(GGML_OP_FLASH_ATTN_EXT);
-    graph.rows[3].flags = 16;
-    for (uint32_t i = 0; i < 3; i++) {
-        graph.rows[3].sources[i] = i + 1;
-    }
-    graph.nodes = { 3 };
-    graph.body.tensor_count = 4;
+    attend(graph);
     return graph;
 }
 

@@ -203,13 +203,7 @@ static small_graph attention_graph() {
         row.flags = 0;
         row.sources[0] = row.sources[1] = 0;
     }
-    graph.rows[3].operation = number_of_operation(GGML_OP_FLASH_ATTN_EXT);
-    graph.rows[3].flags = 16;
-    for (uint32_t i = 0; i < 3; i++) {
-        graph.rows[3].sources[i] = i + 1;
-    }
-    graph.nodes = { 3 };
-    graph.body.tensor_count = 4;
+    attend(graph);
     return graph;
 }
 
