@@ -14,7 +14,8 @@ def keep_freed_memory() -> None:
 
     By default glibc gives such a chunk back to the kernel when it is freed, and each page of the next one is
     a page fault and 4 KiB of zeros: 5,000 to 220,000 faults in a daemon that passed on 2 GB, and 800 to 2,800
-    with this (the daemons of `meshd.bench.hop`, 2 cores of an AMD EPYC, 2026-11-23). Elsewhere nothing happens.
+    with this (the daemons of `meshd.bench.hop`, 2 cores of an AMD EPYC, 2026-11-23). Elsewhere nothing is
+    done.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library

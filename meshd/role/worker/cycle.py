@@ -237,11 +237,8 @@ class Worker:
 
     def _charge_trial(self, peer: PeerId) -> None:
         if not self._trials_asked.spend(peer, asyncio.get_running_loop().time()):
-            raise Refused(
-                "this head has asked for too many trials of devices",
-                code="busy",
-                hint="ask again in a minute",
-            )
+            what = "this head has asked for too many trials of devices"
+            raise Refused(what, code="busy", hint="ask again in a minute")
 
     def _held(self) -> Held:
         return {lease_id: server.held for lease_id, server in self._running.items()}
