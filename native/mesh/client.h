@@ -17,9 +17,11 @@
 
 namespace mesh {
 
+struct client_device;
+
 struct client_worker {
-    client_worker(int socket, uint32_t place, std::string name, const weights_index & index) :
-        place(place), link(socket, place, std::move(name)), loading(link, index) {}
+    client_worker(int socket, uint32_t place, const weights_index & index) :
+        place(place), link(socket, place, "worker " + std::to_string(place)), loading(link, index) {}
 
     const uint32_t place; // in the head's list of workers
     connection link;
@@ -27,9 +29,9 @@ struct client_worker {
     std::unordered_set<uint32_t> neighbours; // places of workers with which it has a connection
     // uids of the graphs that it keeps for each device, oldest first; guarded by the connection's order
     std::array<std::deque<uint64_t>, DEVICES> graphs;
+    std::vector<client_device *> devices;
+    std::shared_ptr<std::vector<client_worker *>> all; // that were opened with it
 };
-
-struct client_device;
 
 struct client_buffer {
     client_device * device;
@@ -55,12 +57,18 @@ struct client_device {
     // Memory for computing that was freed last: llama.cpp makes its scheduler anew with each change of samplers and
     // asks for nearly the same again, once for each worker in turn. Guarded by the connection's order
     std::unique_ptr<client_buffer> spare;
+    uint64_t synced = 0; // the SYNC behind what was loaded, which the next backend waits for; 0: none was asked
 };
 
-// Greets the worker at this place of the head's list and lists its devices, named from `first` on. `count`: so many are
-// expected, 0: any number. Throws std::runtime_error
-std::vector<client_device *> open_worker(int socket, uint32_t place, size_t first, ggml_backend_reg_t registry,
-    const weights_index & index, uint32_t count = 0);
+struct worker_socket {
+    int socket;
+    uint32_t count = 0; // devices that are expected; 0: any number
+};
+
+// Greets these workers, the first of them at this place of the head's list, and lists their devices: those are named
+// from the same number on. Throws std::runtime_error
+std::vector<client_device *> open_workers(const std::vector<worker_socket> & sockets, ggml_backend_reg_t registry,
+    const weights_index & index, uint32_t first = 0);
 
 // client_buffer.cpp
 void fill_buffer_type(client_device & device);

@@ -91,19 +91,39 @@ static void event_record(ggml_backend_t, ggml_backend_event_t) {}
 
 static void event_wait(ggml_backend_t, ggml_backend_event_t) {}
 
-ggml_backend_t open_backend(client_device & device) {
-    static ggml_guid guid = { 'm', 'e', 's', 'h', 'd', '-', 'b', 'a', 'c', 'k', 'e', 'n', 'd', '-', '0', '1' };
+// Of all workers at once, so that a model is loaded in one round trip however many there are
+static void ask_to_settle(const client_worker & opened) {
+    for (client_worker * worker : *opened.all) {
+        worker->loading.ask_now();
+        const uint64_t id = worker->link.ask(message::sync, {}, message::synced, nullptr, 0);
+        for (client_device * device : worker->devices) {
+            device->synced = id;
+        }
+    }
+}
+
+// All that was asked to be loaded is there from here on. false: it is not, or the worker is lost
+static bool is_settled(client_device & device) {
     client_worker & worker = *device.worker;
-    // all that was asked to be loaded is there from here on, or the load fails here
-    if (!worker.loading.settle() || !worker.loading.files_unchanged()) {
-        return nullptr;
+    if (device.synced == 0) {
+        ask_to_settle(worker);
     }
     read_the_rest();
-    const uint64_t id = worker.link.ask(message::sync, {}, message::synced, nullptr, 0);
-    if (id == 0 || !worker.link.wait(id)) {
+    bool sent = false;
+    if (!worker.loading.settle(&sent) || !worker.loading.files_unchanged()) {
+        return false;
+    }
+    const uint64_t behind = sent ? worker.link.ask(message::sync, {}, message::synced, nullptr, 0) : device.synced;
+    device.synced = 0;
+    return behind != 0 && worker.link.wait(behind);
+}
+
+ggml_backend_t open_backend(client_device & device) {
+    static ggml_guid guid = { 'm', 'e', 's', 'h', 'd', '-', 'b', 'a', 'c', 'k', 'e', 'n', 'd', '-', '0', '1' };
+    if (!is_settled(device)) {
         return nullptr;
     }
-    worker.link.serve();
+    device.worker->link.serve();
     auto * backend = new ggml_backend();
     backend->guid = &guid;
     backend->iface.get_name = get_name;

@@ -125,38 +125,42 @@ static size_t alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * te
     return size;
 }
 
-// llama.cpp may do with less, or ends. Who breaks its word is named; a worker that was promised to be asked for less
-// is not, and the parent process is told what was too much
-static void no_memory(client_device & device, uint64_t size) {
-    client_worker & worker = *device.worker;
-    const uint64_t all = device.held_bytes + size;
-    if (all <= device.lent_bytes) {
-        worker.link.lose("it has no memory for a buffer of " + std::to_string(size) + " bytes, and lends " +
-                         std::to_string(device.lent_bytes - device.held_bytes));
-        return;
-    }
+// What was not promised: the parent process is told what was too much, and llama.cpp may do with less, or ends
+static void exceeded(const client_device & device, uint64_t all) {
     std::fprintf(stderr, "mesh: %s needs %llu bytes, of which %llu are lent\n", device.name.c_str(),
         static_cast<unsigned long long>(all), static_cast<unsigned long long>(device.lent_bytes));
-    report("exceeded " + std::to_string(worker.place) + " " + std::to_string(device.number) + " " +
+    report("exceeded " + std::to_string(device.worker->place) + " " + std::to_string(device.number) + " " +
            std::to_string(all) + " " + std::to_string(device.lent_bytes));
+}
+
+// Waits only for memory that was not promised. false: there is none, or the worker is lost
+static bool is_given(client_device & device, const allocate_body & body) {
+    connection & link = device.worker->link;
+    const uint64_t all = device.held_bytes + body.size;
+    if (all <= device.lent_bytes) {
+        return link.demand(body, "it has no memory for a buffer of " + std::to_string(body.size) +
+                                     " bytes, and lends " + std::to_string(device.lent_bytes - device.held_bytes));
+    }
+    allocated_body reply;
+    const uint64_t id = link.ask(body, message::allocated, &reply.done, sizeof reply.done);
+    if (id == 0 || !link.wait(id)) {
+        return false;
+    }
+    if (reply.done != 1) {
+        exceeded(device, all);
+    }
+    return reply.done == 1;
 }
 
 // nullptr: there is no memory for it, or the worker is lost
 static std::unique_ptr<client_buffer> ask_for(client_device & device, uint64_t size) {
     static std::atomic<uint32_t> last_number{ 0 };
     static std::atomic<uint64_t> next_base{ FIRST_BASE };
-    connection & link = device.worker->link;
     allocate_body body;
     body.buffer = ++last_number;
     body.device = device.number;
     body.size = size;
-    allocated_body reply;
-    const uint64_t id = link.ask(body, message::allocated, &reply.done, sizeof reply.done);
-    if (id == 0 || !link.wait(id)) {
-        return nullptr;
-    }
-    if (reply.done != 1) {
-        no_memory(device, size);
+    if (!is_given(device, body)) {
         return nullptr;
     }
     device.held_bytes += size;

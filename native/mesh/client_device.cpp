@@ -167,8 +167,7 @@ static void take_abilities(reader & in, const welcome_body & body) {
     need_all(types, TYPE_COUNT, has_type, [](uint32_t number) { return TYPE_NAMES[number]; });
 }
 
-static std::vector<client_device *> take_welcome(
-    client_worker * worker, reader in, size_t first, ggml_backend_reg_t registry, uint32_t count) {
+static void take_welcome(client_worker & worker, reader in, size_t first, ggml_backend_reg_t registry, uint32_t count) {
     const auto body = welcome_body::take(in);
     if (body.version != VERSION || body.device_count == 0 || body.device_count > DEVICES) {
         throw bad_message("it has another version, or no devices, or more than there can be");
@@ -176,34 +175,49 @@ static std::vector<client_device *> take_welcome(
     if (count != 0 && body.device_count != count) { // devices of workers behind it would get other names
         throw bad_message("it has " + std::to_string(body.device_count) + " devices, not " + std::to_string(count));
     }
-    std::vector<client_device *> devices;
     for (uint32_t i = 0; i < body.device_count; i++) {
-        devices.push_back(make_device(worker, i, wire_device::take(in), first + i));
-        fill_device(*devices.back(), registry);
+        worker.devices.push_back(make_device(&worker, i, wire_device::take(in), first + i));
+        fill_device(*worker.devices.back(), registry);
     }
     take_abilities(in, body);
-    worker->neighbours = take_numbers(in, body.neighbour_count, NEIGHBOURS);
+    worker.neighbours = take_numbers(in, body.neighbour_count, NEIGHBOURS);
     in.end();
-    return devices;
 }
 
-std::vector<client_device *> open_worker(int socket, uint32_t place, size_t first, ggml_backend_reg_t registry,
-    const weights_index & index, uint32_t count) {
-    // devices are for as long as the process is, and so is what they speak through
-    auto * worker = new client_worker(socket, place, "MESH" + std::to_string(first), index);
+// Its devices are named from `first` on
+static void welcome(client_worker & worker, size_t first, ggml_backend_reg_t registry, uint32_t count) {
+    worker.link.call("MESH" + std::to_string(first));
     blob welcome;
-    if (!worker->link.greet(ggml_release(), welcome)) {
-        throw std::runtime_error("the worker of " + worker->link.name + " cannot be used");
+    if (!worker.link.await_welcome(welcome)) {
+        throw std::runtime_error("the worker of " + worker.link.name() + " cannot be used");
     }
-    std::vector<client_device *> devices;
     try {
-        devices = take_welcome(worker, reader(welcome), first, registry, count);
+        take_welcome(worker, reader(welcome), first, registry, count);
     } catch (const bad_message & error) {
-        worker->link.lose(std::string("its WELCOME is wrong: ") + error.what());
+        worker.link.lose(std::string("its WELCOME is wrong: ") + error.what());
         throw;
     }
+}
+
+std::vector<client_device *> open_workers(const std::vector<worker_socket> & sockets, ggml_backend_reg_t registry,
+    const weights_index & index, uint32_t first) {
+    // devices are for as long as the process is, and so is what they speak through
+    const auto all = std::make_shared<std::vector<client_worker *>>();
+    for (const worker_socket & one : sockets) {
+        all->push_back(new client_worker(one.socket, first + static_cast<uint32_t>(all->size()), index));
+        all->back()->all = all;
+        all->back()->link.greet(ggml_release()); // what becomes of it is seen below
+    }
+    std::vector<client_device *> devices;
+    for (size_t i = 0; i < all->size(); i++) {
+        client_worker & worker = *all->at(i);
+        welcome(worker, first + devices.size(), registry, sockets[i].count);
+        devices.insert(devices.end(), worker.devices.begin(), worker.devices.end());
+    }
     static watch & watched = *new watch(watch::grace_of_parent()); // as long as its workers: to the end of the process
-    watched.add(worker->link, place);
+    for (client_worker * worker : *all) {
+        watched.add(worker->link, worker->place);
+    }
     watched.start();
     return devices;
 }

@@ -15,8 +15,14 @@ namespace mesh {
 static constexpr std::chrono::seconds LAST_WORDS{ 1 }; // they have come already, or nearly
 
 connection::connection(int socket, uint32_t place, std::string name) :
-    name(std::move(name)), worker(socket, sender::worker),
-    outgoing(worker, OUTBOX_BYTES, [this](const std::string & why) { cannot_send(why); }), place(place) {}
+    worker(socket, sender::worker),
+    outgoing(worker, OUTBOX_BYTES, [this](const std::string & why) { cannot_send(why); }), place(place),
+    called(std::move(name)) {}
+
+void connection::call(const std::string & now) {
+    std::lock_guard<std::mutex> lock(mutex);
+    called = now;
+}
 
 void connection::serve() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -29,7 +35,7 @@ void connection::lose(const std::string & why) {
         return;
     }
     gone = true;
-    std::fprintf(stderr, "mesh: lost %s: %s\n", name.c_str(), printable(why).c_str());
+    std::fprintf(stderr, "mesh: lost %s: %s\n", called.c_str(), printable(why).c_str());
     mesh::report("lost " + std::to_string(place) + " " + why);
     if (serving) {
         std::fflush(nullptr);
@@ -94,7 +100,7 @@ uint64_t connection::post(
     }
     if (answer != nullptr) {
         answers.emplace(last_id + 1, *answer);
-        open = answers.size();
+        open += answer->otherwise.empty() ? 1 : 0;
     }
     owed.add(number, last_id + 1, bytes);
     return put(number, body, more, size);
@@ -108,6 +114,13 @@ uint64_t connection::ask(
     message number, const blob & body, message wanted, void * target, size_t size, uint64_t loads) {
     const pending answer = { wanted, target, size, nullptr };
     return post(number, body, nullptr, 0, loads, &answer);
+}
+
+bool connection::demand(const allocate_body & body, const std::string & otherwise) {
+    writer out;
+    body.put(out);
+    const pending answer = { message::allocated, nullptr, allocated_body::bytes, nullptr, otherwise };
+    return post(message::allocate, out.data, nullptr, 0, 0, &answer) != 0;
 }
 
 bool connection::push_to(connection & other, const push_body & push, const take_body & take) {
@@ -148,39 +161,38 @@ bool connection::wait(uint64_t id) {
 bool connection::wait_all() {
     outgoing.flush();
     std::unique_lock<std::mutex> lock(mutex);
-    if (gone || answers.empty()) {
+    if (gone || open == 0) {
         return !gone;
     }
     const traced waiting("wait", place);
     lock.unlock();
     const auto began = last.look([&] { return open == 0; });
     lock.lock();
-    changed.wait(lock, [&] { return gone || answers.empty(); });
+    changed.wait(lock, [&] { return gone || open == 0; });
     last.came(began);
     return !gone;
 }
 
-bool connection::greet(const std::string & release, blob & welcome, std::chrono::milliseconds patience) {
+bool connection::greet(const std::string & release) {
     std::thread([this] { receive(); }).detach();
     hello_body body;
     body.version = VERSION;
     writer out;
     body.put(out);
     out.put_text(release);
-    const pending answer = { message::welcome, nullptr, 0, &welcome };
-    const uint64_t id = post(message::hello, out.data, nullptr, 0, 0, &answer);
-    if (id == 0) {
+    const pending answer = { message::welcome, nullptr, 0, &welcomed };
+    return post(message::hello, out.data, nullptr, 0, 0, &answer) != 0;
+}
+
+bool connection::await_welcome(blob & welcome, std::chrono::milliseconds patience) {
+    std::unique_lock<std::mutex> lock(mutex);
+    if (!changed.wait_for(lock, patience, [&] { return gone || answers.count(1) == 0; })) {
+        lock.unlock();
+        lose("it does not say WELCOME");
         return false;
     }
-    bool answered;
-    {
-        std::unique_lock<std::mutex> lock(mutex);
-        answered = changed.wait_for(lock, patience, [&] { return gone || answers.count(id) == 0; });
-    }
-    if (!answered) {
-        lose("it does not say WELCOME");
-    }
-    return wait(id);
+    welcome = welcomed;
+    return !gone;
 }
 
 void connection::receive() {
@@ -236,6 +248,20 @@ void connection::take_progress(const wire_header & header) {
     settle(now.done);
 }
 
+// Throws bad_message where it is not what was promised
+void connection::take_in(const pending & answer, const blob & said) {
+    if (!answer.otherwise.empty()) {
+        reader in(said);
+        if (allocated_body::take(in).done != 1) {
+            throw bad_message(answer.otherwise);
+        }
+    } else if (answer.whole != nullptr) {
+        *answer.whole = said;
+    } else if (!said.empty()) {
+        std::memcpy(answer.target, said.data(), said.size());
+    }
+}
+
 void connection::take_answer(const wire_header & header) {
     {
         std::lock_guard<std::mutex> lock(mutex);
@@ -254,13 +280,9 @@ void connection::take_answer(const wire_header & header) {
         return; // nobody waits for it any more, and its target may be gone as well
     }
     const pending & answer = answers.at(header.id);
-    if (answer.whole != nullptr) {
-        *answer.whole = coming;
-    } else if (!coming.empty()) {
-        std::memcpy(answer.target, coming.data(), coming.size());
-    }
+    take_in(answer, coming);
+    open -= answer.otherwise.empty() ? 1 : 0;
     answers.erase(header.id);
-    open = answers.size();
     settle(header.id);
     changed.notify_all();
 }

@@ -23,10 +23,10 @@ public:
     // Takes over the socket. Connections are never destroyed: they end with the process
     connection(int socket, uint32_t place, std::string name);
 
-    // Greets the worker: what it has, or false where it is lost, refuses, or says nothing for so long: its program may
-    // be starting
-    bool greet(
-        const std::string & release, blob & welcome, std::chrono::milliseconds patience = std::chrono::seconds(30));
+    // Says HELLO, and waits for nothing: others may be greeted meanwhile. false: it is lost
+    bool greet(const std::string & release);
+    // What it answers; false: it is lost, refuses, or says nothing for so long (its program may be starting)
+    bool await_welcome(blob & welcome, std::chrono::milliseconds patience = std::chrono::seconds(30));
 
     // From now on a loss ends the process
     void serve();
@@ -48,7 +48,11 @@ public:
         return ask(Body::number, out.data, wanted, target, size);
     }
 
-    // Waits for that answer, or for all. false: the worker is lost, and no target is touched any more
+    // Memory that the worker has promised: one that does not keep its word is lost, with this as the reason, and so
+    // nobody waits for its answer. false: it is lost
+    bool demand(const allocate_body & body, const std::string & otherwise);
+
+    // Waits for that answer, or for all with a target. false: the worker is lost, and no target is touched any more
     bool wait(uint64_t id);
     bool wait_all();
 
@@ -71,19 +75,23 @@ public:
     // Held by whoever sends what must not be parted: a graph, and the note that it is kept there
     std::mutex order;
 
-    const std::string name;
+    // By which it is spoken of, from WELCOME on
+    void call(const std::string & now);
+    const std::string & name() const { return called; }
 
 private:
     struct pending {
         message wanted;
         void * target;
         size_t size;
-        blob * whole; // in place of target: all of it, whatever its size
+        blob * whole;               // in place of target: all of it, whatever its size
+        std::string otherwise = {}; // in place of both, if not empty: why it is lost if it does not say 1
     };
 
     uint64_t post(
         message number, const blob & body, const void * more, size_t size, uint64_t bytes, const pending * answer);
     uint64_t put(message number, const blob & body, const void * more, size_t size);
+    static void take_in(const pending & answer, const blob & said);
     void settle(uint64_t id);
     void cannot_send(const std::string & why);
     void receive();
@@ -96,9 +104,11 @@ private:
     const uint32_t place; // in the head's list of workers
     std::mutex mutex;
     std::condition_variable changed;
+    std::string called;
     std::map<uint64_t, pending> answers; // that have not come
-    std::atomic<size_t> open{ 0 };       // how many those are, or 0 when it is lost
+    std::atomic<size_t> open{ 0 };       // how many of those have a target, or 0 when it is lost
     lookout last;                        // of those answers
+    blob welcomed;
     uint64_t last_id = 0;
     progress_body last_report;
     bool serving = false;

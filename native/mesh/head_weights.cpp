@@ -141,16 +141,28 @@ void weights_loading::ask() {
     asked.push_back(std::move(one));
 }
 
-bool weights_loading::settle() {
+void weights_loading::ask_now() {
     std::lock_guard<std::mutex> lock(mutex);
     ask();
+}
+
+bool weights_loading::settle(bool * sent) {
+    std::lock_guard<std::mutex> lock(mutex);
+    ask();
+    uint64_t bytes = 0;
     // where one fails, those behind it are still to be answered, into what they have
     while (!broken && !asked.empty()) {
         const batch & one = *asked.front();
-        broken = one.id == 0 || !worker.wait(one.id) || !finish(one);
+        broken = one.id == 0 || !worker.wait(one.id) || !finish(one, bytes);
         if (!broken) {
             asked.pop_front();
         }
+    }
+    if (bytes > 0) {
+        std::fprintf(stderr, "mesh: %s lacks weights, %" PRIu64 " bytes are sent\n", worker.name().c_str(), bytes);
+    }
+    if (sent != nullptr) {
+        *sent = bytes > 0;
     }
     return !broken;
 }
@@ -164,8 +176,7 @@ bool weights_loading::files_unchanged() {
     return true;
 }
 
-bool weights_loading::finish(const batch & done) {
-    uint64_t sent = 0;
+bool weights_loading::finish(const batch & done, uint64_t & sent) {
     for (size_t i = 0; i < done.entries.size(); i++) {
         if (done.results[i] == static_cast<uint8_t>(load_result::loaded)) {
             continue;
@@ -174,9 +185,6 @@ bool weights_loading::finish(const batch & done) {
             return false;
         }
         sent += done.entries[i].size;
-    }
-    if (sent > 0) {
-        std::fprintf(stderr, "mesh: %s lacks weights, %" PRIu64 " bytes are sent\n", worker.name.c_str(), sent);
     }
     return true;
 }

@@ -53,8 +53,12 @@ public:
     // false: it has to be written, as ever
     bool take(uint32_t buffer, uint64_t offset, ggml_type type, const void * data, size_t size);
 
-    // Waits for the worker, and writes what it does not have. false: that failed, or the worker is lost
-    bool settle();
+    // Asks for all that was taken, and waits for nothing
+    void ask_now();
+
+    // Waits for the worker, and writes what it does not have; `sent`: whether there was any. false: that failed, or the
+    // worker is lost
+    bool settle(bool * sent = nullptr);
 
     bool files_unchanged();
 
@@ -67,7 +71,7 @@ private:
         uint64_t id = 0;
     };
     void ask();
-    bool finish(const batch & done);
+    bool finish(const batch & done, uint64_t & sent);
     bool write_from_file(const wire_load_entry & entry, const weights_tensor & source);
 
     connection & worker;

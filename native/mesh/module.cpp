@@ -54,6 +54,17 @@ static uint32_t next_count(std::istringstream & counts) {
     return static_cast<uint32_t>(count);
 }
 
+static std::vector<worker_socket> inherited_sockets() {
+    std::vector<worker_socket> sockets;
+    std::istringstream numbers(variable("GGML_MESH_FDS"));
+    std::istringstream counts(variable("GGML_MESH_DEVICES"));
+    for (std::string number; std::getline(numbers, number, ',');) {
+        const int socket = descriptor_of("GGML_MESH_FDS", number);
+        sockets.push_back({ socket, next_count(counts) });
+    }
+    return sockets;
+}
+
 // Of all devices, in their order; none is said: as the workers say
 static void take_memory() {
     static const char name[] = "GGML_MESH_MEMORY";
@@ -104,15 +115,7 @@ static ggml_backend_reg_t open_all() {
         check_host();
         lookout::allow();
         choose_activations(variable("GGML_MESH_ACTIVATIONS"));
-        uint32_t place = 0;
-        std::istringstream numbers(variable("GGML_MESH_FDS"));
-        std::istringstream counts(variable("GGML_MESH_DEVICES"));
-        for (std::string number; std::getline(numbers, number, ',');) {
-            const int socket = descriptor_of("GGML_MESH_FDS", number);
-            const size_t first = all_devices.size();
-            const auto found = open_worker(socket, place++, first, &registry, index_of_head(), next_count(counts));
-            all_devices.insert(all_devices.end(), found.begin(), found.end());
-        }
+        all_devices = open_workers(inherited_sockets(), &registry, index_of_head());
         take_memory();
         if (!all_devices.empty()) {
             keep_unread(index_of_head());

@@ -13,7 +13,7 @@ inline ggml_backend_t open_late_client(
     static ggml_backend_reg no_registry = {};
     auto * server = new served(sockets, [](ggml_backend_t) {}, std::chrono::seconds(1), device.open());
     server->detach();
-    const auto devices = open_worker(server->own_end, place, place, &no_registry, none);
+    const auto devices = open_workers({ { server->own_end } }, &no_registry, none, place);
     return ggml_backend_dev_init(&devices[0]->device, nullptr);
 }
 

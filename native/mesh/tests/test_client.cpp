@@ -19,7 +19,7 @@ static ggml_backend_t open_client(uint32_t place = 0, const std::vector<neighbou
     static const weights_index none;
     auto * server = new served(sockets);
     server->detach();
-    const auto devices = open_worker(server->own_end, place, place, &no_registry, none);
+    const auto devices = open_workers({ { server->own_end } }, &no_registry, none, place);
     CHECK(devices.size() == 1 && devices[0]->name == "MESH" + std::to_string(place));
     return ggml_backend_dev_init(&devices[0]->device, nullptr);
 }
@@ -274,7 +274,7 @@ TEST(what_the_protocol_has_no_number_for_is_not_supported) {
 TEST(a_worker_that_is_lost_while_loading_fails_the_load) {
     static const weights_index none;
     served server;
-    const auto devices = open_worker(server.own_end, 0, 3, &no_registry, none);
+    const auto devices = open_workers({ { server.own_end } }, &no_registry, none, 3);
     CHECK(devices[0]->name == "MESH3");
     shutdown(server.own_end, SHUT_RDWR);
     CHECK(server.end() == "");
@@ -287,7 +287,7 @@ TEST(no_worker_answers_at_all) {
     int ends[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
     shutdown(ends[1], SHUT_RDWR);
-    CHECK(!thrown_by([&] { open_worker(ends[0], 0, 0, &no_registry, none); }).empty());
+    CHECK(!thrown_by([&] { open_workers({ { ends[0] } }, &no_registry, none, 0); }).empty());
 }
 
 TEST(the_requests_of_a_step_leave_together) {

@@ -226,7 +226,7 @@ static ggml_backend_t open_client() {
     static ggml_backend_reg no_registry = {};
     auto * server = new served();
     server->detach();
-    const auto devices = open_worker(server->own_end, 0, 0, &no_registry, none);
+    const auto devices = open_workers({ { server->own_end } }, &no_registry, none, 0);
     return ggml_backend_dev_init(&devices[0]->device, nullptr);
 }
 

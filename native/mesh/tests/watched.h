@@ -22,7 +22,7 @@ public:
             end.write_body(1, welcome_body());
         });
         blob welcome;
-        CHECK(link.greet("", welcome));
+        CHECK(link.greet("") && link.await_welcome(welcome));
         welcoming.join();
         all.add(link, place);
     }

@@ -103,7 +103,7 @@ public:
     std::vector<client_device *> open(uint32_t place, uint32_t count = 0) {
         static const weights_index none;
         static ggml_backend_reg no_registry = {};
-        const auto devices = open_worker(pair.ends[0], place, place, &no_registry, none, count);
+        const auto devices = open_workers({ { pair.ends[0], count } }, &no_registry, none, place);
         link = &devices[0]->worker->link;
         return devices;
     }
