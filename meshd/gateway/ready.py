@@ -2,28 +2,38 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 
 from meshd.gateway.interface import ReadyReport
 from meshd.gateway.upstream import open_session
+from meshd.model.device_sampling import DeviceSampling
 
 _POLL_SECONDS = 0.02  # asked once `/health` is 200, so that the answer is seldom 503
+_HOST = "http://localhost"
 _ANSWER_BYTES = 1 << 20
 
 _REQUEST = {
     "prompt": "Hello",
     "n_predict": 1,
     "temperature": 0,
-    "ignore_eos": True,  # a model whose first choice is its end would generate nothing
     "cache_prompt": False,
     "stream": False,
 }
 
 
-async def one_token(socket_path: Path, *, poll_seconds: float = _POLL_SECONDS) -> ReadyReport:
+async def one_token(
+    socket_path: Path,
+    sampling: Callable[[Mapping[str, object]], DeviceSampling | None],
+    *,
+    poll_seconds: float = _POLL_SECONDS,
+) -> ReadyReport:
     """Ask llama-server for one real token at temperature 0.
+
+    `sampling`: what becomes of requests, by llama-server's own settings. The token is taken as those of
+    clients are, so that logits do not cross where theirs do not.
 
     Waits without limit while the socket is not there yet or the answer is 503 (loading): the caller
     cancels when the child has ended or time is up. Once it is past loading, an error, a broken
@@ -31,18 +41,40 @@ async def one_token(socket_path: Path, *, poll_seconds: float = _POLL_SECONDS) -
     """
     async with open_session(socket_path) as session:
         while True:
-            report = await _ask(session)
-            if report is not None:
-                return report
+            settings = await _settings(session)
+            if settings is not None:
+                chosen = sampling(settings)
+                added = chosen.added_to(_REQUEST) if chosen is not None else {}
+                report = await _ask(session, {**_REQUEST, **added}, settings)
+                if report is not None:
+                    return report
             await asyncio.sleep(poll_seconds)
 
 
-async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:
+async def _settings(session: aiohttp.ClientSession) -> Mapping[str, object] | None:
+    """What requests have that say nothing else; {} where it does not tell, None when it is too early."""
+    try:
+        async with session.get(f"{_HOST}/props") as answer:
+            body = await _body(answer)
+    except aiohttp.ClientConnectorError:
+        return None
+    except (aiohttp.ClientError, OSError):
+        return {}  # what has become of it is told below
+    if answer.status == 503:
+        return None
+    found: object = _parsed(body).get("default_generation_settings")
+    settings = found.get("params") if isinstance(found, dict) else None
+    return settings if isinstance(settings, dict) else {}
+
+
+async def _ask(
+    session: aiohttp.ClientSession, request: Mapping[str, object], settings: Mapping[str, object]
+) -> ReadyReport | None:
     """One try; None when it is too early."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
-        async with session.post("http://localhost/completion", json=_REQUEST) as answer:
+        async with session.post(f"{_HOST}/completion", json=request) as answer:
             body = await _body(answer)
     except aiohttp.ClientConnectorError:
         return None
@@ -54,10 +86,7 @@ async def _ask(session: aiohttp.ClientSession) -> ReadyReport | None:
         return ReadyReport(False, f"the first token failed: {_error_text(answer.status, body)}")
     if not _has_token(body):
         return ReadyReport(False, "llama-server answered without a token")
-    settings = _parsed(body).get("generation_settings")
-    return ReadyReport(
-        True, "", seconds=loop.time() - began, settings=settings if isinstance(settings, dict) else {}
-    )
+    return ReadyReport(True, "", seconds=loop.time() - began, settings=settings)
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:

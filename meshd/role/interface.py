@@ -14,6 +14,7 @@ from typing import Protocol
 from meshd.base.errors import MeshdError
 from meshd.gateway.interface import ReadyReport
 from meshd.identity.keys import PeerId
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
@@ -119,8 +120,12 @@ class Processes:
     run_to_end: RunToEnd
     http_ready: Callable[[Path], ReadyProbe]
     """Passed when a GET of /health on this unix socket gives 200."""
-    first_token: Callable[[Path], Awaitable[ReadyReport]]
-    """Asks the llama-server at this unix socket for one token, which proves that the model computes."""
+    first_token: Callable[
+        [Path, Callable[[Mapping[str, object]], DeviceSampling | None]], Awaitable[ReadyReport]
+    ]
+    """Asks the llama-server at this unix socket for one token, which proves that the model computes, in the
+    way in which requests are made by its own settings.
+    """
     hand_over: Callable[[bytes], int]
     """A descriptor from which a child reads these bytes. The caller owns it."""
     make_report: Callable[[], Report]

@@ -4,18 +4,39 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from meshd.gateway.interface import ReadyReport
 from meshd.gateway.ready import one_token
+from meshd.model.device_sampling import DeviceSampling
 
 from tests.process.gateway_fake import Answer, FakeServer, die, listening, says
+from tests.unit.model.test_device_sampling import SETTINGS
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 TOKEN = {"content": " world", "tokens_predicted": 1, "timings": {"predicted_n": 1}}
+
+
+def of_logits(_settings: Mapping[str, object]) -> DeviceSampling | None:
+    return None
+
+
+def of_candidates(settings: Mapping[str, object]) -> DeviceSampling:
+    return DeviceSampling(settings, 50_000)
+
+
+def told(settings: object, answer: Answer) -> Answer:
+    """It tells its settings, and answers what else it is asked."""
+
+    async def either(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/props":
+            return web.json_response({"default_generation_settings": {"params": settings}})
+        return await answer(server, request)
+
+    return either
 
 
 @contextlib.asynccontextmanager
@@ -26,10 +47,12 @@ async def server_at(answer: Answer) -> AsyncIterator[tuple[FakeServer, Path]]:
             yield server, Path(folder) / "s"
 
 
-def report_for(answer: Answer) -> tuple[ReadyReport, FakeServer]:
+def report_for(
+    answer: Answer, sampling: Callable[[Mapping[str, object]], DeviceSampling | None] = of_logits
+) -> tuple[ReadyReport, FakeServer]:
     async def scenario() -> tuple[ReadyReport, FakeServer]:
         async with server_at(answer) as (server, path):
-            return await one_token(path, poll_seconds=0.001), server
+            return await one_token(path, sampling, poll_seconds=0.001), server
 
     return asyncio.run(scenario())
 
@@ -38,17 +61,34 @@ def test_a_token_at_temperature_0_makes_it_ready() -> None:
     report, server = report_for(says(200, TOKEN))
     assert report.ready
     assert report.reason == ""
-    method, path, _, body = server.seen[0]
-    assert (method, path) == ("POST", "/completion")
-    asked = json.loads(body)
+    assert [(method, path) for method, path, _, _ in server.seen] == [
+        ("GET", "/props"),
+        ("POST", "/completion"),
+    ]
+    asked = json.loads(server.seen[1][3])
     assert (asked["n_predict"], asked["temperature"]) == (1, 0)
 
 
-def test_llama_servers_settings_come_with_the_token() -> None:
-    settings = {"top_k": 40, "samplers": ["top_k"]}
-    assert report_for(says(200, {**TOKEN, "generation_settings": settings}))[0].settings == settings
-    for body in (TOKEN, {**TOKEN, "generation_settings": [1]}):
-        assert report_for(says(200, body))[0].settings == {}
+@pytest.mark.parametrize("settings", [SETTINGS, {}, [1], None])
+def test_the_token_is_taken_as_those_of_clients_are(settings: object) -> None:
+    told_settings = settings if isinstance(settings, dict) else {}
+    report, server = report_for(told(settings, says(200, TOKEN)), of_candidates)
+    assert report.ready
+    assert report.settings == told_settings
+    asked = json.loads(server.seen[1][3])
+    assert asked.get("backend_sampling", False) is (settings == SETTINGS)
+    added = of_candidates(told_settings).added_to({"prompt": asked["prompt"], "temperature": 0})
+    assert {name: asked[name] for name in added} == added
+
+
+def test_a_server_that_tells_no_settings_is_asked_for_a_token_all_the_same() -> None:
+    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/props":
+            die(request)
+        return web.json_response(TOKEN)
+
+    report, _ = report_for(answer, of_candidates)
+    assert (report.ready, report.settings) == (True, {})
 
 
 def test_loading_is_waited_for() -> None:
@@ -59,7 +99,7 @@ def test_loading_is_waited_for() -> None:
 
     report, server = report_for(answer)
     assert report.ready
-    assert len(server.seen) == 4
+    assert [path for _, path, _, _ in server.seen] == ["/props"] * 4 + ["/completion"]
 
 
 def test_a_socket_that_is_not_there_yet_is_waited_for() -> None:
@@ -67,7 +107,7 @@ def test_a_socket_that_is_not_there_yet_is_waited_for() -> None:
         with tempfile.TemporaryDirectory(prefix="gw") as folder:
             path, server = Path(folder) / "s", FakeServer(says(200, TOKEN))
             async with asyncio.timeout(20):
-                asked = asyncio.ensure_future(one_token(path, poll_seconds=0.001))
+                asked = asyncio.ensure_future(one_token(path, of_logits, poll_seconds=0.001))
                 await asyncio.sleep(0)
                 async with listening(server, path):
                     assert (await asked).ready
@@ -109,7 +149,7 @@ def test_giving_up_closes_the_connection() -> None:
 
     async def scenario() -> None:
         async with server_at(silent) as (server, path):
-            asked = asyncio.ensure_future(one_token(path))
+            asked = asyncio.ensure_future(one_token(path, of_logits))
             await server.until(lambda: server.active == 1)
             asked.cancel()
             await server.until(lambda: server.cancelled == 1)
@@ -132,6 +172,6 @@ def test_an_answer_in_pieces_is_read_to_its_end() -> None:
 
     async def scenario() -> None:
         async with server_at(in_pieces) as (_, path):
-            assert (await one_token(path, poll_seconds=0.001)).ready
+            assert (await one_token(path, of_logits, poll_seconds=0.001)).ready
 
     asyncio.run(scenario())

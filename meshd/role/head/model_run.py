@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from meshd.base import byte_format, log
 from meshd.base.errors import MeshdError, Refused, UserError
@@ -296,7 +297,7 @@ class HeadRun:
 
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
-        ready = await self._runtime.processes.first_token(self._model.socket)
+        ready = await self._runtime.processes.first_token(self._model.socket, partial(self._sampling, plan))
         await asyncio.wait([granted])  # it was said before the token came, though in another stream
         if not self.started:
             return  # one has refused

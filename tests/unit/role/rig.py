@@ -161,7 +161,7 @@ class Bench:
         self.pairs_left -= 1
         return socket_pair()
 
-    async def _first_token(self, _socket: Path) -> ReadyReport:
+    async def _first_token(self, _socket: Path, _sampling: object) -> ReadyReport:
         self.tokens_asked += 1
         if self.ready is None:
             return ReadyReport(True, "", 0.1)
