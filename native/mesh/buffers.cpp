@@ -1,5 +1,9 @@
 #include "buffers.h"
 
+#include "tensor_range.h"
+
+#include <new>
+
 namespace mesh {
 
 bool is_cpu(ggml_backend_t backend) {
@@ -22,27 +26,53 @@ bool buffers::allocate(uint32_t number, uint32_t device, uint64_t size) {
     if (size == 0 || size > devices[device].limit - held[device] || size > ggml_backend_buft_get_max_size(type)) {
         return false;
     }
-    // what kernels read behind a tensor is there, and 0, also where a view ends with the buffer
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, size + most_padding(devices[device].rule));
-    if (buffer == nullptr) {
+    entry made = make(type, device, size, most_padding(devices[device].rule));
+    if (made.buffer == nullptr) {
         return false;
     }
-    // nothing of whoever had this memory before is for the head to read
-    ggml_backend_buffer_clear(buffer, 0);
     held[device] += size;
-    entries[number] = { buffer, device, size };
     if (is_cpu(devices[device].backend)) {
-        pages.add(ggml_backend_buffer_get_base(buffer), size);
+        pages.add(ggml_backend_buffer_get_base(made.buffer), size);
     }
+    entries.emplace(number, std::move(made));
     return true;
 }
 
+// What kernels read behind a tensor is there, and 0, also where a view ends with the buffer; nothing of whoever had
+// this memory before is for the head to read
+buffers::entry buffers::make(ggml_backend_buffer_type_t type, uint32_t device, uint64_t size, uint64_t padding) {
+    if (type == ggml_backend_cpu_buffer_type()) {
+        try {
+            auto own = std::make_unique<zero_memory>(size + padding);
+            ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(own->data(), size + padding);
+            return { buffer, device, size, std::move(own) };
+        } catch (const std::bad_alloc &) {
+            return {};
+        }
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, size + padding);
+    if (buffer != nullptr) {
+        ggml_backend_buffer_clear(buffer, 0);
+    }
+    return { buffer, device, size, nullptr };
+}
+
 void buffers::free(uint32_t number) {
-    const entry gone = at(number);
+    const entry & gone = at(number);
     pages.forget(ggml_backend_buffer_get_base(gone.buffer), gone.size);
     ggml_backend_buffer_free(gone.buffer);
     held[gone.device] -= gone.size;
     entries.erase(number);
+}
+
+void buffers::clear(uint32_t number, uint64_t offset, uint64_t size) {
+    const place where = find(number, offset, size);
+    const entry & one = at(number);
+    if (one.own != nullptr) {
+        return one.own->clear(offset, size);
+    }
+    tensor_range bytes(where, size);
+    ggml_backend_tensor_memset(bytes.get(), 0, 0, size);
 }
 
 const buffers::entry & buffers::at(uint32_t number) const {

@@ -4,9 +4,11 @@
 #include "large_pages.h"
 #include "protocol.h"
 #include "sizes.h"
+#include "zero_memory.h"
 
 #include "ggml-backend.h"
 
+#include <memory>
 #include <unordered_map>
 
 namespace mesh {
@@ -40,6 +42,8 @@ public:
     void free(uint32_t number);
     place find(uint32_t number, uint64_t offset, uint64_t size) const;
     uint64_t size_of(uint32_t number) const;
+    // Zero from now on; no device is at work there
+    void clear(uint32_t number, uint64_t offset, uint64_t size);
 
     // Something has been computed: what lies in this process's memory is there, and worth large pages
     void computed() { pages.start(); }
@@ -52,7 +56,10 @@ private:
         ggml_backend_buffer_t buffer;
         uint32_t device;
         uint64_t size;
+        std::unique_ptr<zero_memory> own; // of a CPU
     };
+    // What holds so much, all of it zero; its buffer is nullptr where there is no memory
+    static entry make(ggml_backend_buffer_type_t type, uint32_t device, uint64_t size, uint64_t padding);
     const entry & at(uint32_t number) const;
 
     const std::vector<lent_device> & devices;

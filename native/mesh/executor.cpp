@@ -140,6 +140,9 @@ void executor::fill(const fill_body & body) {
     if (body.size > 0) {
         settle();
         recent.changed(where, body.size);
+        if (body.value == 0) {
+            return memory.clear(body.buffer, body.offset, body.size);
+        }
         tensor_range bytes(where, body.size);
         ggml_backend_tensor_memset(bytes.get(), static_cast<uint8_t>(body.value), 0, body.size);
     }

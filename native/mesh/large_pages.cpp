@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 static constexpr int COLLAPSE = 25; // MADV_COLLAPSE since Linux 6.1: older headers lack it
+static constexpr int POPULATE = 23; // MADV_POPULATE_WRITE since Linux 5.14
 #endif
 
 namespace mesh {
@@ -34,7 +35,9 @@ static size_t large_page() {
 // false: this kernel cannot
 static bool collapse(uintptr_t at, size_t page) {
 #ifdef __linux__
-    return madvise(reinterpret_cast<void *>(at), page, COLLAPSE) == 0 || errno != EINVAL;
+    void * const from = reinterpret_cast<void *>(at);
+    // what was lent is taken soon, not when a context has grown to it; and nothing is no page
+    return madvise(from, page, POPULATE) == 0 && (madvise(from, page, COLLAPSE) == 0 || errno != EINVAL);
 #else
     (void) at;
     (void) page;

@@ -23,7 +23,7 @@ public:
     large_pages(const large_pages &) = delete;
     large_pages & operator=(const large_pages &) = delete;
 
-    // Memory of this process that stays where it is until `forget`, and is filled before `start`
+    // Memory of this process that stays where it is until `forget`; weights are there before `start`
     void add(const void * data, size_t size);
 
     // Begins with all that has been added. Costs nothing where there is nothing new

@@ -6,4 +6,4 @@ set(CLIENT activations.cpp belonging.cpp client_backend.cpp client_buffer.cpp cl
 set(SERVER neighbour_arrivals.cpp buffers.cpp choice.cpp executor.cpp flights.cpp graphs.cpp guard.cpp large_pages.cpp layout.cpp local_weights.cpp
     neighbours.cpp operations.cpp progress.cpp recent_writes.cpp release.cpp session.cpp
     shapes_attention.cpp shapes_elements.cpp shapes_matrices.cpp shapes_recurrent.cpp welcome.cpp
-    device_list.cpp device_trial.cpp trial_graph.cpp trial_operations.cpp trial_words.cpp)
+    device_list.cpp device_trial.cpp trial_graph.cpp trial_operations.cpp trial_words.cpp zero_memory.cpp)

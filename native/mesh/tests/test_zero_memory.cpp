@@ -1,0 +1,61 @@
+// Memory that is zero until it is written, and again when it is cleared.
+#include "check.h"
+#include "zero_memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+using namespace mesh;
+
+static const auto PAGE = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+static constexpr size_t PAGES = 8;
+
+TEST(memory_is_zero_where_it_was_cleared_and_nowhere_else) {
+    const size_t size = PAGES * PAGE;
+    for (const size_t offset : { size_t(0), size_t(1), PAGE - 1, PAGE, PAGE + 7 }) {
+        for (const size_t count : { size_t(0), size_t(1), PAGE - 1, PAGE, 2 * PAGE, 3 * PAGE + 5, size - offset }) {
+            zero_memory memory(size);
+            uint8_t * data = memory.data();
+            CHECK(std::all_of(data, data + size, [](uint8_t byte) { return byte == 0; }));
+            std::memset(data, 7, size);
+            memory.clear(offset, count);
+            for (size_t i = 0; i < size; i++) {
+                CHECK(data[i] == (i >= offset && i < offset + count ? 0 : 7));
+            }
+        }
+    }
+}
+
+TEST(what_there_is_no_memory_for_is_refused) {
+    bool refused = false;
+    try {
+        zero_memory memory(size_t(1) << 62);
+    } catch (const std::bad_alloc &) {
+        refused = true;
+    }
+    CHECK(refused);
+}
+
+#ifdef __linux__
+
+static size_t resident(const zero_memory & memory) {
+    unsigned char pages[PAGES];
+    CHECK(mincore(memory.data(), PAGES * PAGE, pages) == 0);
+    return static_cast<size_t>(std::count_if(pages, pages + PAGES, [](unsigned char one) { return (one & 1) != 0; }));
+}
+
+TEST(memory_takes_room_where_it_is_written_and_none_when_it_was_cleared) {
+    zero_memory memory(PAGES * PAGE);
+    CHECK(resident(memory) == 0);
+    std::memset(memory.data(), 1, 3 * PAGE);
+    CHECK(resident(memory) == 3);
+    memory.clear(1, PAGES * PAGE - 1);
+    CHECK(resident(memory) == 1); // which has another byte
+    CHECK(memory.data()[0] == 1);
+}
+
+#endif
