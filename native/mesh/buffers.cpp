@@ -2,6 +2,7 @@
 
 #include "tensor_range.h"
 
+#include <algorithm>
 #include <new>
 
 namespace mesh {
@@ -31,9 +32,6 @@ bool buffers::allocate(uint32_t number, uint32_t device, uint64_t size) {
         return false;
     }
     held[device] += size;
-    if (is_cpu(devices[device].backend)) {
-        pages.add(ggml_backend_buffer_get_base(made.buffer), size);
-    }
     entries.emplace(number, std::move(made));
     return true;
 }
@@ -45,7 +43,7 @@ buffers::entry buffers::make(ggml_backend_buffer_type_t type, uint32_t device, u
         try {
             auto own = std::make_unique<zero_memory>(size + padding);
             ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(own->data(), size + padding);
-            return { buffer, device, size, std::move(own) };
+            return { buffer, device, size, std::move(own), 0 };
         } catch (const std::bad_alloc &) {
             return {};
         }
@@ -54,7 +52,7 @@ buffers::entry buffers::make(ggml_backend_buffer_type_t type, uint32_t device, u
     if (buffer != nullptr) {
         ggml_backend_buffer_clear(buffer, 0);
     }
-    return { buffer, device, size, nullptr };
+    return { buffer, device, size, nullptr, 0 };
 }
 
 void buffers::free(uint32_t number) {
@@ -63,6 +61,15 @@ void buffers::free(uint32_t number) {
     ggml_backend_buffer_free(gone.buffer);
     held[gone.device] -= gone.size;
     entries.erase(number);
+}
+
+void buffers::filled(uint32_t number, uint64_t size) {
+    entry & one = entries.at(number);
+    const bool was_full = one.filled > one.size / 2;
+    one.filled += std::min(size, one.size - one.filled);
+    if (one.own != nullptr && !was_full && one.filled > one.size / 2) { // the rest comes at once, or little of it
+        pages.add(one.own->data(), one.size);
+    }
 }
 
 void buffers::clear(uint32_t number, uint64_t offset, uint64_t size) {

@@ -45,7 +45,9 @@ public:
     // Zero from now on; no device is at work there
     void clear(uint32_t number, uint64_t offset, uint64_t size);
 
-    // Something has been computed: what lies in this process's memory is there, and worth large pages
+    // So many bytes of it were set to something. Then something has been computed: what lies in this process's memory
+    // and is full by now is worth large pages
+    void filled(uint32_t number, uint64_t size);
     void computed() { pages.start(); }
 
     // What a head may still hold on a device, and could at first; as far as the device has it
@@ -57,6 +59,7 @@ private:
         uint32_t device;
         uint64_t size;
         std::unique_ptr<zero_memory> own; // of a CPU
+        uint64_t filled = 0;              // bytes
     };
     // What holds so much, all of it zero; its buffer is nullptr where there is no memory
     static entry make(ggml_backend_buffer_type_t type, uint32_t device, uint64_t size, uint64_t padding);

@@ -159,6 +159,7 @@ void executor::write(uint64_t id, blob & bytes) {
     }
     const traced copying("in", where.device);
     const uint8_t * data = in.bytes(come);
+    memory.filled(body.buffer, size);
     if (body.row != 0) {
         blob values = values_of(data, come, body.row);
         return put(id, where, values.data(), size, values);
@@ -268,6 +269,7 @@ void executor::load(uint64_t id, reader & in) {
         }
         one.target = memory.find(entry.buffer, entry.offset, entry.size);
         recent.changed(one.target, entry.size);
+        memory.filled(entry.buffer, entry.size);
         one.size = entry.size;
         std::memcpy(one.hash.data(), entry.hash, sizeof entry.hash);
         wanted.push_back(one);

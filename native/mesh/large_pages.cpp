@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <ctime>
 #include <fstream>
 #include <string>
@@ -12,7 +13,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 static constexpr int COLLAPSE = 25; // MADV_COLLAPSE since Linux 6.1: older headers lack it
-static constexpr int POPULATE = 23; // MADV_POPULATE_WRITE since Linux 5.14
 #endif
 
 namespace mesh {
@@ -32,18 +32,19 @@ static size_t large_page() {
     return size;
 }
 
-// false: this kernel cannot
+// false: this kernel cannot, or nothing is there
 static bool collapse(uintptr_t at, size_t page) {
 #ifdef __linux__
-    void * const from = reinterpret_cast<void *>(at);
-    // what was lent is taken soon, not when a context has grown to it; and nothing is no page
-    return madvise(from, page, POPULATE) == 0 && (madvise(from, page, COLLAPSE) == 0 || errno != EINVAL);
+    return madvise(reinterpret_cast<void *>(at), page, COLLAPSE) == 0 || errno != EINVAL;
 #else
     (void) at;
     (void) page;
     return false;
 #endif
 }
+
+// for each page so many times as long as it took: who computes waits for this process's memory, whatever the priority
+static constexpr int REST = 3;
 
 static std::atomic<int64_t> spent{ 0 }; // nanoseconds
 
@@ -111,7 +112,7 @@ void large_pages::work(size_t page) {
             changed.wait(lock);
             continue;
         }
-        range & one = left.front(); // weights come before caches
+        range & one = left.front();
         const uintptr_t at = (one.from + page - 1) / page * page;
         if (at + page > one.to) {
             left.erase(left.begin());
@@ -122,12 +123,15 @@ void large_pages::work(size_t page) {
         lock.unlock();
         const int64_t before = thread_nanoseconds();
         const bool can = collapse(at, page);
-        spent += thread_nanoseconds() - before;
+        const int64_t took = thread_nanoseconds() - before;
+        spent += took;
         lock.lock();
         at_work = 0;
         changed.notify_all();
-        if (!can) {
-            left.clear(); // else none was free, and the next may be
+        changed.wait_for(lock, REST * std::chrono::nanoseconds(took), [&] { return ended; });
+        if (!can) { // nor the rest of it; where it can, none was free, and the next may be
+            left.erase(std::remove_if(left.begin(), left.end(), [&](const range & it) { return it.from == at + page; }),
+                left.end());
         }
     }
 }

@@ -1,7 +1,8 @@
 // Each token walks through all weights, and in pages of 4 KiB that costs several percent; which pages a process gets
 // is luck. To ask for large ones before the memory is filled would hold up a load where they are dear: in a guest whose
 // free memory is its host's. So the kernel is asked once something has been computed, page by page, in a thread that
-// gives way to what computes. Elsewhere than on Linux nothing happens, and where whoever runs the machine wants none.
+// gives way to what computes. Weights alone are worth it: of a cache only as much is walked through as a context has
+// tokens. Elsewhere than on Linux nothing happens, and where whoever runs the machine wants none.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +24,7 @@ public:
     large_pages(const large_pages &) = delete;
     large_pages & operator=(const large_pages &) = delete;
 
-    // Memory of this process that stays where it is until `forget`; weights are there before `start`
+    // Memory of this process that stays where it is until `forget`, and is filled before `start`
     void add(const void * data, size_t size);
 
     // Begins with all that has been added. Costs nothing where there is nothing new

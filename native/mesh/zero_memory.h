@@ -1,5 +1,6 @@
 // Memory of this process that is zero until it is written: pages come when they are used, so that a cache of which
-// little is used costs neither the time in which all of it would be cleared nor the memory.
+// little is used costs neither the time in which all of it would be cleared nor the memory. What reads or writes far
+// beyond it ends the process, and finds nothing of others.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@ public:
     zero_memory(const zero_memory &) = delete;
     zero_memory & operator=(const zero_memory &) = delete;
 
-    uint8_t * data() const { return static_cast<uint8_t *>(begin); }
+    uint8_t * data() const;
 
     // Zero again; nobody else is at work there. Where the system can, its pages go back to it
     void clear(size_t offset, size_t count);

@@ -53,6 +53,7 @@ struct lent_memory {
         CHECK(held.allocate(number, 0, SIZE));
         uint8_t * data = held.find(number, 0, SIZE).data;
         std::memset(data, static_cast<int>(number), SIZE);
+        held.filled(number, SIZE);
         return data;
     }
 
@@ -84,6 +85,26 @@ TEST(memory_is_laid_into_large_pages_once_something_was_computed) {
     CHECK(std::all_of(second, second + SIZE, [](uint8_t byte) { return byte == 2; }));
 }
 
+// Of which little is used, and that may never be
+TEST(memory_that_was_not_filled_stays_as_it_is) {
+    if (!asks()) {
+        return;
+    }
+    lent_memory memory;
+    CHECK(memory.held.allocate(1, 0, SIZE) && memory.held.allocate(2, 0, SIZE));
+    uint8_t * cache = memory.held.find(1, 0, SIZE).data;
+    std::memset(cache, 1, SIZE / 2);
+    memory.held.filled(1, SIZE / 2);
+    const uint8_t * weights = memory.allocate(3);
+    memory.held.computed();
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (in_large_pages(weights) < LEAST) {
+        CHECK(std::chrono::steady_clock::now() < limit);
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    CHECK(in_large_pages(cache) == 0);
+}
+
 TEST(memory_is_freed_while_it_is_laid_together) {
     lent_memory memory;
     for (int round = 0; round < 20; round++) {
@@ -109,6 +130,7 @@ TEST(memory_is_freed_at_once_beside_what_is_laid_together) {
     CHECK(held.allocate(1, 0, LARGE) && held.allocate(2, 0, SIZE));
     uint8_t * large = held.find(1, 0, LARGE).data;
     std::memset(large, 1, LARGE);
+    held.filled(1, LARGE);
     held.computed();
     while (in_large_pages(large) == 0) { // it has begun
         std::this_thread::yield();
@@ -131,6 +153,7 @@ TEST(laying_memory_together_is_no_sign_of_life) {
     for (uint32_t number = 1; number <= COUNT; number++) {
         CHECK(held.allocate(number, 0, LARGE));
         std::memset(held.find(number, 0, LARGE).data, 1, LARGE);
+        held.filled(number, LARGE);
     }
     progress doing;
     doing.request = 7;

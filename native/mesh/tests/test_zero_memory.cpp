@@ -3,10 +3,12 @@
 #include "zero_memory.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <new>
 
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 using namespace mesh;
@@ -38,6 +40,21 @@ TEST(what_there_is_no_memory_for_is_refused) {
         refused = true;
     }
     CHECK(refused);
+}
+
+TEST(what_lies_beyond_it_is_for_nobody) {
+    const zero_memory memory(PAGE + 1);
+    for (const ptrdiff_t at : { static_cast<ptrdiff_t>(2 * PAGE), ptrdiff_t(-1) }) {
+        const pid_t child = fork();
+        if (child == 0) {
+            signal(SIGSEGV, SIG_DFL);
+            signal(SIGBUS, SIG_DFL);
+            memory.data()[at] = 1;
+            _exit(0);
+        }
+        int status = 0;
+        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    }
 }
 
 #ifdef __linux__
