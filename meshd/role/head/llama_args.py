@@ -73,6 +73,7 @@ _FLAGS = {
 }
 _FLASH = ("-fa", "--flash-attn")
 _SAMPLING = ("-bs", "--backend-sampling")
+_EMBEDDINGS = ("--embedding", "--embeddings", "--rerank", "--reranking", "--pooling")
 _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 
 
@@ -91,6 +92,7 @@ class LlamaArgs:
     full_windows: bool = False
     flash_attention: bool = True
     backend_sampling: bool = False  # tokens are chosen where their logits are
+    embeddings: bool = False  # a sequence has more outputs than one, which samplers cannot have
     checkpoints: bool = False  # how many of them is the user's choice
 
     def shape(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> ContextShape:
@@ -130,7 +132,7 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
     counts: dict[str, int] = {}
     types: dict[str, str] = {}
     flags: dict[str, bool] = {}
-    flash, sampling, checkpoints = True, False, False
+    flash, sampling, embeddings, checkpoints = True, False, False, False
     rest: list[str] = []
     unread = list(llama_args)
     while unread:
@@ -151,6 +153,7 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
             rest += kept
         else:
             sampling = sampling or name in _SAMPLING
+            embeddings = embeddings or name in _EMBEDDINGS
             checkpoints = checkpoints or name in _CHECKPOINTS
             rest.append(option)
     return LlamaArgs(
@@ -165,6 +168,7 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
         full_windows=flags.get("windows", False),
         flash_attention=flash,
         backend_sampling=sampling,
+        embeddings=embeddings,
         checkpoints=checkpoints,
     )
 
