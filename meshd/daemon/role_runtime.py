@@ -12,7 +12,6 @@ from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
-from meshd.base.resident_memory import resident_bytes
 from meshd.base.stopped_process import is_stopped
 from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
@@ -110,7 +109,6 @@ def make_processes() -> Processes:
         make_descriptors=DescriptorSender,
         socket_pair=socket_pair,
         is_stopped=is_stopped,
-        resident_bytes=resident_bytes,
     )
 
 

@@ -133,8 +133,6 @@ class Processes:
     socket_pair: Callable[[], tuple[socket, int]]
     """Our end of a stream and a child's. The caller owns both."""
     is_stopped: Callable[[int], bool]
-    resident_bytes: Callable[[int], int]
-    """Memory of its own that the child with this pid really has; 0 where the system does not tell."""
     """The process is suspended by a signal, so that it never answers and is not seen to end."""
 
 

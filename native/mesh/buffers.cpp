@@ -33,6 +33,7 @@ bool buffers::allocate(uint32_t number, uint32_t device, uint64_t size) {
     }
     held[device] += size;
     entries.emplace(number, std::move(made));
+    fresh = true;
     return true;
 }
 
@@ -43,7 +44,7 @@ buffers::entry buffers::make(ggml_backend_buffer_type_t type, uint32_t device, u
         try {
             auto own = std::make_unique<zero_memory>(size + padding);
             ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(own->data(), size + padding);
-            return { buffer, device, size, std::move(own), 0 };
+            return { buffer, device, size, std::move(own) };
         } catch (const std::bad_alloc &) {
             return {};
         }
@@ -52,7 +53,7 @@ buffers::entry buffers::make(ggml_backend_buffer_type_t type, uint32_t device, u
     if (buffer != nullptr) {
         ggml_backend_buffer_clear(buffer, 0);
     }
-    return { buffer, device, size, nullptr, 0 };
+    return { buffer, device, size, nullptr };
 }
 
 void buffers::free(uint32_t number) {
@@ -65,11 +66,23 @@ void buffers::free(uint32_t number) {
 
 void buffers::filled(uint32_t number, uint64_t size) {
     entry & one = entries.at(number);
-    const bool was_full = one.filled > one.size / 2;
-    one.filled += std::min(size, one.size - one.filled);
-    if (one.own != nullptr && !was_full && one.filled > one.size / 2) { // the rest comes at once, or little of it
-        pages.add(one.own->data(), one.size);
+    if (!one.counted) {
+        one.filled += std::min(size, one.size - one.filled);
     }
+}
+
+void buffers::computed() {
+    if (!fresh) {
+        return;
+    }
+    fresh = false;
+    for (auto & [number, one] : entries) {
+        if (!one.counted && one.own != nullptr && one.filled > one.size / 2) {
+            pages.add(one.own->data(), one.size);
+        }
+        one.counted = true;
+    }
+    pages.start();
 }
 
 void buffers::clear(uint32_t number, uint64_t offset, uint64_t size) {

@@ -46,9 +46,9 @@ public:
     void clear(uint32_t number, uint64_t offset, uint64_t size);
 
     // So many bytes of it were set to something. Then something has been computed: what lies in this process's memory
-    // and is full by now is worth large pages
+    // and was filled before that is worth large pages
     void filled(uint32_t number, uint64_t size);
-    void computed() { pages.start(); }
+    void computed();
 
     // What a head may still hold on a device, and could at first; as far as the device has it
     void memory(uint32_t device, uint64_t & free, uint64_t & total) const;
@@ -59,7 +59,8 @@ private:
         uint32_t device;
         uint64_t size;
         std::unique_ptr<zero_memory> own; // of a CPU
-        uint64_t filled = 0;              // bytes
+        uint64_t filled = 0;              // bytes, before the first computation that it lived to see
+        bool counted = false;             // which was
     };
     // What holds so much, all of it zero; its buffer is nullptr where there is no memory
     static entry make(ggml_backend_buffer_type_t type, uint32_t device, uint64_t size, uint64_t padding);
@@ -68,7 +69,8 @@ private:
     const std::vector<lent_device> & devices;
     std::vector<uint64_t> held; // bytes, of each device
     std::unordered_map<uint32_t, entry> entries;
-    large_pages pages; // of CPUs
+    bool fresh = false; // something was allocated since the last computation
+    large_pages pages;  // of CPUs
 };
 
 } // namespace mesh

@@ -55,9 +55,10 @@ struct client_device {
     ggml_backend_device device;
     ggml_backend_buffer_type buffer_type;
     // Memory for computing that was freed last: llama.cpp makes its scheduler anew with each change of samplers and
-    // asks for nearly the same again, once for each worker in turn. Guarded by the connection's order
+    // asks for nearly the same again; to free it would have the worker forget its graphs. Guarded by the connection's
+    // order
     std::unique_ptr<client_buffer> spare;
-    uint64_t synced = 0; // the SYNC behind what was loaded, which the next backend waits for; 0: none was asked
+    uint64_t synced = 0; // the SYNC behind what was loaded; of use to the next backend if it is the last request
 };
 
 struct worker_socket {

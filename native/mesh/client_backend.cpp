@@ -105,7 +105,7 @@ static void ask_to_settle(const client_worker & opened) {
 // All that was asked to be loaded is there from here on. false: it is not, or the worker is lost
 static bool is_settled(client_device & device) {
     client_worker & worker = *device.worker;
-    if (device.synced == 0) {
+    if (device.synced == 0 || device.synced != worker.link.asked()) {
         ask_to_settle(worker);
     }
     read_the_rest();

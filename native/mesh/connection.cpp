@@ -19,6 +19,11 @@ connection::connection(int socket, uint32_t place, std::string name) :
     outgoing(worker, OUTBOX_BYTES, [this](const std::string & why) { cannot_send(why); }), place(place),
     called(std::move(name)) {}
 
+uint64_t connection::asked() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return last_id;
+}
+
 void connection::call(const std::string & now) {
     std::lock_guard<std::mutex> lock(mutex);
     called = now;
@@ -100,7 +105,7 @@ uint64_t connection::post(
     }
     if (answer != nullptr) {
         answers.emplace(last_id + 1, *answer);
-        open += answer->otherwise.empty() ? 1 : 0;
+        open += answer->otherwise ? 0 : 1;
     }
     owed.add(number, last_id + 1, bytes);
     return put(number, body, more, size);
@@ -250,10 +255,10 @@ void connection::take_progress(const wire_header & header) {
 
 // Throws bad_message where it is not what was promised
 void connection::take_in(const pending & answer, const blob & said) {
-    if (!answer.otherwise.empty()) {
+    if (answer.otherwise) {
         reader in(said);
         if (allocated_body::take(in).done != 1) {
-            throw bad_message(answer.otherwise);
+            throw bad_message(*answer.otherwise);
         }
     } else if (answer.whole != nullptr) {
         *answer.whole = said;
@@ -262,16 +267,26 @@ void connection::take_in(const pending & answer, const blob & said) {
     }
 }
 
+// Throws bad_message where nothing of the kind is owed. Memory is answered for in its turn: nothing that was asked
+// behind it is done before
+const connection::pending & connection::owed_at(const wire_header & header) const {
+    const auto found = answers.find(header.id);
+    if (found == answers.end() || static_cast<uint16_t>(found->second.wanted) != header.kind) {
+        throw bad_message("it answers what was not asked");
+    }
+    if (found->second.whole == nullptr && header.size != found->second.size) {
+        throw bad_message("it answers with another number of bytes than was asked for");
+    }
+    if (std::any_of(answers.begin(), found, [](const auto & one) { return one.second.otherwise.has_value(); })) {
+        throw bad_message("it answers before it has answered ALLOCATE");
+    }
+    return found->second;
+}
+
 void connection::take_answer(const wire_header & header) {
     {
         std::lock_guard<std::mutex> lock(mutex);
-        const auto found = answers.find(header.id);
-        if (found == answers.end() || static_cast<uint16_t>(found->second.wanted) != header.kind) {
-            throw bad_message("it answers what was not asked");
-        }
-        if (found->second.whole == nullptr && header.size != found->second.size) {
-            throw bad_message("it answers with another number of bytes than was asked for");
-        }
+        owed_at(header);
     }
     coming.resize(header.size);
     worker.read_body(coming.data(), coming.size());
@@ -279,9 +294,9 @@ void connection::take_answer(const wire_header & header) {
     if (gone) {
         return; // nobody waits for it any more, and its target may be gone as well
     }
-    const pending & answer = answers.at(header.id);
+    const pending & answer = owed_at(header);
     take_in(answer, coming);
-    open -= answer.otherwise.empty() ? 1 : 0;
+    open -= answer.otherwise ? 0 : 1;
     answers.erase(header.id);
     settle(header.id);
     changed.notify_all();

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <map>
+#include <optional>
 
 namespace mesh {
 
@@ -75,7 +76,9 @@ public:
     // Held by whoever sends what must not be parted: a graph, and the note that it is kept there
     std::mutex order;
 
-    // By which it is spoken of, from WELCOME on
+    // The id of the last request; 0: there is none
+    uint64_t asked();
+    // By which it is spoken of, set before WELCOME is awaited and only then
     void call(const std::string & now);
     const std::string & name() const { return called; }
 
@@ -84,8 +87,8 @@ private:
         message wanted;
         void * target;
         size_t size;
-        blob * whole;               // in place of target: all of it, whatever its size
-        std::string otherwise = {}; // in place of both, if not empty: why it is lost if it does not say 1
+        blob * whole;                              // in place of target: all of it, whatever its size
+        std::optional<std::string> otherwise = {}; // in place of both: why it is lost if it does not say 1
     };
 
     uint64_t post(
@@ -98,6 +101,7 @@ private:
     void receive_one(const wire_header & header);
     void take_progress(const wire_header & header);
     void take_answer(const wire_header & header);
+    const pending & owed_at(const wire_header & header) const;
 
     channel worker;
     outbox outgoing;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <ctime>
 #include <fstream>
@@ -32,14 +31,13 @@ static size_t large_page() {
     return size;
 }
 
-// false: this kernel cannot, or nothing is there
-static bool collapse(uintptr_t at, size_t page) {
+// Nothing comes of it where this kernel cannot, no page is free, or nothing is there
+static void collapse(uintptr_t at, size_t page) {
 #ifdef __linux__
-    return madvise(reinterpret_cast<void *>(at), page, COLLAPSE) == 0 || errno != EINVAL;
+    madvise(reinterpret_cast<void *>(at), page, COLLAPSE);
 #else
     (void) at;
     (void) page;
-    return false;
 #endif
 }
 
@@ -122,17 +120,13 @@ void large_pages::work(size_t page) {
         at_work = at;
         lock.unlock();
         const int64_t before = thread_nanoseconds();
-        const bool can = collapse(at, page);
+        collapse(at, page);
         const int64_t took = thread_nanoseconds() - before;
         spent += took;
         lock.lock();
         at_work = 0;
         changed.notify_all();
         changed.wait_for(lock, REST * std::chrono::nanoseconds(took), [&] { return ended; });
-        if (!can) { // nor the rest of it; where it can, none was free, and the next may be
-            left.erase(std::remove_if(left.begin(), left.end(), [&](const range & it) { return it.from == at + page; }),
-                left.end());
-        }
     }
 }
 

@@ -15,6 +15,9 @@ static size_t page_size() {
 
 // In whole pages, and one on each side that nobody may touch
 static size_t with_guards(size_t size) {
+    if (size > SIZE_MAX - 3 * page_size()) {
+        throw std::bad_alloc();
+    }
     return (size + page_size() - 1) / page_size() * page_size() + 2 * page_size();
 }
 
@@ -41,7 +44,7 @@ uint8_t * zero_memory::data() const {
 // the call is no more than a hint
 static bool give_back(uint8_t * from, size_t count) {
 #ifdef __linux__
-    return count == 0 || madvise(from, count, MADV_DONTNEED) == 0; // fails where memory is locked
+    return madvise(from, count, MADV_DONTNEED) == 0; // fails where memory is locked
 #else
     (void) from;
     (void) count;

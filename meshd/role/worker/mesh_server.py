@@ -37,7 +37,6 @@ PROGRESS_SECONDS = 2.0
 # None of these comes from somebody else
 CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 CHILD_NAME = "rpc-server"  # users know the child of a worker by this name
-_CPU = "CPU"  # as ggml calls it
 LOG = log.get("worker")
 
 OnBroken = Callable[[MeshdError], None]
@@ -220,18 +219,11 @@ class MeshServer:
 
     @property
     def held(self) -> Mapping[str, int]:
-        """Bytes of its buffers, by device. None once it has no head: it is about to give them back.
-
-        Of a CPU's memory only what is used: the rest still looks free to whoever asks the system.
-        """
-        status = self.child.status
-        if self._firewall is None or not status.is_up or status.pid is None:
+        """Bytes of its buffers, by device. None once it has no head: it is about to give them back."""
+        if self._firewall is None or not self.child.status.is_up:
             return {}
-        made = self._firewall.memory_held()  # counts devices in the order of its command line
-        held = {name: made.get(number, 0) for number, name in enumerate(self.agreed.devices)}
-        if _CPU in held:
-            held[_CPU] = min(held[_CPU], self._processes.resident_bytes(status.pid))
-        return held
+        held = self._firewall.memory_held()  # counts devices in the order of its command line
+        return {name: held.get(number, 0) for number, name in enumerate(self.agreed.devices)}
 
     def model_loaded(self) -> None:
         """The head has sent all of its weights, and has a first token."""

@@ -52,6 +52,15 @@ static void end(const std::vector<client_device *> & devices) {
     }
 }
 
+// What is served has to live on, for as long as the process does
+static void live(const late_worker & worker) {
+    std::thread([&end = worker.end] {
+        for (;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
+            end.write_body(0, progress_body());
+        }
+    }).detach();
+}
+
 TEST(all_workers_are_greeted_before_one_is_waited_for) {
     late_worker first;
     late_worker second;
@@ -130,4 +139,37 @@ TEST(all_workers_load_before_one_is_waited_for) {
         })
             .detach();
     }
+}
+
+// Nothing that was asked behind it would ever be settled, and nobody would wait for anything of it
+TEST(a_worker_answers_for_memory_before_all_that_was_asked_behind_it) {
+    told parent;
+    late_worker first;
+    late_worker second;
+    const auto devices = open_both(first, second);
+    ggml_backend_buffer_ptr memory(ggml_backend_buft_alloc_buffer(&devices[0]->buffer_type, 600));
+    connection & link = devices[0]->worker->link;
+    const uint64_t sync = link.ask(message::sync, {}, message::synced, nullptr, 0);
+    first.end.write(message::synced, first.hears(message::sync), {});
+    CHECK(!link.wait(sync));
+    CHECK(parent.all() == "lost 0 it answers before it has answered ALLOCATE\n");
+    end({ devices[1] });
+}
+
+TEST(what_was_asked_since_all_were_settled_is_settled_as_well) {
+    told parent;
+    late_worker first;
+    late_worker second;
+    const auto devices = open_both(first, second);
+    auto opened = std::async(std::launch::async, [&] { return ggml_backend_dev_init(&devices[0]->device, nullptr); });
+    first.end.write(message::synced, first.hears(message::sync), {});
+    second.end.write(message::synced, second.hears(message::sync), {});
+    CHECK(opened.get() != nullptr);
+    live(first);
+    ggml_backend_buffer_ptr memory(
+        ggml_backend_buft_alloc_buffer(&devices[1]->buffer_type, 600)); // later, by another load
+    opened = std::async(std::launch::async, [&] { return ggml_backend_dev_init(&devices[1]->device, nullptr); });
+    second.end.write_body(second.hears(message::allocate), allocated_body());
+    CHECK(opened.get() == nullptr);
+    CHECK(parent.all().find("lost 1 it has no memory for a buffer of 600 bytes") == 0);
 }

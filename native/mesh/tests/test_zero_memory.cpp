@@ -33,13 +33,15 @@ TEST(memory_is_zero_where_it_was_cleared_and_nowhere_else) {
 }
 
 TEST(what_there_is_no_memory_for_is_refused) {
-    bool refused = false;
-    try {
-        zero_memory memory(size_t(1) << 62);
-    } catch (const std::bad_alloc &) {
-        refused = true;
+    for (const size_t size : { size_t(1) << 62, SIZE_MAX, SIZE_MAX - 2 * PAGE }) {
+        bool refused = false;
+        try {
+            zero_memory memory(size);
+        } catch (const std::bad_alloc &) {
+            refused = true;
+        }
+        CHECK(refused);
     }
-    CHECK(refused);
 }
 
 TEST(what_lies_beyond_it_is_for_nobody) {

@@ -66,7 +66,6 @@ class Bench:
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
         self.trial_seconds = 0.0
         self.stopped: set[int] = set()
-        self.resident = 1 << 50  # of each child
         self.report_fails = False
         self.pairs_left = 1000
         self.hand_over_fails_at: int | None = None
@@ -90,7 +89,6 @@ class Bench:
                 make_report=self._make_report,
                 socket_pair=self._socket_pair,
                 is_stopped=self.stopped.__contains__,
-                resident_bytes=lambda _pid: self.resident,
             ),
             tunnels=Tunnels(
                 open=self._open_tunnel,

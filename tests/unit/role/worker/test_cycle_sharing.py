@@ -124,31 +124,6 @@ def test_memory_that_is_promised_and_not_yet_taken_is_held_back(tmp_path: Path) 
     run(main())
 
 
-def test_memory_of_a_cpu_that_is_made_and_not_yet_used_is_held_back(tmp_path: Path) -> None:
-    """A cache: it takes nothing until a context has grown, so it looks free to whoever asks the system."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            one = it.call("one")
-            grant = await one.lease(1000)
-            stream = head_stream(it, one, grant)
-            with closing(Server(it.bench.children[0])) as server:
-                await stream.write(talk.hello())
-                await asyncio.sleep(1)
-                server.head.send(talk.welcome())
-                await asyncio.sleep(1)
-                await stream.write(talk.allocate(size=750 * MIB))
-                await asyncio.sleep(1)
-                server.head.send(talk.allocated())
-                for used, left in ((0, 2000), (100, 2100), (750, 2750), (900, 2750)):
-                    it.bench.resident = used * MIB
-                    await asyncio.sleep(1)
-                    offer = await it.call(f"another-{used}").offer()
-                    assert offer.devices[0].free_bytes == left * MIB, f"{used} MiB of 750 are used"
-
-    run(main())
-
-
 def test_two_heads_that_ask_at_once_get_different_memory(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
