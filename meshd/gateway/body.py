@@ -11,6 +11,7 @@ from meshd.gateway.failure import Failure, HttpRefusal
 
 BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds memory for nothing
 LEAST_RATE = 2048  # bytes a second on average, after those first seconds
+LARGEST_COPY = 1 << 20  # of a body that gets more fields: the copy counts for no limit
 
 
 class Bodies:
@@ -90,11 +91,10 @@ def parse_object(body: bytes) -> dict[str, object]:
     return parsed
 
 
-def with_fields(body: bytes, fields: Mapping[str, object]) -> tuple[memoryview, bytes]:
-    """Append these fields to the JSON object `body`, which must not be empty: two pieces, and no copy.
+def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
+    """Append these fields to the JSON object `body`, which must not be empty.
 
     What the client wrote stays as it is, byte for byte. Of a name that is there twice llama-server takes the
     last one.
     """
-    end = len(body.rstrip()) - 1
-    return memoryview(body)[:end], b"," + json.dumps(dict(fields)).encode().removeprefix(b"{")
+    return body.rstrip().removesuffix(b"}") + b"," + json.dumps(dict(fields)).encode().removeprefix(b"{")

@@ -7,7 +7,7 @@ the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as lon
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -39,13 +39,11 @@ class UpstreamLost(MeshdError):
 
 @dataclass(frozen=True, slots=True)
 class ProxiedCall:
-    """One request as it goes to llama-server: `body` in pieces, none for GET. `counts` when its answer holds
-    generated tokens.
-    """
+    """One request as it goes to llama-server. `counts` when its answer holds generated tokens."""
 
     method: str
     path: str
-    body: Sequence[bytes | memoryview]
+    body: bytes | None
     stream: bool
     counts: bool
     form: StreamForm
@@ -228,14 +226,13 @@ class Proxy:
             raise RuntimeError("the proxy is not open")
         # only these: X-Conversation-Id for one would make llama-server go on without a client
         headers = {"Accept-Encoding": "identity"}
-        if call.body:
+        if call.body is not None:
             headers["Content-Type"] = "application/json"
-            headers["Content-Length"] = str(sum(map(len, call.body)))
         try:
             answer = await self._session.request(
                 call.method,
                 f"http://localhost{call.path}",
-                data=_pieces(call.body) if call.body else None,
+                data=call.body,
                 headers=headers,
                 allow_redirects=False,
             )
@@ -283,11 +280,6 @@ async def _failure_in(answer: aiohttp.ClientResponse) -> Failure:
     while len(held) <= HELD_ANSWER_BYTES and (data := await _read(answer)):
         held += data
     return _error_object(bytes(held)) or _plain_failure(answer.status, bytes(held))
-
-
-async def _pieces(body: Sequence[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
-    for piece in body:
-        yield piece
 
 
 def _error_object(body: bytes) -> Failure | None:

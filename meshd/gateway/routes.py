@@ -12,7 +12,7 @@ from aiohttp import web
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
 from meshd.gateway.auth import KeyRing
-from meshd.gateway.body import Bodies, parse_object, with_fields
+from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object, with_fields
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
 from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor
@@ -192,14 +192,14 @@ class Router:
         try:
             if route.method == "GET":
                 self._tally.requests += 1
-                call = ProxiedCall("GET", path, (), False, route.counts, route.form, extra)
+                call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
             async with self._bodies.read(request) as body:
                 stream, fields = self._read_fields(body, counts=route.counts)
                 self._check_ready()  # a slow body may have outlived the model
                 self._tally.requests += 1
-                pieces = with_fields(body, fields) if fields else (body,)
-                call = ProxiedCall("POST", path, pieces, stream, route.counts, route.form, extra)
+                body = with_fields(body, fields) if fields else body
+                call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
         finally:
             self._tally.active -= 1
@@ -215,7 +215,8 @@ class Router:
         if sampling.is_refused(asked):
             message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
             raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
-        return stream, sampling.added_to(asked) if counts and asked else {}
+        may = counts and bool(asked) and len(body) <= LARGEST_COPY
+        return stream, sampling.added_to(asked) if may else {}
 
     def _check_ready(self) -> None:
         now = self._upstream.readiness

@@ -12,9 +12,6 @@ left to the device, which are penalties as far as they are, and top-k:
 
 Where llama-server does not offer this after all, as with tools and a grammar, the same chain is computed from
 all logits, and gives the same text as well.
-
-A llama-server whose requests are so made is started with `-bs`, so that what it computes while it loads needs
-no logits either. That makes its own chain on the device the default, so each request says which one it has.
 """
 
 import math
@@ -52,30 +49,22 @@ def has_top_k(device: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class DeviceSampling:
     """`settings`: llama-server's own, by the names that they have in a request. `adds`: requests are made to
-    take candidates; else clients alone are looked at. `by_user`: `-bs` is the user's choice, and who asks for
-    it decides.
+    take candidates; else clients alone are looked at.
     """
 
     settings: Mapping[str, object]
     vocabulary: int
     adds: bool = True
-    by_user: bool = False
 
     def is_refused(self, request: Mapping[str, object]) -> bool:
         """A client's chain would be computed by a worker, which ends where values of it are not numbers."""
-        return bool(request.get("backend_sampling")) and not self.by_user
+        return bool(request.get("backend_sampling")) and self.settings.get("backend_sampling") is not True
 
     def added_to(self, request: Mapping[str, object]) -> dict[str, object]:
-        """Fields that make this request take candidates, or all logits where it is to have them."""
-        default = self.settings.get("backend_sampling")
-        if not self.adds or self.by_user or not isinstance(default, bool):
-            return {}  # decided by others
-        if isinstance(request.get("backend_sampling"), bool):
-            return {}  # likewise
-        return self._chain(request) or ({"backend_sampling": False} if default else {})
-
-    def _chain(self, request: Mapping[str, object]) -> dict[str, object]:
+        """Fields that make this request take candidates; none where it is to have all logits."""
         own = self.settings
+        if not self.adds or "backend_sampling" in request or own.get("backend_sampling") is not False:
+            return {}  # decided by others
         if own.get("speculative.types") != "none" or any(_is_on(request.get(name)) for name in _ALL_LOGITS):
             return {}
         if any(request.get(name, 1) not in (1, None) for name in _COPIES):

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from meshd.gateway import routes
 from meshd.model.device_sampling import DeviceSampling
 
 from tests.process.gateway_fake import says, world
-from tests.unit.model.test_device_sampling import CANDIDATES, SETTINGS, STARTED
+from tests.unit.model.test_device_sampling import CANDIDATES, SETTINGS
 
 EXACT = DeviceSampling(SETTINGS, 50_000)
 
@@ -50,19 +51,19 @@ def test_others_are_passed_on_byte_for_byte(path: str, body: bytes, sampling: De
     assert asyncio.run(sent(path, body, sampling)) == body
 
 
-def test_a_server_that_was_started_for_it_is_told_in_each_request() -> None:
-    started = DeviceSampling({**SETTINGS, **STARTED}, 50_000)
-    others = b'{"prompt": "%s", "mirostat": 2}' % (b"a" * 200_000)
-    for body, chosen in ((b'{"prompt": "a"}', CANDIDATES), (others, {"backend_sampling": False})):
-        got = json.loads(asyncio.run(sent("/completion", body, started)))
-        assert got == {**json.loads(body), **chosen}
+def test_a_large_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy would count for no limit."""
+    body = b'{"prompt": "aaaa"}'
+    for most, is_copied in ((len(body), True), (len(body) - 1, False)):
+        monkeypatch.setattr(routes, "LARGEST_COPY", most)
+        assert (asyncio.run(sent("/completion", body, EXACT)) != body) is is_copied
 
 
 @pytest.mark.parametrize("adds", [True, False], ids=["auto", "head"])
 @pytest.mark.parametrize("own", [False, True], ids=["meshd decides", "with -bs"])
 def test_a_client_does_not_choose_what_a_worker_computes(own: bool, adds: bool) -> None:
     """It would end where a value to be sorted is no number."""
-    sampling = DeviceSampling({**SETTINGS, "backend_sampling": own or adds}, 50_000, adds, own)
+    sampling = DeviceSampling({**SETTINGS, "backend_sampling": own}, 50_000, adds)
 
     async def scenario() -> None:
         async with world(says(200, {"content": "x"})) as here:

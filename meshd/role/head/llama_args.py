@@ -73,7 +73,6 @@ _FLAGS = {
 }
 _FLASH = ("-fa", "--flash-attn")
 _SAMPLING = ("-bs", "--backend-sampling")
-_EMBEDDINGS = ("--embedding", "--embeddings", "--rerank", "--reranking", "--pooling")
 _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 
 
@@ -92,7 +91,6 @@ class LlamaArgs:
     full_windows: bool = False
     flash_attention: bool = True
     backend_sampling: bool = False  # tokens are chosen where their logits are
-    embeddings: bool = False  # a sequence has more outputs than one, which samplers cannot have
     checkpoints: bool = False  # how many of them is the user's choice
 
     def shape(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> ContextShape:
@@ -132,7 +130,7 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
     counts: dict[str, int] = {}
     types: dict[str, str] = {}
     flags: dict[str, bool] = {}
-    flash, sampling, embeddings, checkpoints = True, False, False, False
+    flash, sampling, checkpoints = True, False, False
     rest: list[str] = []
     unread = list(llama_args)
     while unread:
@@ -153,7 +151,6 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
             rest += kept
         else:
             sampling = sampling or name in _SAMPLING
-            embeddings = embeddings or name in _EMBEDDINGS
             checkpoints = checkpoints or name in _CHECKPOINTS
             rest.append(option)
     return LlamaArgs(
@@ -168,7 +165,6 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
         full_windows=flags.get("windows", False),
         flash_attention=flash,
         backend_sampling=sampling,
-        embeddings=embeddings,
         checkpoints=checkpoints,
     )
 

@@ -17,7 +17,7 @@ from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.mesh_end import MeshEnd
 from meshd.role.head.run_input import ServedModel
-from meshd.role.head.split_plan import renamed, takes_candidates
+from meshd.role.head.split_plan import renamed
 from meshd.role.interface import NativeBuild, Processes, Report, RolePaths
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
@@ -94,17 +94,16 @@ class LlamaServer:
     def _spec(self, plan: Plan, leases: Sequence[LeaseClient], pipe: Report) -> ChildSpec:
         """It loads our module, which finds a connection with each worker."""
         model, options = self._model, self._model.options
-        given = read_llama_args(options.llama_args)
+        rest = read_llama_args(options.llama_args).rest
         named = renamed(plan, MESH_DEVICE, sum(len(lease.lent) for lease in leases))
         head = command_lines.Head(
             model=str(model.file.paths[0]),
             socket=str(model.socket),
             alias=model.alias,
             endpoints=tuple(model.plain_endpoints),
-            plan=command_lines.without_overridden(named.arguments, given.rest),
+            plan=command_lines.without_overridden(named.arguments, rest),
             load_mode=options.load_mode,
-            candidates=takes_candidates(plan, options) and not (given.embeddings or given.backend_sampling),
-            llama_args=given.rest,
+            llama_args=rest,
         )
         return ChildSpec(
             name="llama-server",

@@ -20,7 +20,6 @@ from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import LeaseClient, why_unfit
-from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.llama_server import LlamaServer, Over
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
@@ -33,7 +32,6 @@ from meshd.role.head.split_plan import (
     reservations,
     shape_of,
     split_of,
-    takes_candidates,
     why_idle,
     without_idle,
 )
@@ -294,12 +292,8 @@ class HeadRun:
     def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
         if plan.output_worker is None:
             return None
-        return DeviceSampling(
-            settings,
-            self._model.layers.widths.vocabulary,
-            adds=takes_candidates(plan, self._options),
-            by_user=read_llama_args(self._options.llama_args).backend_sampling,
-        )
+        vocabulary, wanted = self._model.layers.widths.vocabulary, self._options.sample_on_worker
+        return DeviceSampling(settings, vocabulary, adds=wanted and plan.output_worker.has_top_k)
 
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report

@@ -125,11 +125,6 @@ def shape_of(layers: ModelLayers, options: HeadOptions) -> ContextShape:
     return llama_args.shape(layers, tokens=options.ctx_size, slots=options.slots)
 
 
-def takes_candidates(plan: Plan, options: HeadOptions) -> bool:
-    """Requests are made to take candidates for a token from the worker that makes the logits."""
-    return options.sample_on_worker and plan.output_worker is not None and plan.output_worker.has_top_k
-
-
 def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptions) -> Plan:
     """Raises NotEnoughMemory where not even one answer has room, or the user wants more of them."""
     llama_args = read_llama_args(options.llama_args)

@@ -42,11 +42,7 @@ def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What llama-server is started with. `plan` are the options of the split (model/split_planner.py).
-
-    `candidates`: where requests say nothing else, tokens are chosen where their logits are
-    (model/device_sampling.py).
-    """
+    """What llama-server is started with. `plan` are the options of the split (model/split_planner.py)."""
 
     model: str
     socket: str
@@ -55,7 +51,6 @@ class Head:
     plan: tuple[str, ...]
     load_mode: str
     llama_args: tuple[str, ...]
-    candidates: bool = False
 
 
 def llama_server(program: str, head: Head) -> list[str]:
@@ -70,8 +65,6 @@ def llama_server(program: str, head: Head) -> list[str]:
     if head.endpoints:
         argv += ["--rpc", ",".join(head.endpoints)]
     argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
-    if head.candidates:
-        argv.append("-bs")
     return [*argv, *head.llama_args]
 
 

@@ -32,7 +32,6 @@ SETTINGS: dict[str, object] = {
     "top_k": 40,
     "top_n_sigma": -1.0,
 }
-STARTED = {"backend_sampling": True}  # where meshd has started it with `-bs`
 CANDIDATES = {"backend_sampling": True, "top_n_sigma": EXCLUDES_NOTHING, "samplers": CUT}
 
 
@@ -51,8 +50,6 @@ def added(
         {"top_k": 1},
         {"top_k": MOST_CANDIDATES},
         {"top_n_sigma": -1, "samplers": USUAL},
-        {"backend_sampling": None},
-        {"backend_sampling": 0},
         {"presence_penalty": 0.6},
         {"frequency_penalty": 0.6, "repeat_last_n": MOST_PENALIZED},
         {"frequency_penalty": 1, "presence_penalty": 1, "repeat_last_n": 0},
@@ -67,6 +64,8 @@ def test_requests_whose_texts_stay_the_same_take_candidates(request_: dict[str, 
 @pytest.mark.parametrize(
     "request_",
     [
+        {"backend_sampling": True},
+        {"backend_sampling": False},
         {"top_k": 0},
         {"top_k": -1},
         {"top_k": MOST_CANDIDATES + 1},
@@ -99,23 +98,14 @@ def test_requests_whose_texts_stay_the_same_take_candidates(request_: dict[str, 
 )  # fmt: skip
 def test_all_others_take_all_logits(request_: dict[str, object]) -> None:
     assert added(request_) == {}
-    assert added(request_, STARTED) == {"backend_sampling": False}, "else the server's own chain is computed"
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_request_that_says_it_itself_stays_as_it_is(asked: bool) -> None:
-    for own in (SETTINGS, STARTED):
-        assert added({"backend_sampling": asked}, own) == {}
 
 
 def test_what_a_request_does_not_say_is_as_the_server_was_started() -> None:
     assert added({}, {"top_k": 0}) == {}
     assert added({"top_k": 20}, {"top_k": 0}) == CANDIDATES
     assert added({}, {"repeat_penalty": 1.1}) == {}
-    by_user = DeviceSampling({**SETTINGS, **STARTED}, 50_000, by_user=True)
-    assert by_user.added_to({"prompt": "Hello"}) == {}, "`-- -bs` keeps its meaning"
+    assert added({}, {"backend_sampling": True}) == {}, "`-- -bs` keeps its meaning"
     assert added({}, {"speculative.types": "ngram-simple"}) == {}
-    assert added({}, STARTED) == CANDIDATES
     samplers = added({}, {"samplers": ["top_k", "temperature"]})["samplers"]
     assert samplers == ["top_k", "top_n_sigma", "top_k", "temperature"]
 

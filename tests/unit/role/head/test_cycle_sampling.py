@@ -1,7 +1,6 @@
 """Whether requests take candidates from the worker that makes logits: from the load until a loss."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,6 @@ from tests.sim.loop import run
 from tests.unit.model.test_device_sampling import SETTINGS
 from tests.unit.role.head.scene import Scene, scene
 from tests.unit.role.head.test_push_plan import held
-
-
-def argv_of(it: Scene) -> Sequence[str]:
-    assert it.llama.spec is not None
-    return it.llama.spec.argv
 
 
 def sampling_of(it: Scene) -> DeviceSampling | None:
@@ -41,7 +35,6 @@ def test_candidates_are_taken_where_a_worker_makes_the_logits_and_the_user_allow
             it.worker("anna")
             ready = await held(it)
             assert sampling_of(it) is None
-            assert argv_of(it).count("-bs") == bool(expected)
             ready.set_result(ReadyReport(True, "", 0.1, settings=SETTINGS))
             await it.until(ModelState.READY)
             sampling = sampling_of(it)
@@ -54,29 +47,5 @@ def test_candidates_are_taken_where_a_worker_makes_the_logits_and_the_user_allow
             async with asyncio.timeout(30):
                 while sampling_of(it) is not None:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.001)
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    ("given", "times", "by_user"),
-    [((), 1, False), (("-bs",), 1, True), (("--embeddings",), 0, False), (("--pooling", "mean"), 0, False)],
-)
-def test_llama_server_is_started_for_requests_that_take_candidates(
-    tmp_path: Path, given: tuple[str, ...], times: int, by_user: bool
-) -> None:
-    """Not twice, and not where a sequence has several outputs."""
-
-    async def main() -> None:
-        options = {"devices": ("none",), "output": "worker", "sample_on_worker": True, "llama_args": given}
-        async with scene(tmp_path, **options) as it:
-            it.worker("anna")
-            ready = await held(it)
-            assert argv_of(it).count("-bs") == times
-            ready.set_result(ReadyReport(True, "", 0.1, settings=SETTINGS))
-            await it.until(ModelState.READY)
-            sampling = sampling_of(it)
-            assert sampling is not None
-            assert sampling.by_user is by_user
 
     run(main())
