@@ -33,12 +33,13 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 LONG_MS = 800.0
 TURNS = 3  # at least
 MOST_TURNS = 12
-LOAD = 3  # HELLO, the weights, and what the warm-up made: each is asked when the one before is answered
+LOAD = 2  # HELLO to all workers, and their weights: each is asked when the one before is answered
+PASSES = 2  # two tokens with which llama-server tries its context, and the one that makes it ready
 
 
 def own(workers: int) -> float:
-    """Round trips of llama-server itself: its load, and a token that goes from worker to worker and back."""
-    return LOAD + (workers + 1) / 2
+    """Round trips of llama-server itself: its load, and tokens that go from worker to worker and back."""
+    return LOAD + PASSES * (workers + 1) / 2
 
 
 def trips(far: Sequence[float], near: Sequence[float]) -> float:
