@@ -107,8 +107,10 @@ async def _near(pipe: BenchPipe, orders: EndOrders) -> tuple[float, tuple[float,
         await _read(pipe, 1)
         seconds = loop.time() - began
     end = loop.time() + orders.seconds
-    while loop.time() < end:
-        await pipe.send([_BLOCK])
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(end):  # the far side stops reading before: a send may wait for good
+            while loop.time() < end:
+                await pipe.send([_BLOCK])
     medians = []
     for size in PING_SIZES if orders.pings else ():
         times = []
