@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
@@ -17,9 +17,8 @@ from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import read_pin
 from meshd.config import Config, Paths
-from meshd.gateway.interface import ReadyReport
+from meshd.gateway.interface import FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
-from meshd.model.device_sampling import DeviceSampling
 from meshd.peer.interface import Mesh
 from meshd.process.child import OwnedChild
 from meshd.process.handover import DescriptorSender, ReportPipe, pipe_with, socket_pair
@@ -160,9 +159,7 @@ def _make_private(place: Path) -> None:
         place.chmod(0o600)
 
 
-async def _first_token(
-    place: Path, sampling: Callable[[Mapping[str, object]], DeviceSampling | None]
-) -> ReadyReport:
+async def _first_token(place: Path, sampling: FindSampling) -> ReadyReport:
     from meshd.gateway.ready import one_token  # aiohttp: 11 MB that a worker does without
 
     return await one_token(place, sampling)

@@ -5,7 +5,7 @@ headers, and turns a lost upstream into an error event. It knows an Upstream, ne
 It must never keep an answer that the client does not read, nor a generation whose client is gone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -87,6 +87,10 @@ class GatewayStatus:
     ready: bool  # a real token has been generated
     requests: int  # since the daemon's start
     tokens: int  # generated since the daemon's start
+
+
+FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]
+"""Where tokens are chosen, by llama-server's own settings."""
 
 
 @dataclass(frozen=True, slots=True)

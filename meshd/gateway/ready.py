@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import aiohttp
 
-from meshd.gateway.interface import ReadyReport
+from meshd.gateway.interface import FindSampling, ReadyReport
 from meshd.gateway.upstream import open_session
-from meshd.model.device_sampling import DeviceSampling
 
 _POLL_SECONDS = 0.02  # asked once `/health` is 200, so that the answer is seldom 503
 _HOST = "http://localhost"
@@ -26,7 +25,7 @@ _REQUEST = {
 
 async def one_token(
     socket_path: Path,
-    sampling: Callable[[Mapping[str, object]], DeviceSampling | None],
+    sampling: FindSampling,
     *,
     poll_seconds: float = _POLL_SECONDS,
 ) -> ReadyReport:

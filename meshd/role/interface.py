@@ -12,9 +12,8 @@ from socket import socket
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
-from meshd.gateway.interface import ReadyReport
+from meshd.gateway.interface import FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
-from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
@@ -120,9 +119,7 @@ class Processes:
     run_to_end: RunToEnd
     http_ready: Callable[[Path], ReadyProbe]
     """Passed when a GET of /health on this unix socket gives 200."""
-    first_token: Callable[
-        [Path, Callable[[Mapping[str, object]], DeviceSampling | None]], Awaitable[ReadyReport]
-    ]
+    first_token: Callable[[Path, FindSampling], Awaitable[ReadyReport]]
     """Asks the llama-server at this unix socket for one token, which proves that the model computes, in the
     way in which requests are made by its own settings.
     """

@@ -29,7 +29,7 @@ struct client_worker {
     std::unordered_set<uint32_t> neighbours; // places of workers with which it has a connection
     // uids of the graphs that it keeps for each device, oldest first; guarded by the connection's order
     std::array<std::deque<uint64_t>, DEVICES> graphs;
-    std::vector<client_device *> devices;
+    uint64_t synced = 0;                               // the last SYNC: all is settled that was asked before
     std::shared_ptr<std::vector<client_worker *>> all; // that were opened with it
 };
 
@@ -58,7 +58,6 @@ struct client_device {
     // asks for nearly the same again; to free it would have the worker forget its graphs. Guarded by the connection's
     // order
     std::unique_ptr<client_buffer> spare;
-    uint64_t synced = 0; // the SYNC behind what was loaded; of use to the next backend if it is the last request
 };
 
 struct worker_socket {

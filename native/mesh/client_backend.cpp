@@ -91,36 +91,32 @@ static void event_record(ggml_backend_t, ggml_backend_event_t) {}
 
 static void event_wait(ggml_backend_t, ggml_backend_event_t) {}
 
-// Of all workers at once, so that a model is loaded in one round trip however many there are
-static void ask_to_settle(const client_worker & opened) {
-    for (client_worker * worker : *opened.all) {
-        worker->loading.ask_now();
-        const uint64_t id = worker->link.ask(message::sync, {}, message::synced, nullptr, 0);
-        for (client_device * device : worker->devices) {
-            device->synced = id;
-        }
-    }
+static void ask_to_sync(client_worker & worker) {
+    worker.synced = worker.link.ask(message::sync, {}, message::synced, nullptr, 0);
 }
 
-// All that was asked to be loaded is there from here on. false: it is not, or the worker is lost
-static bool is_settled(client_device & device) {
-    client_worker & worker = *device.worker;
-    if (device.synced == 0 || device.synced != worker.link.asked()) {
-        ask_to_settle(worker);
+// All that was asked to be loaded is there from here on. All workers are asked before one is waited for, so that a
+// model is loaded in one round trip however many there are. false: it is not, or the worker is lost
+static bool is_settled(client_worker & worker) {
+    if (worker.synced != worker.link.asked()) {
+        for (client_worker * one : *worker.all) {
+            one->loading.ask_now();
+            ask_to_sync(*one);
+        }
     }
     read_the_rest();
-    bool sent = false;
-    if (!worker.loading.settle(&sent) || !worker.loading.files_unchanged()) {
+    if (!worker.loading.settle() || !worker.loading.files_unchanged()) {
         return false;
     }
-    const uint64_t behind = sent ? worker.link.ask(message::sync, {}, message::synced, nullptr, 0) : device.synced;
-    device.synced = 0;
-    return behind != 0 && worker.link.wait(behind);
+    if (worker.synced != worker.link.asked()) { // it lacked weights, which are on their way
+        ask_to_sync(worker);
+    }
+    return worker.synced != 0 && worker.link.wait(worker.synced);
 }
 
 ggml_backend_t open_backend(client_device & device) {
     static ggml_guid guid = { 'm', 'e', 's', 'h', 'd', '-', 'b', 'a', 'c', 'k', 'e', 'n', 'd', '-', '0', '1' };
-    if (!is_settled(device)) {
+    if (!is_settled(*device.worker)) {
         return nullptr;
     }
     device.worker->link.serve();

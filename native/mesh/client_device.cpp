@@ -167,7 +167,8 @@ static void take_abilities(reader & in, const welcome_body & body) {
     need_all(types, TYPE_COUNT, has_type, [](uint32_t number) { return TYPE_NAMES[number]; });
 }
 
-static void take_welcome(client_worker & worker, reader in, size_t first, ggml_backend_reg_t registry, uint32_t count) {
+static std::vector<client_device *> take_welcome(
+    client_worker & worker, reader in, size_t first, ggml_backend_reg_t registry, uint32_t count) {
     const auto body = welcome_body::take(in);
     if (body.version != VERSION || body.device_count == 0 || body.device_count > DEVICES) {
         throw bad_message("it has another version, or no devices, or more than there can be");
@@ -175,24 +176,27 @@ static void take_welcome(client_worker & worker, reader in, size_t first, ggml_b
     if (count != 0 && body.device_count != count) { // devices of workers behind it would get other names
         throw bad_message("it has " + std::to_string(body.device_count) + " devices, not " + std::to_string(count));
     }
+    std::vector<client_device *> devices;
     for (uint32_t i = 0; i < body.device_count; i++) {
-        worker.devices.push_back(make_device(&worker, i, wire_device::take(in), first + i));
-        fill_device(*worker.devices.back(), registry);
+        devices.push_back(make_device(&worker, i, wire_device::take(in), first + i));
+        fill_device(*devices.back(), registry);
     }
     take_abilities(in, body);
     worker.neighbours = take_numbers(in, body.neighbour_count, NEIGHBOURS);
     in.end();
+    return devices;
 }
 
-// Its devices are named from `first` on
-static void welcome(client_worker & worker, size_t first, ggml_backend_reg_t registry, uint32_t count) {
+// Its devices, named from `first` on
+static std::vector<client_device *> await_devices(
+    client_worker & worker, size_t first, ggml_backend_reg_t registry, uint32_t count) {
     worker.link.call("MESH" + std::to_string(first));
     blob welcome;
     if (!worker.link.await_welcome(welcome)) {
         throw std::runtime_error("the worker of " + worker.link.name() + " cannot be used");
     }
     try {
-        take_welcome(worker, reader(welcome), first, registry, count);
+        return take_welcome(worker, reader(welcome), first, registry, count);
     } catch (const bad_message & error) {
         worker.link.lose(std::string("its WELCOME is wrong: ") + error.what());
         throw;
@@ -210,9 +214,8 @@ std::vector<client_device *> open_workers(const std::vector<worker_socket> & soc
     }
     std::vector<client_device *> devices;
     for (size_t i = 0; i < all->size(); i++) {
-        client_worker & worker = *all->at(i);
-        welcome(worker, first + devices.size(), registry, sockets[i].count);
-        devices.insert(devices.end(), worker.devices.begin(), worker.devices.end());
+        const auto found = await_devices(*all->at(i), first + devices.size(), registry, sockets[i].count);
+        devices.insert(devices.end(), found.begin(), found.end());
     }
     static watch & watched = *new watch(watch::grace_of_parent()); // as long as its workers: to the end of the process
     for (client_worker * worker : *all) {

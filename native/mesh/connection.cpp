@@ -196,7 +196,7 @@ bool connection::await_welcome(blob & welcome, std::chrono::milliseconds patienc
         lose("it does not say WELCOME");
         return false;
     }
-    welcome = welcomed;
+    welcome = std::move(welcomed);
     return !gone;
 }
 
@@ -269,7 +269,7 @@ void connection::take_in(const pending & answer, const blob & said) {
 
 // Throws bad_message where nothing of the kind is owed. Memory is answered for in its turn: nothing that was asked
 // behind it is done before
-const connection::pending & connection::owed_at(const wire_header & header) const {
+void connection::check_owed(const wire_header & header) const {
     const auto found = answers.find(header.id);
     if (found == answers.end() || static_cast<uint16_t>(found->second.wanted) != header.kind) {
         throw bad_message("it answers what was not asked");
@@ -277,16 +277,16 @@ const connection::pending & connection::owed_at(const wire_header & header) cons
     if (found->second.whole == nullptr && header.size != found->second.size) {
         throw bad_message("it answers with another number of bytes than was asked for");
     }
-    if (std::any_of(answers.begin(), found, [](const auto & one) { return one.second.otherwise.has_value(); })) {
+    const auto is_memory = [](const auto & one) { return one.second.otherwise.has_value(); };
+    if (open < answers.size() && std::any_of(answers.begin(), found, is_memory)) {
         throw bad_message("it answers before it has answered ALLOCATE");
     }
-    return found->second;
 }
 
 void connection::take_answer(const wire_header & header) {
     {
         std::lock_guard<std::mutex> lock(mutex);
-        owed_at(header);
+        check_owed(header);
     }
     coming.resize(header.size);
     worker.read_body(coming.data(), coming.size());
@@ -294,7 +294,7 @@ void connection::take_answer(const wire_header & header) {
     if (gone) {
         return; // nobody waits for it any more, and its target may be gone as well
     }
-    const pending & answer = owed_at(header);
+    const pending & answer = answers.at(header.id);
     take_in(answer, coming);
     open -= answer.otherwise ? 0 : 1;
     answers.erase(header.id);

@@ -101,7 +101,7 @@ private:
     void receive_one(const wire_header & header);
     void take_progress(const wire_header & header);
     void take_answer(const wire_header & header);
-    const pending & owed_at(const wire_header & header) const;
+    void check_owed(const wire_header & header) const;
 
     channel worker;
     outbox outgoing;

@@ -146,23 +146,16 @@ void weights_loading::ask_now() {
     ask();
 }
 
-bool weights_loading::settle(bool * sent) {
+bool weights_loading::settle() {
     std::lock_guard<std::mutex> lock(mutex);
     ask();
-    uint64_t bytes = 0;
     // where one fails, those behind it are still to be answered, into what they have
     while (!broken && !asked.empty()) {
         const batch & one = *asked.front();
-        broken = one.id == 0 || !worker.wait(one.id) || !finish(one, bytes);
+        broken = one.id == 0 || !worker.wait(one.id) || !finish(one);
         if (!broken) {
             asked.pop_front();
         }
-    }
-    if (bytes > 0) {
-        std::fprintf(stderr, "mesh: %s lacks weights, %" PRIu64 " bytes are sent\n", worker.name().c_str(), bytes);
-    }
-    if (sent != nullptr) {
-        *sent = bytes > 0;
     }
     return !broken;
 }
@@ -176,7 +169,8 @@ bool weights_loading::files_unchanged() {
     return true;
 }
 
-bool weights_loading::finish(const batch & done, uint64_t & sent) {
+bool weights_loading::finish(const batch & done) {
+    uint64_t sent = 0;
     for (size_t i = 0; i < done.entries.size(); i++) {
         if (done.results[i] == static_cast<uint8_t>(load_result::loaded)) {
             continue;
@@ -185,6 +179,9 @@ bool weights_loading::finish(const batch & done, uint64_t & sent) {
             return false;
         }
         sent += done.entries[i].size;
+    }
+    if (sent > 0) {
+        std::fprintf(stderr, "mesh: %s lacks weights, %" PRIu64 " bytes are sent\n", worker.name().c_str(), sent);
     }
     return true;
 }

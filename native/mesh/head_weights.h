@@ -56,9 +56,8 @@ public:
     // Asks for all that was taken, and waits for nothing
     void ask_now();
 
-    // Waits for the worker, and writes what it does not have; `sent`: whether there was any. false: that failed, or the
-    // worker is lost
-    bool settle(bool * sent = nullptr);
+    // Waits for the worker, and writes what it does not have. false: that failed, or the worker is lost
+    bool settle();
 
     bool files_unchanged();
 
@@ -71,7 +70,7 @@ private:
         uint64_t id = 0;
     };
     void ask();
-    bool finish(const batch & done, uint64_t & sent);
+    bool finish(const batch & done);
     bool write_from_file(const wire_load_entry & entry, const weights_tensor & source);
 
     connection & worker;

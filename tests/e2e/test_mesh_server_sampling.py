@@ -52,6 +52,14 @@ def text(head: Head, request: Mapping[str, object], **more: object) -> str:
     return str(completed(head, request, **more)["content"])
 
 
+def end_of_text(head: Head) -> int:
+    _, props = head.request("GET", "/props", None)
+    content = {"content": json.loads(props)["eos_token"]}
+    _, answer = head.request("POST", "/tokenize", json.dumps(content).encode())
+    (token,) = json.loads(answer)["tokens"]
+    return int(token)
+
+
 class Sampled:
     """Two models on as many workers; `rule` decides as the API of the daemon does."""
 
@@ -97,6 +105,14 @@ def test_texts_are_those_of_all_logits_and_no_logits_cross(sampled: Sampled, way
 def test_greedy_text_is_that_of_one_node(sampled: Sampled) -> None:
     asked = {"temperature": 0, "ignore_eos": True}
     assert text(sampled.head, {**asked, **sampled.fields(asked)}) == stock_text(smollm2(), TOKENS)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_an_end_that_comes_first_counts_as_a_token(sampled: Sampled, on_device: bool) -> None:
+    """What readiness asks must not depend on what the model says first."""
+    asked = {"temperature": 0, "n_predict": 1, "logit_bias": [[end_of_text(sampled.head), 1000]]}
+    answer = completed(sampled.head, asked, backend_sampling=on_device)
+    assert (answer["content"], answer["stop_type"], answer["tokens_predicted"]) == ("", "eos", 1)
 
 
 def test_a_prompt_of_many_steps_of_which_most_make_no_logits(sampled: Sampled) -> None:

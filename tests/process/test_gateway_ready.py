@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from meshd.gateway.interface import ReadyReport
+from meshd.gateway.interface import FindSampling, ReadyReport
 from meshd.gateway.ready import one_token
 from meshd.model.device_sampling import DeviceSampling
 
@@ -47,9 +47,7 @@ async def server_at(answer: Answer) -> AsyncIterator[tuple[FakeServer, Path]]:
             yield server, Path(folder) / "s"
 
 
-def report_for(
-    answer: Answer, sampling: Callable[[Mapping[str, object]], DeviceSampling | None] = of_logits
-) -> tuple[ReadyReport, FakeServer]:
+def report_for(answer: Answer, sampling: FindSampling = of_logits) -> tuple[ReadyReport, FakeServer]:
     async def scenario() -> tuple[ReadyReport, FakeServer]:
         async with server_at(answer) as (server, path):
             return await one_token(path, sampling, poll_seconds=0.001), server

@@ -1,6 +1,10 @@
 // Memory that is zero until it is written, and again when it is cleared.
+#include "buffers.h"
 #include "check.h"
 #include "zero_memory.h"
+
+#include "ggml-cpp.h"
+#include "ggml-cpu.h"
 
 #include <algorithm>
 #include <csignal>
@@ -61,20 +65,34 @@ TEST(what_lies_beyond_it_is_for_nobody) {
 
 #ifdef __linux__
 
-static size_t resident(const zero_memory & memory) {
+static size_t resident(uint8_t * data) {
     unsigned char pages[PAGES];
-    CHECK(mincore(memory.data(), PAGES * PAGE, pages) == 0);
+    CHECK(mincore(data, PAGES * PAGE, pages) == 0);
     return static_cast<size_t>(std::count_if(pages, pages + PAGES, [](unsigned char one) { return (one & 1) != 0; }));
 }
 
 TEST(memory_takes_room_where_it_is_written_and_none_when_it_was_cleared) {
     zero_memory memory(PAGES * PAGE);
-    CHECK(resident(memory) == 0);
+    CHECK(resident(memory.data()) == 0);
     std::memset(memory.data(), 1, 3 * PAGE);
-    CHECK(resident(memory) == 3);
+    CHECK(resident(memory.data()) == 3);
     memory.clear(1, PAGES * PAGE - 1);
-    CHECK(resident(memory) == 1); // which has another byte
+    CHECK(resident(memory.data()) == 1); // which has another byte
     CHECK(memory.data()[0] == 1);
+}
+
+// A cache that llama.cpp makes, tries and clears
+TEST(a_buffer_of_a_cpu_takes_room_where_it_is_written_and_none_when_it_was_cleared) {
+    const ggml_backend_ptr backend{ ggml_backend_cpu_init() };
+    const std::vector<lent_device> devices = { { backend.get(), PAGES * PAGE } };
+    buffers held(devices);
+    CHECK(held.allocate(1, 0, PAGES * PAGE));
+    uint8_t * data = held.find(1, 0, PAGES * PAGE).data;
+    CHECK(resident(data) == 0);
+    data[PAGE] = 1;
+    CHECK(resident(data) == 1);
+    held.clear(1, 0, PAGES * PAGE);
+    CHECK(resident(data) == 0 && data[PAGE] == 0);
 }
 
 #endif
