@@ -157,7 +157,9 @@ TEST(what_was_asked_since_all_were_settled_is_settled_as_well) {
     live(workers.first);
     const auto memory = allocate(workers.devices[1]); // by another load
     opened = workers.open_backends({ 1 });
-    workers.second.end.write_body(workers.second.hears(message::allocate), allocated_body());
+    const uint64_t asked = workers.second.hears(message::allocate);
+    CHECK(opened.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout);
+    workers.second.end.write_body(asked, allocated_body());
     CHECK(!opened.get());
     CHECK(workers.parent.all().find("lost 1 it has no memory for a buffer of 600 bytes") == 0);
 }
