@@ -11,6 +11,10 @@ and a prompt of k micro batches the sum over the stages, and k - 1 times the slo
 are alike the law T = (k + N - 1) C / kN. Delays of paths add up once, so they decide nothing. Without pushes
 nothing overlaps, and the head waits for each border k times.
 
+llama.cpp copies activations to a GPU of the head, and to a plain rpc-server, itself: it waits until all
+stages before have computed the micro batch, and only then gives out the next one. So they are one stage, with
+a round trip in it, and overlap only with those behind.
+
 llama-server ends the prompts of windowed and recurrent models early, to keep a checkpoint: their last micro
 batch goes through all stages alone.
 
@@ -36,11 +40,15 @@ _GAIN = 0.97  # of the time of a larger one: less than that is not worth it, as 
 
 @dataclass(frozen=True, slots=True)
 class PromptStage:
-    """A device with layers: bytes of these, and what lies between the head and it (None: nothing)."""
+    """A device with layers: bytes of these, and what lies between the head and it (None: nothing).
+
+    `waits`: the head waits for the stages before it, to copy what this one computes with.
+    """
 
     weights: int
     is_gpu: bool = False
     path: DevicePath | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +94,13 @@ def _seconds(
     """Of a prompt, without delays that are the same for any number of tokens."""
     micro_batches = _PROMPT // tokens
     bytes_at_once = 4 * tokens * embedding
-    times = [_compute_seconds(stage, tokens) for stage in stages]
-    times.append(bytes_at_once * _seconds_per_byte(stages[0].path))
-    for before, behind in pairwise(stages):
-        slower = max(_seconds_per_byte(before.path), _seconds_per_byte(behind.path))
+    times: list[float] = []  # of what overlaps
+    for before, stage in pairwise([stages[0], *stages]):
+        slower = max(_seconds_per_byte(before.path), _seconds_per_byte(stage.path))
         times.append(bytes_at_once * slower)
+        if stage.waits:
+            times = [sum(times) + (before.path.rtt if before.path is not None else 0.0)]
+        times.append(_compute_seconds(stage, tokens))
     if not pushed:
         round_trips = sum(stage.path.rtt for stage in stages[1:] if stage.path is not None)
         return micro_batches * (sum(times) + round_trips)

@@ -90,9 +90,20 @@ def _stages(layers: ModelLayers, plan: Plan) -> list[PromptStage]:
     """The output is none of a prompt's work: one token in all of it has logits."""
     stages: list[PromptStage] = []
     begin = 0
+    before: Device | None = None
     for share in plan.shares:
         if share.layers:
+            device = share.device
             weights = sum(layers.layers[begin : begin + share.layers])
-            stages.append(PromptStage(weights, share.device.is_gpu, share.device.path))
+            waits = before is not None and _is_copied_by_head(before, device)
+            stages.append(PromptStage(weights, device.is_gpu, device.path, waits=waits))
+            before = device
         begin += share.layers
     return stages
+
+
+def _is_copied_by_head(before: Device, behind: Device) -> bool:
+    """GPUs of the head copy between each other; workers take from workers, and from the head."""
+    if behind.is_head:
+        return not (before.is_head and before.is_gpu)
+    return behind.is_plain

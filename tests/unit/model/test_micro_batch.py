@@ -1,5 +1,7 @@
 """How much of a prompt is computed at once: by the stages, what computes, and what lies between."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,43 @@ def test_without_pushes_the_head_waits_at_each_border_as_seldom_as_possible() ->
     assert chosen.tokens == 512
 
 
+@pytest.mark.parametrize(
+    ("workers", "own", "overlapped", "tokens"),
+    [
+        (
+            even(2, SMOL),
+            1,
+            128,
+            512,
+        ),  # while one of the workers computes, nobody gives the other one anything
+        (even(3, LARGE, gpu=True), 1, 256, 512),
+        (even(1, LARGE, gpu=True), 3, 256, 256),  # the head's own GPUs copy from each to the next
+    ],
+)
+def test_stages_before_a_gpu_of_the_head_do_not_overlap(
+    workers: list[PromptStage], own: int, overlapped: int, tokens: int
+) -> None:
+    size = workers[0].weights
+    gpus = [PromptStage(size, is_gpu=True)] * own
+    waiting = [replace(gpus[0], waits=True), *gpus[1:]]
+    width = SMOL_WIDTH if size < SMOL else LARGE_WIDTH
+    for behind, expected in ((gpus, overlapped), (waiting, tokens)):
+        stages = [*workers, *behind]
+        chosen = choose_micro_batch(stages, embedding=width, slots=1, pushed=True, rewound=False)
+        assert chosen.tokens == expected
+
+
+def test_the_head_waits_for_a_round_trip_before_its_gpu() -> None:
+    """With many GPUs behind, smaller micro batches pay; not where each of them costs a round trip."""
+
+    def tokens(path: DevicePath) -> int:
+        gpu = PromptStage(LARGE // 4, is_gpu=True)
+        stages = [replace(gpu, path=path), replace(gpu, waits=True), gpu, gpu]
+        return choose_micro_batch(stages, embedding=LARGE_WIDTH, slots=1, pushed=True, rewound=False).tokens
+
+    assert (tokens(DevicePath(0.0, 1e12)), tokens(DevicePath(0.05, 1e12))) == (256, 512)
+
+
 def test_the_end_of_a_prompt_with_a_checkpoint_counts_twice() -> None:
     """On two GPUs 256 gain nothing, unless the last micro batch goes through both of them alone."""
     stages = even(2, LARGE, gpu=True)
@@ -74,7 +113,9 @@ def test_a_line_says_why() -> None:
 paths = st.none() | st.builds(
     DevicePath, st.floats(0, 5), st.none() | st.floats(0, 1e12, allow_subnormal=False)
 )
-some_stages = st.lists(st.builds(PromptStage, st.integers(0, 1 << 45), st.booleans(), paths), max_size=16)
+some_stages = st.lists(
+    st.builds(PromptStage, st.integers(0, 1 << 45), st.booleans(), paths, st.booleans()), max_size=16
+)
 
 
 @given(some_stages, st.integers(0, 1 << 20), st.integers(1, 4096), st.booleans(), st.booleans())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.split_values import Plan
-from meshd.role.head.split_plan import HeadOptions, make_plan, reservations
+from meshd.role.head.split_plan import HeadOptions, PlainRpc, make_plan, reservations
 
 from tests.gguf_bytes import gguf, language_model, parse
 from tests.unit.role.head.test_split_plan import cpu, gpu, model, node_offer
@@ -76,6 +76,27 @@ def test_gpus_and_pushes_are_seen() -> None:
     made = make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=OPTIONS)
     assert "512 tokens: fastest for 2 GPUs" in made.why
     assert "-ub" not in given(plan(replace(OPTIONS, push=False)))
+
+
+def test_gpus_of_the_head_behind_workers_are_seen() -> None:
+    """The head copies to them itself, so the two workers before do not compute at the same time."""
+    options = replace(OPTIONS, devices=(), tensor_split=(4, 4, 1))
+    layers = model(layers=9)
+    own = [cpu(), gpu(name="CUDA7")]
+    made = make_plan(layers, offers=TWO, plain_rpc=[], own=own, options=options)
+    assert [share.layers for share in made.shares] == [0, 4, 4, 1]
+    assert "512 tokens: fastest for 3 CPUs and GPUs" in made.why
+    workers = make_plan(
+        layers, offers=TWO, plain_rpc=[], own=own, options=replace(options, tensor_split=(5, 4, 0))
+    )
+    assert "128 tokens: fastest for 2 CPUs" in workers.why
+
+
+def test_a_plain_rpc_server_behind_workers_is_seen() -> None:
+    options = replace(OPTIONS, tensor_split=(4, 4, 1))
+    plain = [PlainRpc("lan:1", (gpu(name="RPC0"),))]
+    made = make_plan(model(layers=9), offers=TWO, plain_rpc=plain, own=[cpu()], options=options)
+    assert "512 tokens: fastest for 3 CPUs and GPUs" in made.why
 
 
 def test_devices_without_layers_are_no_stages() -> None:
