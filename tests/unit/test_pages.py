@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,11 @@ from tests.rules.source import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # decisions speak of their time, and the protocol has signed texts that look like commands
 OF_USERS = [page for page in PAGES if "decisions" not in page.parts and page.name != "protocol.md"]
+DECISIONS = [page for page in PAGES if "decisions" in page.parts and page.name != "index.md"]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:MESHD_\w+=\S+ )*meshd [^`]+)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FILE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.py)`|`((?:native|meshd|tests|docs|configs)/[\w./-]+\.\w+)`")
 _VARIABLE = re.compile(r"[A-Z_]+=\S*")
 
 
@@ -153,6 +155,36 @@ def test_decisions_that_are_named_exist() -> None:
     for path in [*(ROOT / "meshd").rglob("*.py"), *(ROOT / "native" / "mesh").rglob("*.[ch]*"), *PAGES]:
         for number in re.findall(r"\b[Dd]ecisions?[ /](0\d{3})\b", path.read_text(encoding="utf-8")):
             assert number in numbers, f"decision {number} in {name(path)}"
+
+
+def missing_files(text: str, present: Set[str]) -> list[str]:
+    """Files that a decision names, with some of their folders, and that are gone; none if it is replaced."""
+    if re.search(r"^Status: replaced\b", text, re.MULTILINE):
+        return []
+    return sorted({found for pair in _FILE.findall(text) for found in pair if found and found not in present})
+
+
+@pytest.fixture(scope="module")
+def present() -> set[str]:
+    """Files of the tree, by their whole paths and by all ends of them."""
+    names = set()
+    for top in ("meshd", "native", "tests", "docs", "configs"):
+        for path in (ROOT / top).rglob("*.*"):
+            parts = path.relative_to(ROOT).parts
+            names |= {"/".join(parts[at:]) for at in range(len(parts))}
+    return names
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=name)
+def test_files_that_decisions_name_exist(page: Path, present: set[str]) -> None:
+    assert missing_files(page.read_text(encoding="utf-8"), present) == []
+
+
+def test_a_file_that_is_gone_is_found_unless_the_decision_is_replaced() -> None:
+    text = "Status: {}.\n\n`rpc/gone.py`, `gone.py`, `native/mesh/gone.h`, `ggml/ggml.c`, `rpc/there.py`"
+    gone = ["gone.py", "native/mesh/gone.h", "rpc/gone.py"]
+    assert missing_files(text.format("accepted; parts are replaced"), {"rpc/there.py"}) == gone
+    assert missing_files(text.format("replaced by 0001"), set()) == []
 
 
 def test_the_changelog_is_open() -> None:
