@@ -9,8 +9,8 @@
 
 namespace mesh {
 
-// The lines that docs/native.md has under "The trial of a device", one by one, and the exit code: 0, or 2 if something
-// was wrong. `tolerance` multiplies the errors that are taken
+// The lines that docs/native-backend.md has under "The trial of a device", one by one, and the exit code: 0, or 2 if
+// something was wrong. `tolerance` multiplies the errors that are taken
 int try_device(ggml_backend_dev_t device, const std::vector<std::string> & words, double tolerance,
     const std::function<void(const std::string &)> & tell);
 

@@ -1,6 +1,6 @@
 // Which tensors lie where in which files, each with the BLAKE3-256 of its bytes. The parent process makes it, from the
 // open descriptors that it also hands over; nothing is hashed here, and no path of it is ever opened. The text is
-// described in docs/native.md.
+// described in docs/native-backend.md.
 #pragma once
 
 #include <array>
