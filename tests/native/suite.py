@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
+
+from meshd.build.pin import mesh_sources
 
 from tests.native.build import OTHER, MeshBuild
 from tests.native.schema import ROOT
@@ -45,6 +48,12 @@ def ggml_of(build: MeshBuild) -> str:
     """The version of ggml that it is built with, as it says itself."""
     said = subprocess.run([build.server, "--describe"], capture_output=True, check=True).stdout
     return str(json.loads(said)["ggml"])
+
+
+def count_tests() -> int:
+    """Those that mesh-tests has, by its sources on Linux."""
+    sources = (mesh_sources() / "tests").glob("*.cpp")
+    return sum(len(re.findall(r"^TEST\(", path.read_text("utf-8"), re.MULTILINE)) for path in sources)
 
 
 def run_mesh_tests(build: MeshBuild) -> Count:

@@ -4,11 +4,14 @@ import re
 
 from meshd.build.pin import mesh_sources
 
+from tests.native.cpp_functions import functions
 from tests.native.schema import ROOT
+from tests.native.suite import count_tests
 
 OURS = sorted(
     path for path in mesh_sources().rglob("*") if path.suffix in (".cpp", ".h") and path.name != "protocol.h"
 )
+MOST_LINES = 50  # of a function
 
 
 def test_files_are_short() -> None:
@@ -17,18 +20,13 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
-    """From a line that opens one, at its beginning, to the brace that ends it there."""
-    long = []
-    for path in OURS:
-        start, name = 0, ""
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-            if re.match(r"\w.*\) .*\{$|\w.*\)(?: :)? \{$", line):
-                start, name = number, line
-            elif line == "}" and name:
-                if number - start > 50:
-                    long.append(f"{path.name}: {name}")
-                name = ""
-    assert long == []
+    fuzzers = sorted((mesh_sources().parent / "fuzz").glob("*.[ch]*"))
+    found = [(path.name, one) for path in [*OURS, *fuzzers] for one in functions(path.read_text("utf-8"))]
+    tests = [one for _, one in found if one.signature.startswith("TEST(")]
+    assert len(tests) == count_tests()
+    assert len(found) > 1000
+    assert {"mesh_graph.cpp", "session.cpp", "wire.h"} <= {name for name, _ in found}
+    assert [f"{name}: {one.signature}" for name, one in found if one.lines > MOST_LINES] == []
 
 
 def test_headers_say_what_they_are_for() -> None:
