@@ -281,9 +281,29 @@ def test_a_server_that_has_ended_is_handed_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with lent(tmp_path) as (it, call, _grant, server):
             other = Other(it)
+            it.bench.children[0].die("gone")
+            assert await call.hears() == Lost("rpc_server_ended", "gone")
+            await says(call, other.introduction(), Introduced())
+            await call.is_over()
+            assert server.arrivals() == []
+            assert (other.streams, it.bench.tunnels) == ([], [])
+
+    run(main())
+
+
+def test_what_a_server_that_ends_meanwhile_should_have_is_closed(tmp_path: Path) -> None:
+    """It cannot be handed over; the lease ends for the server's reason, not for that."""
+
+    async def main() -> None:
+        async with lent(tmp_path) as (it, call, _grant, server):
+            other = Other(it)
             server.close()
             it.bench.children[0].die("gone")
             await says(call, other.introduction(), Introduced())
+            (tunnel,) = it.bench.tunnels
+            assert tunnel.closed
+            assert tunnel.asked.end.fileno() == -1
+            assert await call.hears() == Lost("rpc_server_ended", "gone")
             await call.is_over()
             other.over.set()
 
