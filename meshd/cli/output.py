@@ -45,7 +45,7 @@ class Output:
         self._stderr = stderr
         plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
         self.terminal = stdout.isatty()
-        self._progress_bar = stderr.isatty() and environ.get("TERM") != "dumb"
+        self.draws_progress = stderr.isatty() and environ.get("TERM") != "dumb"
         self.asks = stdin is not None and all(one.isatty() for one in (stdin, stdout, stderr))
         self._colour_out = self.terminal and not plain
         self._colour_err = stderr.isatty() and not plain
@@ -107,7 +107,7 @@ class Output:
     def progress(self, step: str, share: float | None = None) -> None:
         """How far `step` is (`share` from 0 to 1, None when not known): a bar, or a line for each step."""
         step = clean(step).replace("\n", " ")
-        if not self._progress_bar:
+        if not self.draws_progress:
             if step != self._last_step:
                 self._stderr.write(step + "\n")
                 self._stderr.flush()

@@ -6,12 +6,14 @@ invite token for workers. A restart needs no token. Arguments after `--` go to l
 examples:
   meshd serve --model model.gguf --join @token.txt
   meshd serve --model model.gguf --min-workers 2
+  meshd serve --model hf:unsloth/Qwen3-4B-GGUF:Q4_K_M
   meshd serve --model model.gguf --host 0.0.0.0 --api-key-file key
 """
 
 import argparse
 
 from meshd.cli.daemon_import import import_daemon
+from meshd.cli.find_models import find_models
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
 from meshd.config import check_serve, read_join
@@ -20,7 +22,7 @@ from meshd.config import check_serve, read_join
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All from the list of settings."""
     add_role_options(parser, "serve")
-    parser.usage = "meshd serve --model FILE [OPTIONS] [-- LLAMA_SERVER_ARGS…]"
+    parser.usage = "meshd serve --model FILE|NAME [OPTIONS] [-- LLAMA_SERVER_ARGS…]"
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -28,5 +30,5 @@ def run(args: Arguments, out: Output) -> int:
     more = {"serve.llama_args": args.rest} if args.rest else {}
     config = load_role(args, "serve", more).config
     check_serve(config)
-    config = read_join(config)
+    config = find_models(read_join(config), "serve", out)
     return import_daemon()(config, "serve", out.line)

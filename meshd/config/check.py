@@ -38,7 +38,9 @@ def check_serve(config: Config) -> None:
     check_node(config)
     serve = config.serve
     if serve.model is None:
-        raise UsageError("`meshd serve` needs a model", hint="name a GGUF file: `--model FILE`")
+        raise UsageError(
+            "`meshd serve` needs a model", hint="name a GGUF file or a model: `--model FILE|NAME`"
+        )
     _check_model(serve.model)
     if serve.tensor_split and not any(serve.tensor_split):
         raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
@@ -55,13 +57,10 @@ def check_serve(config: Config) -> None:
         )
 
 
-def _check_model(model: Path) -> None:
-    if not model.exists() and model.suffix.lower() != ".gguf" and "." not in model.name:
-        raise UserError(
-            f"there is no model file `{model}`",
-            hint="give the path of a GGUF file; model names are not in this version",
-        )
-    _check_file(model, "model file")
+def _check_model(model: Path | str) -> None:
+    """Of a path; a name is looked up when all else has been checked, for that may take a download."""
+    if isinstance(model, Path) and not model.is_dir():
+        _check_file(model, "model file")
 
 
 def _check_file(path: Path, what: str) -> None:

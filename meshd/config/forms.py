@@ -11,6 +11,7 @@ from pathlib import Path
 from meshd.base.hosts import why_no_host
 from meshd.config.tree import HostPort
 from meshd.identity import naming
+from meshd.model.model_name import is_path, parse_model_name
 
 MAX_DURATION_SECONDS = 10 * 366 * 86400
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
@@ -143,6 +144,14 @@ def _path(value: object) -> Path:
     return Path(plain).expanduser()
 
 
+def _model(value: object) -> Path | str:
+    """A path where it can only be one; else the name's text: a file of that name is found by load.py."""
+    plain = _str(value)
+    if is_path(plain):
+        return _path(plain)
+    return str(parse_model_name(plain))
+
+
 def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -229,5 +238,6 @@ NODE_NAME = Form(
     _node_name, f"1 to {naming.MAX_NAME_CHARS} letters (a to z, A to Z), digits, dots, hyphens or underscores"
 )
 PATH = Form(_path, "a path")
+MODEL = Form(_model, "a path, hf:ORG/REPO[:QUANT], ollama:NAME[:TAG] or a model's name")
 BOOLEAN = Form(_boolean, "true or false")
 WEIGHT = Form(_weight, "a number not below 0")

@@ -13,7 +13,8 @@ class Key:
 
     `switch`: the option takes no value. `repeat`: it may be given several times. `needed`: its verb cannot
     start without. `secret`: its value is never shown. `names_files`: some of its words may be relative paths,
-    which become absolute. `list_separator` divides a variable's value.
+    which become absolute. `names_models`: a word that is a file there is that file, else a name.
+    `list_separator` divides a variable's value.
 
     For people: `help` is a phrase, `more` sentences for the file, `default` says in words what holds without
     it (else the tree's value is shown), `example` is a value in TOML where the tree has none to show.
@@ -35,6 +36,7 @@ class Key:
     needed: bool = False
     secret: bool = False
     names_files: bool = False
+    names_models: bool = False
     in_file: bool = True
     list_separator: str = ""
 

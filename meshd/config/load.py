@@ -24,6 +24,7 @@ from meshd.config.tree import (
     find_cache,
     find_home,
 )
+from meshd.model.model_name import split_models
 
 MAX_FILE_BYTES = 1 << 20
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def _find(
         name = key.option or "--"
         return _Given(raw, f"option {name}", f"{name} {_shown(key, raw)}", here, UsageError)
     if key.variable and (text := environ.get(key.variable)) and (not role or key.is_for(role)):
-        raw = text.split(key.list_separator) if key.list_separator else text
+        raw = _divided(key, text) if key.list_separator else text
         return _Given(
             raw, f"environment {key.variable}", f"{key.variable}={_shown(key, text)}", here, UserError
         )
@@ -142,9 +143,25 @@ def _read(key: Key, given: _Given) -> object:
             f"cannot use `{given.shown}`: expected {key.form.expected}",
             hint=hint or f"see `{key.name}` in docs/config.md",
         ) from None
+    if key.names_models:
+        value = _models(value, given.base)
     if key.names_files and isinstance(value, tuple):
         return tuple(_absolute(word, given.base) for word in value)
     return _anchored(value, given.base)
+
+
+def _divided(key: Key, text: str) -> list[str]:
+    return split_models(text) if key.names_models else text.split(key.list_separator)
+
+
+def _models(value: object, base: Path) -> object:
+    """A word without a slash that is a file there means that file, as in a shell; any other is a name."""
+    if isinstance(value, tuple):
+        return tuple(_models(item, base) for item in value)
+    try:
+        return Path(value) if isinstance(value, str) and (base / value).is_file() else value
+    except OSError:
+        return value
 
 
 def _absolute(word: str, base: Path) -> str:

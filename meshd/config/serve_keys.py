@@ -9,13 +9,16 @@ SERVE_KEYS: tuple[Key, ...] = (
     Key(
         section="serve",
         field="model",
-        form=forms.PATH,
+        form=forms.MODEL,
         option="--model",
-        metavar="FILE",
-        help="GGUF file to serve; for a model in several parts, name any one",
+        metavar="FILE|NAME",
+        help="model to serve: a GGUF file (any part of a model in several), its directory, or a name such as "
+        "hf:ORG/REPO:QUANT, ollama:NAME or glm",
         needed=True,
         example='"models/SmolLM2.gguf"',
-        more="`meshd serve` needs one.",
+        more="`meshd serve` needs one. What is not on this machine is downloaded from Hugging Face first; "
+        "docs/models.md has the names.",
+        names_models=True,
     ),
     Key(
         section="serve",

@@ -76,10 +76,11 @@ class WorkerConfig:
     """What a worker lends. No `devices`: all that the backend finds. `memory` is bytes for each device,
     `threads` those of its CPU.
 
+    `models`: paths, and names (text) until the verb has found them.
     `keep_weights`: most bytes of weights that came over the network and are kept in the cache.
     """
 
-    models: tuple[Path, ...] = ()
+    models: tuple[Path | str, ...] = ()
     devices: tuple[str, ...] = ()
     memory: int | None = None
     threads: int | None = None
@@ -90,10 +91,11 @@ class WorkerConfig:
 class ServeConfig:
     """What a serving node loads, and where its API answers.
 
-    `devices` ("none",) is a head that computes nothing; no `devices`, all that the backend finds.
+    `model` is a path, or a name (text) until the verb has found it. `devices` ("none",) is a head that
+    computes nothing; no `devices`, all that the backend finds.
     """
 
-    model: Path | None = None
+    model: Path | str | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_API_PORT
     min_workers: int = 1

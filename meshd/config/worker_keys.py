@@ -8,15 +8,16 @@ WORKER_KEYS: tuple[Key, ...] = (
     Key(
         section="worker",
         field="models",
-        form=listed(forms.PATH, comma=False),
+        form=listed(forms.MODEL, comma=False),
         option="--model",
-        metavar="FILE",
+        metavar="FILE|NAME",
         repeat=True,
         list_separator=":",
-        help="local copies of model files that heads serve, so that nothing is downloaded; for a model in "
-        "several parts, name any one",
+        help="local copies of models that heads serve, so that nothing comes from a head: GGUF files, or "
+        "names as for `meshd serve`",
         default="download layers from the head",
         more="The worker finds its share of a model's weights there, by content.",
+        names_models=True,
     ),
     Key(
         section="worker",

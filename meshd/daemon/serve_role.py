@@ -6,6 +6,7 @@ Both are imported where they are used: a worker's daemon knows this module, and 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.config import Config
@@ -13,6 +14,8 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import machine_id
 from meshd.gateway.interface import GatewayConfig
+from meshd.library.ollama import name_of_blob
+from meshd.model.known_architectures import check_architecture
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
 from meshd.store.hash_cache import HashCache
@@ -38,10 +41,13 @@ class ServeRole:
     async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedServe":
         """See RoleKind."""
         read_llama_args(config.serve.llama_args)
-        assert config.serve.model is not None  # config/check.py
+        path = config.serve.model
+        assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
         cache = HashCache(config.paths.cache / "weights")
-        file = await ModelFile.open(config.serve.model, cache=cache)
+        file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
         held.callback(file.close)
+        if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
+            check_architecture(file.headers[0], label=file.name)
         api = await _claim_api(config)
         held.callback(api.close)
         return ClaimedServe(config, file, api)

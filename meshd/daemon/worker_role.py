@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
@@ -29,6 +30,7 @@ class WorkerRole:
         cache = HashCache(config.paths.cache / "weights")
         files = []
         for path in config.worker.models:
+            assert isinstance(path, Path)  # the verb has found what a name means
             files.append(await ModelFile.open(path, cache=cache, partial=True))
             held.callback(files[-1].close)
         limit = config.worker.keep_weights

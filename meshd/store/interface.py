@@ -47,7 +47,7 @@ class WeightsFile(Protocol):
 
     @property
     def name(self) -> str:
-        """The file's name without its folder: for people, never for decisions."""
+        """The file's name without its folder, or what people call it: never for decisions."""
         ...
 
     @property

@@ -26,8 +26,11 @@ _log = log.get("store")
 class ModelFile:
     """An open model; implements `WeightsFile`. Make it with `ModelFile.open`; `close` it."""
 
-    def __init__(self, shards: Sequence[Shard], cache: HashCache, *, partial: bool = False) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], cache: HashCache, *, partial: bool = False, name: str = ""
+    ) -> None:
         self._shards = tuple(shards)
+        self._given_name = name
         self._partial = partial
         self._cache = cache
         self._index: WeightsIndex | None = None
@@ -35,16 +38,19 @@ class ModelFile:
         self._closed = False
 
     @classmethod
-    async def open(cls, path: Path, *, cache: HashCache, partial: bool = False) -> "ModelFile":
+    async def open(
+        cls, path: Path, *, cache: HashCache, partial: bool = False, name: str = ""
+    ) -> "ModelFile":
         """Open `path` and, when it is one shard of several, all of them. Raises UserError.
 
         `partial`: the ends of files and whole shards may be missing, as on a worker that has some tensors.
+        `name`: what people call it, where the file's name says nothing.
         """
-        return cls(await _opened(path, partial=partial), cache, partial=partial)
+        return cls(await _opened(path, partial=partial), cache, partial=partial, name=name)
 
     @property
     def name(self) -> str:
-        return self._shards[0].path.name
+        return self._given_name or self._shards[0].path.name
 
     @property
     def paths(self) -> tuple[Path, ...]:

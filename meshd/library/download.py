@@ -1,0 +1,279 @@
+"""Downloads a model into Hugging Face's cache: resumed, checked by its hash, and in place only when right.
+
+A file grows as `blobs/HASH.incomplete` and stays there when the download is cut or interrupted, so that the
+next one continues. The library's own download begins anew each time, which a home's line does not forgive
+with 20 GB; this one takes the same lock and leaves the same layout, so both can work on one cache.
+"""
+
+import errno
+import fcntl
+import io
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
+from meshd.library.hub_cache import PART_SUFFIX, PREFIX, folder_of
+from meshd.library.hub_client import (
+    MOST_PLAIN_BYTES,
+    HubFile,
+    HubListing,
+    fetch,
+    fetch_by_xet,
+    list_repository,
+)
+from meshd.library.interface import ReportProgress, TransferProgress
+from meshd.library.meter import Meter
+from meshd.library.promised_hash import hash_of
+from meshd.library.walk import size_of
+from meshd.model.gguf_names import GgufFile, GgufModel, choose, models_in
+from meshd.model.model_name import HubName
+
+RESERVED_BYTES = 64 << 20  # stay free on the disk: other programs break where nothing is
+_TRIES = 2  # a file that arrives with a wrong hash is fetched once more
+_LOOK_SECONDS = 0.2  # how often a waiting download looks whether the other one is done
+_SPACE_CHECK_BYTES = 16 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufModel, list[Path]]:
+    """The model that the name means, and its files in the cache. Raises UserError."""
+    listing = list_repository(name.repository)
+    model = _chosen(name, listing)
+    by_path = {file.path: file for file in listing.files}
+    wanted = [by_path[file.path] for file in model.files]
+    store = Repository(name, cache)
+    with _explained(cache):
+        store.check_space(wanted)
+        paths = [store.get(file, listing.commit, report) for file in wanted]
+        store.set_main(listing.commit)
+    return model, paths
+
+
+def _chosen(name: HubName, listing: HubListing) -> GgufModel:
+    models = [
+        model
+        for model in models_in(GgufFile(file.path, file.size) for file in listing.files)
+        if all(_is_safe(file.path) for file in model.files)
+    ]
+    if not models:
+        raise UserError(
+            f"`{name.repository}` has no GGUF file",
+            hint="look for a repository of the same model whose name ends in `-GGUF`",
+        )
+    fitting = choose(models, name.choice)
+    if not fitting:
+        raise UserError(
+            f"`{name.repository}` has no `{name.choice}`, but {_listed(models)}",
+            hint=f"choose one: `hf:{name.repository}:{models[0].quant or models[0].files[0].path}`",
+        )
+    if len(fitting) > 1:
+        raise UserError(
+            f"`{name}` fits several models: {', '.join(f'`{one.files[0].path}`' for one in fitting[:8])}",
+            hint=f"name the file: `hf:{name.repository}:{fitting[0].files[0].path}`",
+        )
+    if not fitting[0].complete:
+        raise UserError(
+            f"`{name.repository}` lacks parts of `{fitting[0].name}`: {', '.join(fitting[0].missing[:3])}",
+            hint="choose another repository, or ask its authors",
+        )
+    return fitting[0]
+
+
+def _is_safe(path: str) -> bool:
+    """Whether the path stays inside a snapshot."""
+    parts = path.split("/")
+    return all(part not in ("", ".", "..") for part in parts) and path.isprintable() and "\\" not in path
+
+
+def _listed(models: Sequence[GgufModel]) -> str:
+    names = [f"`{model.quant or model.name}` ({in_bytes(model.size)})" for model in models]
+    return ", ".join(names[:24]) + (f" and {len(names) - 24} more" if len(names) > 24 else "")
+
+
+class Repository:
+    """A repository's folder in the cache."""
+
+    def __init__(self, name: HubName, cache: Path) -> None:
+        self._name = name
+        self._cache = cache
+        self._folder = folder_of(cache, name)
+        self._locks = cache / ".locks" / f"{PREFIX}{name.org}--{name.repo}"
+
+    def check_space(self, files: Sequence[HubFile]) -> None:
+        """Raises UserError unless what is lacking of these files fits on the disk."""
+        lacking = sum(max(0, file.size - self._present(file)) for file in files)
+        place = next(folder for folder in (self._cache, *self._cache.parents) if folder.exists())
+        free = shutil.disk_usage(place).free
+        if lacking and lacking + RESERVED_BYTES > free:
+            raise _no_space(place, f"{in_bytes(lacking)} are needed, {in_bytes(free)} are free")
+
+    def get(self, file: HubFile, commit: str, report: ReportProgress) -> Path:
+        """The file's path in the snapshot of this commit."""
+        blob = self._blob(file)
+        if not blob.exists() and file.size > MOST_PLAIN_BYTES:
+            report(TransferProgress(f"downloading {_short(file)} ({in_bytes(file.size)})"))
+            path = fetch_by_xet(self._name.repository, commit, file, self._cache)
+            self._check(blob, file, report)
+            return path
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self._locks / f"{file.blob}.lock", f"{_short(file)}", report):
+            if not blob.exists():
+                self._fetch(file, commit, report)
+        return self._link(file, commit)
+
+    def set_main(self, commit: str) -> None:
+        """Remember what the branch `main` was, as the library does."""
+        place = self._folder / "refs" / "main"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(commit, "ascii")
+
+    def _present(self, file: HubFile) -> int:
+        blob = self._blob(file)
+        return size_of(blob) or size_of(_part_of(blob))
+
+    def _blob(self, file: HubFile) -> Path:
+        if not file.blob.isalnum() or len(file.blob) not in (40, 64):
+            raise UserError(
+                f"`{self._name.repository}` gives no hash for `{file.path}`",
+                hint="check HF_ENDPOINT: this mirror does not tell what a file must be",
+            )
+        return self._folder / "blobs" / file.blob
+
+    def _fetch(self, file: HubFile, commit: str, report: ReportProgress) -> None:
+        part = _part_of(self._blob(file))
+        for attempt in range(_TRIES):
+            at = size_of(part)
+            if at > file.size:
+                part.unlink()
+                at = 0
+            what = f"downloading {_short(file)}" + (" again" if attempt else "")
+            with _Growing(part, file.size, Meter(report, what, file.size, begin_at=at)) as into:
+                into.seek(at)
+                fetch(self._name.repository, commit, file, into, at=at)
+            if self._is_right(part, file, report):
+                part.replace(self._blob(file))
+                return
+            part.unlink()
+        raise UserError(
+            f"`{file.path}` of `{self._name.repository}` arrived damaged, twice: its hash is not {file.blob}",
+            hint="run it again later, or check the proxy or mirror (HF_ENDPOINT) that delivers it",
+        )
+
+    def _check(self, blob: Path, file: HubFile, report: ReportProgress) -> None:
+        if blob.exists() and not self._is_right(blob, file, report):
+            blob.unlink()
+            raise UserError(
+                f"`{file.path}` of `{self._name.repository}` arrived damaged: its hash is not {file.blob}",
+                hint="run it again",
+            )
+
+    @staticmethod
+    def _is_right(path: Path, file: HubFile, report: ReportProgress) -> bool:
+        if path.stat().st_size != file.size:
+            return False
+        meter = Meter(report, f"checking {_short(file)}", file.size)
+        return hash_of(path, file.blob, meter.add) == file.blob.lower()
+
+    def _link(self, file: HubFile, commit: str) -> Path:
+        pointer = self._folder / "snapshots" / commit / file.path
+        pointer.parent.mkdir(parents=True, exist_ok=True)
+        if not pointer.exists():
+            pointer.unlink(missing_ok=True)  # a link to a blob that somebody removed
+            pointer.symlink_to(os.path.relpath(self._blob(file), pointer.parent))
+        return pointer
+
+
+class _Growing(io.BufferedWriter):
+    """The piece of a file that is there so far; refuses more than the whole, and to fill the disk."""
+
+    def __init__(self, path: Path, size: int, meter: Meter) -> None:
+        self._raw_file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+")
+        super().__init__(self._raw_file)
+        self._path = path
+        self._size = size
+        self._meter = meter
+        self._unchecked = _SPACE_CHECK_BYTES  # so the first bytes are checked
+
+    def write(self, data: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+        """As of any file. Raises UserError for what would not fit."""
+        count = len(data)
+        if self.tell() + count > self._size:
+            raise UserError(
+                f"the server sends more than the {self._size} bytes that it announced for a file",
+                hint="check HF_ENDPOINT, or run it again later",
+            )
+        self._unchecked += count
+        if self._unchecked >= _SPACE_CHECK_BYTES:
+            self._unchecked = 0
+            free = shutil.disk_usage(self._path.parent).free
+            if free < RESERVED_BYTES + count:
+                raise _no_space(self._path.parent, f"only {in_bytes(free)} are free")
+        written = super().write(data)
+        self._meter.add(written)
+        return written
+
+    def truncate(self, size: int | None = None) -> int:
+        """The server sends the file from its beginning instead."""
+        at = super().truncate(size)
+        self._meter.add(at - self._meter.done)
+        return at
+
+    def close(self) -> None:
+        """What cannot be written any more was reported by then, or is found by the check of the size."""
+        with suppress(OSError):
+            self.flush()
+        with suppress(OSError):
+            super().close()
+        self._raw_file.close()
+
+
+def _part_of(blob: Path) -> Path:
+    return blob.with_name(blob.name + PART_SUFFIX)
+
+
+def _short(file: HubFile) -> str:
+    return file.path.rpartition("/")[2]
+
+
+@contextmanager
+def _locked(place: Path, what: str, report: ReportProgress) -> Iterator[None]:
+    """Alone with this file: the library's own downloads take the same lock."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("ab") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    report(TransferProgress(f"another program is downloading {what}; waiting for it"))
+                    told = True
+                time.sleep(_LOOK_SECONDS)
+        yield
+
+
+@contextmanager
+def _explained(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _no_space(cache, "the disk is full") from None
+        raise UserError(
+            f"cannot write `{error.filename or cache}`: {(error.strerror or str(error)[:200]).lower()}",
+            hint="fix the cause, or set HF_HUB_CACHE to a directory that you can write to",
+        ) from None
+
+
+def _no_space(place: Path, why: str) -> UserError:
+    return UserError(
+        f"not enough space in `{place}`: {why}",
+        hint="free some (`meshd model ls`, `meshd model rm NAME`), or set HF_HUB_CACHE to a directory on "
+        "another disk; a download continues where it stopped",
+    )

@@ -1,0 +1,154 @@
+"""The protocol of Hugging Face's hub, by its own library: the only place that imports it.
+
+It takes half a second to import, so this module is imported where something is downloaded, and nowhere else.
+Token (HF_TOKEN, or its own login), mirror (HF_ENDPOINT), proxy and offline mode are the library's. What it
+would tell about this machine in its user agent is switched off: it asks the hub for a list of programs first.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx2
+from huggingface_hub import HfApi, constants, errors, hf_hub_download, hf_hub_url
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import logging as library_logging
+from huggingface_hub.utils._headers import build_hf_headers
+from huggingface_hub.utils.tqdm import tqdm
+
+from meshd import __version__
+from meshd.base.errors import UserError
+
+constants.HF_HUB_DISABLE_TELEMETRY = True
+constants.DOWNLOAD_CHUNK_SIZE = 1 << 20  # how often progress is seen, and what a cut loses; its own is 10 MiB
+library_logging.set_verbosity(logging.CRITICAL)  # its warnings repeat signed URLs
+MAX_FILES = 20_000  # of a repository; the largest of quantised models have a few hundred
+MOST_PLAIN_BYTES = constants.MAX_HTTP_DOWNLOAD_SIZE  # larger files come in pieces, by Xet alone
+_TOKEN_HINT = "log in with `hf auth login`, or set HF_TOKEN to a token that may read it"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository. `blob`, its name in the cache, is the SHA-256 of its bytes, or git's hash."""
+
+    path: str
+    size: int
+    blob: str
+
+
+@dataclass(frozen=True, slots=True)
+class HubListing:
+    """A repository at one commit."""
+
+    commit: str
+    files: tuple[HubFile, ...]
+
+
+def list_repository(repository: str) -> HubListing:
+    """What the branch `main` of `ORG/REPO` has now. Raises UserError."""
+    with explained(repository):
+        api = HfApi(library_name="meshd", library_version=__version__)
+        about = api.model_info(repository, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        siblings = about.siblings or []
+        if not about.sha or len(siblings) > MAX_FILES:
+            raise ValueError(f"{len(siblings)} files, commit {about.sha!r}")
+        files = []
+        for one in siblings:
+            blob = one.lfs.sha256 if one.lfs is not None else one.blob_id
+            if isinstance(one.size, int) and one.size >= 0 and isinstance(blob, str):
+                files.append(HubFile(str(one.rfilename), one.size, blob))
+        return HubListing(str(about.sha), tuple(files))
+
+
+def fetch(repository: str, commit: str, file: HubFile, into: BinaryIO, *, at: int) -> None:
+    """Append the file's bytes from `at` on; what a cut connection lost is asked for again, five times.
+
+    Raises UserError; OSError as `into` raises it.
+    """
+    url = hf_hub_url(repository, file.path, revision=commit)
+    headers = build_hf_headers(library_name="meshd", library_version=__version__)
+    headers["Accept-Encoding"] = "identity"  # else a position in the file means nothing
+    with explained(repository):
+        http_get(
+            url, into, resume_size=at, headers=headers, expected_size=file.size, tqdm_class=_silent_class()
+        )
+
+
+def fetch_by_xet(repository: str, commit: str, file: HubFile, cache: Path) -> Path:
+    """A file too large for plain HTTP, by the library's own means and with its own progress bar."""
+    with explained(repository):
+        found = hf_hub_download(repository, file.path, revision=commit, cache_dir=cache)
+        return Path(str(found))
+
+
+@functools.cache
+def _silent_class() -> type[tqdm]:
+    class Silent(tqdm):  # type: ignore[misc,unused-ignore]
+        """Counts and shows nothing: the file that is written reports progress."""
+
+        def __init__(self, *args: object, **words: object) -> None:
+            words["disable"] = True
+            make: Callable[..., None] = super().__init__
+            make(*args, **words)
+
+    return Silent
+
+
+@contextmanager
+def explained(repository: str) -> Iterator[None]:
+    """Turns the library's errors into a UserError that says what to do."""
+    where = f"`{repository}` from {constants.ENDPOINT}"
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise UserError(
+            f"`{repository}` is gated: its authors want you to accept their terms",
+            hint=f"accept them at {constants.ENDPOINT}/{repository}, then {_TOKEN_HINT}",
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise UserError(
+            f"there is no repository `{repository}` at {constants.ENDPOINT}, or it is private",
+            hint=f"check the name; if it is private, {_TOKEN_HINT}",
+        ) from None
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
+        raise UserError(
+            f"cannot download {where}: HF_HUB_OFFLINE is set, and the cache lacks it",
+            hint="unset HF_HUB_OFFLINE, or name a model that `meshd model ls` lists",
+        ) from None
+    except errors.HfHubHTTPError as error:
+        raise _refused(where, error.response.status_code) from None
+    except httpx2.HTTPError as error:
+        raise UserError(
+            f"cannot download {where}: {_reason(error)}",
+            hint="check the network and HF_ENDPOINT, and run it again: a download continues where it stopped",
+        ) from None
+    except OSError as error:
+        if error.errno is not None:  # of the file that is written, not of the network
+            raise
+        raise UserError(
+            f"cannot download {where}: the connection ended early",
+            hint="run it again: a download continues where it stopped",
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON that is not the hub's
+        raise UserError(
+            f"{constants.ENDPOINT} does not answer as Hugging Face does: {_reason(error)}",
+            hint="check HF_ENDPOINT; a proxy or a login page may answer in its place",
+        ) from None
+
+
+def _refused(where: str, status: int) -> UserError:
+    if status in (401, 403):
+        return UserError(f"not allowed to download {where} (HTTP {status})", hint=_TOKEN_HINT)
+    return UserError(
+        f"cannot download {where}: the server answered with HTTP {status}",
+        hint="run it again later: a download continues where it stopped",
+    )
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]

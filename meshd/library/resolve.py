@@ -1,0 +1,181 @@
+"""From what `--model` was given to the file, downloaded if no store of this machine has it."""
+
+import asyncio
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
+from meshd.build.demo_model import demo_model
+from meshd.build.interface import BuildProgress
+from meshd.library import folders, hub_cache, ollama
+from meshd.library.interface import ReportProgress, Source, StoredModel, TransferProgress
+from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
+from meshd.library.stores import Stores
+from meshd.library.walk import size_of
+from meshd.model.gguf_names import SUFFIX, quant_of
+from meshd.model.model_name import BareName, HubName, OllamaName, is_path, parse_model_name
+
+_MOST_NAMED = 8  # candidates that an error lists
+Given = Path | str
+"""A path, or the text of a name."""
+
+
+class Resolver:
+    """Finds models by what a user calls them; reports how far a download is."""
+
+    def __init__(self, stores: Stores, report: ReportProgress) -> None:
+        self._stores = stores
+        self._report = report
+
+    def get(self, given: Given, *, partial: bool = False) -> StoredModel:
+        """The model, on this machine and complete, unless a `partial` one will do. Raises UserError."""
+        found = self._find(given, download=True)
+        return found if partial and found.paths else _usable(found)
+
+    def local(self, given: Given) -> StoredModel:
+        """As `get`, without a download: an error says how to start it. The model may be incomplete."""
+        return self._find(given, download=False)
+
+    def _find(self, given: Given, *, download: bool) -> StoredModel:
+        if isinstance(given, Path):
+            return self._path(given)
+        try:
+            name = parse_model_name(given)
+        except ValueError as error:
+            if is_path(given):
+                return self._path(Path(given).expanduser())
+            raise UserError(f"`{given[:200]}` is not a model's name: {error}", hint=_FORMS) from None
+        match name:
+            case HubName():
+                return self._hub(name, download)
+            case OllamaName():
+                return self._ollama(name)
+            case BareName():
+                return self._bare(name.text, download)
+
+    def _path(self, path: Path) -> StoredModel:
+        if path.is_dir():
+            return folders.only_model(path)
+        if not path.exists() and _looks_like_repository(path):
+            raise UserError(
+                f"no model file `{path}`",
+                hint=f"for a repository of Hugging Face: `hf:{path.parent.name}/{path.name}`",
+            )
+        stem = path.name.removesuffix(SUFFIX)
+        return StoredModel(str(path), Source.PATH, (path,), size_of(path), stem, quant_of(path.name))
+
+    def _hub(self, name: HubName, download: bool) -> StoredModel:
+        if found := hub_cache.find(self._stores.hub, name):
+            if len(found) > 1:
+                raise _ambiguous(str(name), found)
+            return found[0]
+        if not download:
+            raise UserError(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
+        from meshd.library.download import download as fetch  # huggingface_hub: half a second to import
+
+        model, paths = fetch(name, self._stores.hub, self._report)
+        chosen = HubName(name.org, name.repo, model.quant or model.files[0].path)
+        stem = model.name.rpartition("/")[2]
+        return StoredModel(str(chosen), Source.HUB, tuple(paths), model.size, stem, model.quant)
+
+    def _ollama(self, name: OllamaName) -> StoredModel:
+        if (found := ollama.find(self._stores.ollama, name)) is not None:
+            return found
+        near = self._near(str(name))
+        raise UserError(
+            f"Ollama has no model `{name.short}` on this machine" + near,
+            hint=f"run `ollama pull {name.short}`, or list what there is: `meshd model ls`",
+        )
+
+    def _bare(self, text: str, download: bool) -> StoredModel:
+        low = text.lower().removesuffix(SUFFIX)
+        if low == DEMO:
+            return self._demo(download)
+        if (known := SHORT_NAMES.get(low)) is not None:
+            return self._short(known, download)
+        return self._by_stem(text, low)
+
+    def _by_stem(self, text: str, low: str) -> StoredModel:
+        found = [one for one in self._stores.all_models() if low in _words(one)]
+        complete = [one for one in found if one.complete]
+        if len(complete) == 1 or (found and not complete):
+            return (complete or found)[0]
+        if complete:
+            raise _ambiguous(text, complete)
+        raise UserError(
+            f"there is no model `{text}` on this machine{self._near(text)}",
+            hint=f"list what there is with `meshd model ls`, or {_FORMS}",
+        )
+
+    def _short(self, name: HubName, download: bool) -> StoredModel:
+        if found := hub_cache.find(self._stores.hub, name):
+            return found[0]
+        low = stem_of(name).lower()
+        for one in self._stores.all_models():
+            if one.complete and low == one.stem.lower():
+                return one
+        return self._hub(name, download)
+
+    def _demo(self, download: bool) -> StoredModel:
+        for one in self._stores.all_models():
+            if one.complete and one.stem.lower() == DEMO_STEM.lower():
+                return one
+        if not download:
+            raise UserError(f"`{DEMO}` is not on this machine", hint=f"run `meshd model pull {DEMO}`")
+
+        def progress(step: BuildProgress) -> None:
+            self._report(TransferProgress(step.text, step.done, step.total))
+
+        path = asyncio.run(demo_model(self._stores.meshd.parent, progress))
+        return StoredModel(str(path), Source.MESHD, (path,), size_of(path), DEMO_STEM, quant_of(path.name))
+
+    def _near(self, text: str) -> str:
+        """`, but …`: names that look like it, or nothing."""
+        low = text.lower().removesuffix(SUFFIX)
+        by_word: dict[str, str] = {name: name for name in (*SHORT_NAMES, DEMO)}
+        for one in self._stores.all_models():
+            by_word.update(dict.fromkeys(_words(one), one.name))
+        near = difflib.get_close_matches(low, by_word, n=3)
+        near += [word for word in sorted(by_word) if low in word and word not in near]
+        names = list(dict.fromkeys(by_word[word] for word in near))[:3]
+        return f"; near: {', '.join(f'`{name}`' for name in names)}" if names else ""
+
+
+_FORMS = (
+    "give the path of a GGUF file, `hf:ORG/REPO:QUANT` (Hugging Face) or `ollama:NAME`; "
+    f"short names are {', '.join((*SHORT_NAMES, DEMO))}"
+)
+
+
+def _words(model: StoredModel) -> set[str]:
+    """What a bare name may call it, in small letters."""
+    words = {model.stem.lower(), model.name.lower()}
+    if model.source is Source.OLLAMA:
+        words.add(model.name.lower().removeprefix("ollama:"))
+    return words - {""}
+
+
+def _looks_like_repository(path: Path) -> bool:
+    return path.suffix.lower() != SUFFIX and not path.parent.exists() and path.parent.name != ""
+
+
+def _usable(model: StoredModel) -> StoredModel:
+    if not model.complete:
+        again = f"run `ollama pull {model.name.removeprefix('ollama:')}`"
+        raise UserError(
+            f"`{model.name}` cannot be used: {model.problem}",
+            hint=again if model.source is Source.OLLAMA else f"download it again, into `{_place(model)}`",
+        )
+    return model
+
+
+def _place(model: StoredModel) -> Path:
+    return model.paths[0].parent
+
+
+def _ambiguous(text: str, found: Sequence[StoredModel]) -> UserError:
+    listed = ", ".join(f"`{one.name}` ({in_bytes(one.size)})" for one in found[:_MOST_NAMED])
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return UserError(f"`{text}` fits several models: {listed}{more}", hint="name one of them exactly")

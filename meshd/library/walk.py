@@ -1,0 +1,63 @@
+"""Bounded walks of folders that other programs fill: so deep, so many entries, and no loop of links."""
+
+import os
+from pathlib import Path
+
+from meshd.model.gguf_names import SUFFIX
+
+MAX_ENTRIES = 20_000  # of one walk; the largest collections have some thousand files
+
+
+def folders_in(folder: Path, prefix: str) -> list[Path]:
+    """The folders in it whose names begin so, by name. Raises OSError; none if there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [
+                Path(entry.path)
+                for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False)
+                if entry.name.startswith(prefix) and entry.is_dir()
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found)
+
+
+def files_below(folder: Path, *, depth: int, suffix: str = SUFFIX) -> list[tuple[Path, int]]:
+    """Files with this ending and their sizes, by path; links to files count, links to folders do not.
+
+    Folders that cannot be read, and links to nothing, are passed over. `depth` 1: the folder's own files.
+    """
+    found: list[tuple[Path, int]] = []
+    waiting = [(folder, depth)]
+    left = MAX_ENTRIES
+    while waiting and left > 0:
+        place, levels = waiting.pop()
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        break
+                    if entry.is_dir(follow_symlinks=False):
+                        if levels > 1 and not entry.name.startswith("."):
+                            waiting.append((Path(entry.path), levels - 1))
+                    elif entry.name.lower().endswith(suffix) and (size := _file_size(entry)) is not None:
+                        found.append((Path(entry.path), size))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def _file_size(entry: "os.DirEntry[str]") -> int | None:
+    try:
+        return entry.stat().st_size if entry.is_file() else None
+    except OSError:
+        return None
+
+
+def size_of(path: Path) -> int:
+    """0 for what is gone or cannot be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,136 @@
+"""Names of models, as `--model` takes them: what a text means, before any store is asked. Pure.
+
+`hf:ORG/REPO[:CHOICE]` is a repository of Hugging Face; CHOICE is a quantisation or a file of it.
+`ollama:NAME[:TAG]` is a model of Ollama, with its namespace or registry before NAME where it has one.
+A text that can only be a path is one. Anything else is a bare name, which every store is asked for.
+"""
+
+import re
+from dataclasses import dataclass
+
+HUB, OLLAMA = "hf:", "ollama:"
+MAX_NAME_CHARS = 512
+OLLAMA_REGISTRY, OLLAMA_NAMESPACE, OLLAMA_TAG = "registry.ollama.ai", "library", "latest"
+_REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
+_FILE_PART = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,250}")
+_OLLAMA_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
+_OLLAMA_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,349}(?::[0-9]{1,5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository; `choice` is a quantisation (`Q4_K_M`), a file, or empty."""
+
+    org: str
+    repo: str
+    choice: str = ""
+
+    @property
+    def repository(self) -> str:
+        return f"{self.org}/{self.repo}"
+
+    def __str__(self) -> str:
+        return f"{HUB}{self.repository}" + (f":{self.choice}" if self.choice else "")
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaName:
+    """A model of Ollama with nothing left out."""
+
+    host: str
+    namespace: str
+    model: str
+    tag: str
+
+    @property
+    def short(self) -> str:
+        """As `ollama ls` has it, but without `latest`."""
+        parts = [self.host, self.namespace, self.model]
+        if self.host == OLLAMA_REGISTRY:
+            parts = parts[1:] if self.namespace != OLLAMA_NAMESPACE else parts[2:]
+        return "/".join(parts) + (f":{self.tag}" if self.tag != OLLAMA_TAG else "")
+
+    def __str__(self) -> str:
+        return OLLAMA + self.short
+
+
+@dataclass(frozen=True, slots=True)
+class BareName:
+    """One word that a store may know: a short name, or a file's name with or without `.gguf`."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+ModelName = HubName | OllamaName | BareName
+
+
+def is_path(text: str) -> bool:
+    """Whether it can only be a path: it has a slash, or begins with `~` or a dot, and no scheme before it."""
+    return not text.startswith((HUB, OLLAMA)) and ("/" in text or text.startswith(("~", ".")))
+
+
+def parse_model_name(text: str) -> ModelName:
+    """Raises ValueError with what is wrong; for a text that `is_path` too."""
+    if not text or len(text) > MAX_NAME_CHARS or not text.isprintable():
+        raise ValueError(f"expected one line of up to {MAX_NAME_CHARS} characters")
+    if text.startswith(HUB):
+        return _hub(text.removeprefix(HUB))
+    if text.startswith(OLLAMA):
+        return _ollama(text.removeprefix(OLLAMA))
+    if is_path(text):
+        raise ValueError("expected a name, not a path")
+    return BareName(text)
+
+
+def _hub(rest: str) -> HubName:
+    repository, colon, choice = rest.partition(":")
+    org, slash, repo = repository.partition("/")
+    if not slash or not all(_is_repo_part(part) for part in (org, repo)):
+        raise ValueError("expected hf:ORG/REPO or hf:ORG/REPO:QUANT")
+    if colon and not all(_FILE_PART.fullmatch(part) and ".." not in part for part in choice.split("/")):
+        raise ValueError("expected a quantisation such as Q4_K_M, or a file of the repository, at the end")
+    return HubName(org, repo, choice)
+
+
+def _is_repo_part(part: str) -> bool:
+    # `--` stands between organisation and repository in the cache's folders
+    return _REPO_PART.fullmatch(part) is not None and "--" not in part and ".." not in part
+
+
+def _ollama(rest: str) -> OllamaName:
+    *before, last = rest.split("/")
+    model, colon, tag = last.partition(":")
+    if len(before) == 2:
+        host, namespace = before
+    elif len(before) == 1:
+        host, namespace = OLLAMA_REGISTRY, before[0]
+    else:
+        host, namespace = OLLAMA_REGISTRY, OLLAMA_NAMESPACE
+    parts = (namespace, model, tag if colon else OLLAMA_TAG)
+    if len(before) > 2 or not all(map(_is_ollama_part, parts)) or not _OLLAMA_HOST.fullmatch(host):
+        raise ValueError("expected ollama:NAME or ollama:NAME:TAG, as `ollama ls` shows them")
+    return OllamaName(host, namespace, model, parts[2])
+
+
+def _is_ollama_part(part: str) -> bool:
+    return _OLLAMA_PART.fullmatch(part) is not None and ".." not in part
+
+
+def split_models(text: str) -> list[str]:
+    """The models of a variable's value, `A:B:C`: a colon inside a name of a scheme divides nothing.
+
+    After `hf:ORG/REPO` or `ollama:NAME`, one more word without a slash belongs to it.
+    """
+    pieces = text.split(":")
+    found: list[str] = []
+    while pieces:
+        one = pieces.pop(0)
+        if f"{one}:" in (HUB, OLLAMA) and pieces:
+            one += ":" + pieces.pop(0)
+            if pieces and pieces[0] and f"{pieces[0]}:" not in (HUB, OLLAMA) and not is_path(pieces[0]):
+                one += ":" + pieces.pop(0)
+        found.append(one)
+    return found
