@@ -1,6 +1,6 @@
-"""A hub on loopback that speaks as much of Hugging Face's protocol as its library asks for, with faults to order.
+"""A hub on loopback that speaks what its library needs of Hugging Face's protocol, with faults to order.
 
-Files are served as the real one does: the API lists names, sizes and hashes; `resolve` redirects to a store of
+Files are served as on the real one: the API lists names, sizes and hashes; `resolve` redirects to a store of
 bytes, which takes ranges. Point HF_ENDPOINT at `url`.
 """
 

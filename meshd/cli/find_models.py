@@ -33,7 +33,7 @@ def _found(given: Path | str, config: Config, out: Output, *, partial: bool = Fa
 
     found = Resolver(Stores.here(config.paths.cache), reporter(out)).get(given, partial=partial)
     if found.name != str(given):
-        out.note(f"`{given}` is `{found.name}`")
+        out.note(f"`{given}`: using `{found.name}`")
     return found.paths[0]
 
 

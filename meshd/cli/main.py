@@ -18,7 +18,7 @@ from meshd.cli.output import Output, standard
 INTERRUPTED = 130
 
 LATER = frozenset(
-    "client pause resume report plan model service".split()  # noqa: SIM905
+    "client pause resume report plan service".split()  # noqa: SIM905
 )
 
 
@@ -160,6 +160,12 @@ def _demo() -> VerbModule:
     return demo
 
 
+def _model() -> VerbModule:
+    from meshd.cli import model
+
+    return model
+
+
 def _bench() -> VerbModule:
     from meshd.cli import bench
 
@@ -171,6 +177,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("doctor", GROUPS[0], "diagnose this machine: llama.cpp, devices, running node", _doctor),
     Verb("native", GROUPS[0], "build llama.cpp for this machine, or show the build", _native),
     Verb("demo", GROUPS[0], "try it out: split a small model over two nodes on this machine", _demo),
+    Verb("model", GROUPS[0], "list, download, check and remove models", _model),
     Verb("worker", GROUPS[1], "lend this machine's GPUs or CPU to the mesh", _worker),
     Verb(
         "serve",

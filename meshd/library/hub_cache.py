@@ -63,6 +63,11 @@ def all_models(cache: Path) -> Iterator[StoredModel]:
             yield from _of_repository(name, folder)
 
 
+def of_repository(cache: Path, name: HubName) -> list[StoredModel]:
+    """What the cache has of this repository, incomplete models and pieces included."""
+    return list(_of_repository(name, folder_of(cache, name)))
+
+
 def _of_repository(name: HubName, folder: Path) -> Iterator[StoredModel]:
     seen: set[str] = set()
     for snapshot in _snapshots(folder):

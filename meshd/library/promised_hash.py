@@ -27,9 +27,14 @@ def hash_of(path: Path, promised: str, read: Callable[[int], None]) -> str:
 def promised_by(path: Path) -> str:
     """The hash in the name of the file that a store's path leads to; empty where there is none.
 
-    Hugging Face's blobs are called HASH, Ollama's `sha256-HASH`.
+    Hugging Face's blobs are called HASH, Ollama's `sha256-HASH`. Only the first link counts: the blob itself
+    may be one, into a store that several caches share and that has other names.
     """
-    name = path.resolve().name.removeprefix("sha256-").lower()
+    try:
+        name = path.readlink().name if path.is_symlink() else path.name
+    except OSError:
+        return ""
+    name = name.removeprefix("sha256-").lower()
     if len(name) in (_SHA256_DIGITS, _GIT_DIGITS) and all(char in "0123456789abcdef" for char in name):
         return name
     return ""

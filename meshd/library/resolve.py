@@ -135,7 +135,7 @@ class Resolver:
         """`, but …`: names that look like it, or nothing."""
         low = text.lower().removesuffix(SUFFIX)
         by_word: dict[str, str] = {name: name for name in (*SHORT_NAMES, DEMO)}
-        for one in self._stores.all_models():
+        for one in self._stores.listed():
             by_word.update(dict.fromkeys(_words(one), one.name))
         near = difflib.get_close_matches(low, by_word, n=3)
         near += [word for word in sorted(by_word) if low in word and word not in near]

@@ -1,12 +1,15 @@
 """All stores of this machine, in the order in which they are searched."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshd.library import folders, hub_cache, ollama
 from meshd.library.interface import Source, StoredModel
+
+_BY_STEM = frozenset({Source.LM_STUDIO, Source.FOLDER, Source.MESHD})  # have no names but those of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,17 @@ class Stores:
                 yield from models
             except OSError:
                 unreadable(place)
+
+    def listed(self, unreadable: Callable[[Path], None] = lambda place: None) -> list[StoredModel]:
+        """All models by the shortest names that mean them: a file's own, where no other is called so."""
+        models = list(self.all_models(unreadable))
+        counts = Counter(model.stem.lower() for model in models if model.complete)
+        return [
+            replace(model, name=model.stem)
+            if model.source in _BY_STEM and model.complete and counts[model.stem.lower()] == 1
+            else model
+            for model in models
+        ]
 
     def _each(self) -> Iterator[tuple[Path, Iterator[StoredModel]]]:
         yield self.hub, hub_cache.all_models(self.hub)

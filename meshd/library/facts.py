@@ -1,0 +1,89 @@
+"""What a model's files say about themselves, and meshd's fingerprint of it where it was hashed before."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base.errors import UserError
+from meshd.library.interface import StoredModel
+from meshd.model.file_types import FILE_TYPES
+from meshd.model.gguf import Header
+from meshd.model.known_architectures import KNOWN_ARCHITECTURES
+from meshd.model.weights_index import fingerprint
+from meshd.store.hash_cache import HashCache
+from meshd.store.shard import Shard, close_all, open_shards
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """From the headers. `problem`: what is lacking, or why the files cannot be read; then much is empty."""
+
+    architecture: str = ""
+    supported: bool = False  # by the pinned llama.cpp
+    title: str = ""
+    quant: str = ""
+    parameters: int = 0
+    layers: int = 0
+    context: int = 0
+    tensors: int = 0
+    shards: int = 0
+    has_chat_template: bool = False
+    fingerprint: str | None = None
+    problem: str = ""
+
+
+def facts_of(model: StoredModel, hashes: Path) -> ModelFacts:
+    """Reads the headers, nothing else; a file that cannot be read is a `problem`, not an error.
+
+    `hashes`: the folder of meshd's own.
+    """
+    if not model.paths or not model.paths[0].name:
+        return ModelFacts(problem=model.problem)
+    try:
+        shards = open_shards(model.paths[0], partial=True)
+    except UserError as error:
+        return ModelFacts(problem=model.problem or error.what)
+    try:
+        return _facts(model, shards, HashCache(hashes))
+    finally:
+        close_all(shards)
+
+
+def _facts(model: StoredModel, shards: list[Shard], hashes: HashCache) -> ModelFacts:
+    headers = [shard.header for shard in shards]
+    first = headers[0]
+    architecture = first.text("general.architecture")
+    whole = not any(header.missing_bytes for header in headers) and len(shards) == first.shard[1]
+    return ModelFacts(
+        architecture=architecture,
+        supported=architecture in KNOWN_ARCHITECTURES,
+        title=first.text("general.name"),
+        quant=_quant(first) or model.quant,
+        parameters=sum(math.prod(tensor.dims) for header in headers for tensor in header.tensors),
+        layers=first.integer(f"{architecture}.block_count"),
+        context=first.integer(f"{architecture}.context_length"),
+        tensors=sum(len(header.tensors) for header in headers),
+        shards=first.shard[1],
+        has_chat_template="tokenizer.chat_template" in first.metadata,
+        fingerprint=_fingerprint(shards, hashes) if whole else None,
+        problem=problem_of(shards) or model.problem,
+    )
+
+
+def _quant(header: Header) -> str:
+    return FILE_TYPES.get(header.integer("general.file_type", -1), "")
+
+
+def problem_of(shards: list[Shard]) -> str:
+    """What is lacking of these files; empty if they are whole."""
+    lacking = shards[0].header.shard[1] - len(shards)
+    if lacking > 0:
+        return f"{lacking} of {shards[0].header.shard[1]} files missing"
+    missing = sum(shard.header.missing_bytes for shard in shards)
+    return f"short by {missing} bytes" if missing else ""
+
+
+def _fingerprint(shards: list[Shard], hashes: HashCache) -> str | None:
+    digests = [hashes.load(shard.state, shard.header) for shard in shards]
+    known = [one for one in digests if one is not None]
+    return fingerprint([shard.header for shard in shards], known) if len(known) == len(shards) else None

@@ -1,0 +1,76 @@
+"""Which architectures can be served, compared with the pinned source where it lies in the cache."""
+
+import os
+import re
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.build.pin import read_pin
+from meshd.build.tree import Tree
+from meshd.config.tree import find_cache
+from meshd.model import architectures
+from meshd.model.file_types import FILE_TYPES
+from meshd.model.known_architectures import KNOWN_ARCHITECTURES, check_architecture
+
+from tests.gguf_bytes import gguf, parse
+
+
+def _source(name: str) -> str:
+    """A file of the pinned llama.cpp, from a tree that a build left."""
+    for folder in (find_cache(os.environ) / "native").glob("upstream-*"):
+        if Tree(folder).holds(read_pin().commit):
+            return (folder / "src" / name).read_text(encoding="utf-8")
+    pytest.skip("the cache has no source of the pinned llama.cpp (`meshd native build` leaves one)")
+
+
+def test_the_list_is_that_of_the_pinned_source() -> None:
+    text = _source("src/llama-arch.cpp")
+    table = text[text.index("LLM_ARCH_NAMES = {") :]
+    names = set(re.findall(r'LLM_ARCH_\w+,\s*"([^"]+)"', table[: table.index("};")]))
+    assert names - {"clip", "(unknown)"} == KNOWN_ARCHITECTURES
+
+
+def test_file_types_are_those_of_the_pinned_source() -> None:
+    found = re.findall(r"^\s*LLAMA_FTYPE_(?:MOSTLY|ALL)_(\w+)\s*=\s*(\d+),", _source("include/llama.h"), re.M)
+    assert {int(number): name for name, number in found} == dict(FILE_TYPES)
+
+
+def test_the_tables_of_caches_name_no_other() -> None:
+    for table in (
+        architectures.PLAIN,
+        architectures.NO_CACHE,
+        architectures.RECURRENT,
+        architectures.HYBRID_BY_HEADS,
+        architectures.HYBRID_BY_INTERVAL,
+        frozenset(architectures.WINDOWED),
+    ):
+        assert table <= KNOWN_ARCHITECTURES
+
+
+def _check(architecture: str) -> None:
+    check_architecture(parse(gguf({"general.architecture": architecture})), label="m.gguf")
+
+
+def test_a_known_one_is_accepted() -> None:
+    _check("llama")
+    _check("deepseek2")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        ("glm4moelite", "`glm4moelite`, which only Ollama knows; in llama.cpp it is `deepseek2`"),
+        ("nonsense", "`nonsense`, which the pinned llama.cpp does not know"),
+        ("clip", "mmproj"),
+    ],
+)
+def test_one_that_is_not_known_is_named(architecture: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        _check(architecture)
+    assert words in caught.value.what and "`m.gguf`" in caught.value.what
+    assert "\n" not in caught.value.what and caught.value.hint
+
+
+def test_none_at_all() -> None:
+    with pytest.raises(UserError, match="does not say which architecture"):
+        check_architecture(parse(gguf({"general.name": "x"})), label="m.gguf")

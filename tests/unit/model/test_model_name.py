@@ -1,0 +1,128 @@
+"""What a text given to `--model` means."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.model.model_name import (
+    BareName,
+    HubName,
+    OllamaName,
+    is_path,
+    parse_model_name,
+    split_models,
+)
+
+REGISTRY = "registry.ollama.ai"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("hf:unsloth/GLM-4.7-Flash-GGUF", HubName("unsloth", "GLM-4.7-Flash-GGUF")),
+        ("hf:a/b:Q4_K_M", HubName("a", "b", "Q4_K_M")),
+        ("hf:a/b:UD-Q2_K_XL/b-00001-of-00002.gguf", HubName("a", "b", "UD-Q2_K_XL/b-00001-of-00002.gguf")),
+        ("ollama:smollm2", OllamaName(REGISTRY, "library", "smollm2", "latest")),
+        ("ollama:smollm2:135m", OllamaName(REGISTRY, "library", "smollm2", "135m")),
+        ("ollama:me/mine:v2", OllamaName(REGISTRY, "me", "mine", "v2")),
+        ("ollama:hf.co/org/repo:Q4_K_M", OllamaName("hf.co", "org", "repo", "Q4_K_M")),
+        ("ollama:localhost:5000/a/b", OllamaName("localhost:5000", "a", "b", "latest")),
+        ("glm", BareName("glm")),
+        ("GLM-4.7-Flash-Q4_K_M.gguf", BareName("GLM-4.7-Flash-Q4_K_M.gguf")),
+        ("qwen2.5:0.5b", BareName("qwen2.5:0.5b")),
+    ],
+)
+def test_names(text: str, name: HubName | OllamaName | BareName) -> None:
+    assert parse_model_name(text) == name
+    assert parse_model_name(str(name)) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hf:",
+        "hf:repo",
+        "hf:a/b/c",
+        "hf:a/b:",
+        "hf:../b",
+        "hf:a/..",
+        "hf:a--b/c",
+        "hf:a/b:../../etc/passwd",
+        "hf:a/b:/etc/passwd",
+        "hf:a/.b",
+        "ollama:",
+        "ollama:..",
+        "ollama:a/../b",
+        "ollama:a:b:c",
+        "ollama:a/b/c/d",
+        "ollama:x:",
+        "ollama:/etc/x/y",
+        "a\nb",
+        "x" * 600,
+        "models/a.gguf",
+        "~/a.gguf",
+    ],
+)
+def test_what_is_no_name(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        parse_model_name(text)
+
+
+@pytest.mark.parametrize("text", ["/a", "a/b", "./glm", "../x", "~/m.gguf", "~", ".", "./hf:a"])
+def test_paths(text: str) -> None:
+    assert is_path(text)
+
+
+@pytest.mark.parametrize("text", ["hf:a/b", "ollama:a/b", "glm", "a.gguf", "a:b"])
+def test_what_is_not_only_a_path(text: str) -> None:
+    assert not is_path(text)
+
+
+def test_what_ollama_calls_them() -> None:
+    for text in ("smollm2", "smollm2:135m", "me/mine", "hf.co/org/repo:Q4"):
+        name = parse_model_name(f"ollama:{text}")
+        assert isinstance(name, OllamaName) and name.short == text
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("/m/a.gguf:/m/b.gguf", ["/m/a.gguf", "/m/b.gguf"]),
+        ("hf:a/b", ["hf:a/b"]),
+        ("hf:a/b:Q4_K_M", ["hf:a/b:Q4_K_M"]),
+        ("hf:a/b:/m/c.gguf", ["hf:a/b", "/m/c.gguf"]),
+        ("hf:a/b:Q8_0:/m/c.gguf:ollama:x:1b:glm", ["hf:a/b:Q8_0", "/m/c.gguf", "ollama:x:1b", "glm"]),
+        ("hf:a/b:hf:c/d", ["hf:a/b", "hf:c/d"]),
+        ("glm:ollama:x", ["glm", "ollama:x"]),
+        ("hf", ["hf"]),
+    ],
+)
+def test_lists_of_a_variable(text: str, parts: list[str]) -> None:
+    assert split_models(text) == parts
+
+
+@given(st.text(alphabet="hfolama:/.-_~ aQ4\n\0é", max_size=40))
+def test_any_text_is_a_name_or_refused(text: str) -> None:
+    """A name never leads out of the folder that it names."""
+    try:
+        name = parse_model_name(text)
+    except ValueError:
+        return
+    if isinstance(name, BareName):
+        return
+    fields = (
+        (name.org, name.repo)
+        if isinstance(name, HubName)
+        else (name.host, name.namespace, name.model, name.tag)
+    )
+    assert all(field not in ("", ".", "..") and "/" not in field for field in fields)
+    if isinstance(name, HubName) and name.choice:
+        assert ".." not in Path(name.choice).parts and not name.choice.startswith("/")
+    assert parse_model_name(str(name)) == name
+
+
+@given(st.text(max_size=60))
+def test_a_list_loses_nothing(text: str) -> None:
+    assert ":".join(split_models(text)) == text
