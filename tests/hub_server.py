@@ -155,6 +155,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is a part of many tests."""
+
+
 def git_hash(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
@@ -167,7 +172,7 @@ def _lfs(data: bytes) -> dict[str, object]:
 def serving(hub: Hub) -> Iterator[Hub]:
     """It runs, the list on one port of loopback and the bytes on another."""
     handler = type("Handler", (_Handler,), {"hub": hub})
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
+    servers = [_Server(("127.0.0.1", 0), handler) for _ in range(2)]
     threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in servers]
     for thread in threads:
         thread.start()

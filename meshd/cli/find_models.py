@@ -26,7 +26,9 @@ def find_models(config: Config, role: str, out: Output) -> Config:
 
 
 def _found(given: Path | str, config: Config, out: Output, *, partial: bool = False) -> Path:
-    if isinstance(given, Path) and not given.is_dir():
+    from meshd.library.walk import is_folder
+
+    if isinstance(given, Path) and not is_folder(given):
         return given
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores

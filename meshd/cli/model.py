@@ -77,10 +77,11 @@ def run(args: Arguments, out: Output) -> int:
 
 
 def _given(text: str) -> Path | str:
-    """As `--model` reads it."""
-    from meshd.model.model_name import is_path
-
-    return Path(text).expanduser().absolute() if is_path(text) or Path(text).is_file() else text
+    """As `--model` reads it: a word that is a file here is that file."""
+    try:
+        return Path(text).absolute() if Path(text).is_file() else text
+    except OSError:  # longer than a path may be, say
+        return text
 
 
 def _list(config: Config, stores: "Stores", out: Output, *, as_json: bool) -> int:

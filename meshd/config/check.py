@@ -8,6 +8,7 @@ from meshd.base.errors import UsageError, UserError
 from meshd.base.hosts import is_loopback
 from meshd.config.tree import Config
 from meshd.identity import naming
+from meshd.library.walk import is_folder
 
 MAX_TOKEN_BYTES = 4096
 
@@ -59,7 +60,7 @@ def check_serve(config: Config) -> None:
 
 def _check_model(model: Path | str) -> None:
     """Of a path; a name is looked up when all else has been checked, for that may take a download."""
-    if isinstance(model, Path) and not model.is_dir():
+    if isinstance(model, Path) and not is_folder(model):
         _check_file(model, "model file")
 
 

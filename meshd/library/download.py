@@ -137,11 +137,6 @@ class Repository:
         return size_of(blob) or size_of(_part_of(blob))
 
     def _blob(self, file: HubFile) -> Path:
-        if not file.blob.isalnum() or len(file.blob) not in (40, 64):
-            raise UserError(
-                f"`{self._name.repository}` gives no hash for `{file.path}`",
-                hint="check HF_ENDPOINT: this mirror does not tell what a file must be",
-            )
         return self._folder / "blobs" / file.blob
 
     def _fetch(self, file: HubFile, commit: str, report: ReportProgress) -> None:
@@ -177,7 +172,7 @@ class Repository:
         if path.stat().st_size != file.size:
             return False
         meter = Meter(report, f"checking {_short(file)}", file.size)
-        return hash_of(path, file.blob, meter.add) == file.blob.lower()
+        return hash_of(path, file.blob, meter.add) == file.blob
 
     def _link(self, file: HubFile, commit: str) -> Path:
         pointer = self._folder / "snapshots" / commit / file.path

@@ -7,6 +7,7 @@ would tell about this machine in its user agent is switched off: it asks the hub
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from meshd.base.errors import UserError
 constants.HF_HUB_DISABLE_TELEMETRY = True
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 20  # how often progress is seen, and what a cut loses; its own is 10 MiB
 library_logging.set_verbosity(logging.CRITICAL)  # its warnings repeat signed URLs
+_COMMIT, _BLOB = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # part of paths
 MAX_FILES = 20_000  # of a repository; the largest of quantised models have a few hundred
 MOST_PLAIN_BYTES = constants.MAX_HTTP_DOWNLOAD_SIZE  # larger files come in pieces, by Xet alone
 _TOKEN_HINT = "log in with `hf auth login`, or set HF_TOKEN to a token that may read it"
@@ -54,14 +56,19 @@ def list_repository(repository: str) -> HubListing:
         api = HfApi(library_name="meshd", library_version=__version__)
         about = api.model_info(repository, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
         siblings = about.siblings or []
-        if not about.sha or len(siblings) > MAX_FILES:
-            raise ValueError(f"{len(siblings)} files, commit {about.sha!r}")
+        if not isinstance(about.sha, str) or not _COMMIT.fullmatch(about.sha) or len(siblings) > MAX_FILES:
+            raise ValueError(f"commit {str(about.sha)[:64]!r}, {len(siblings)} files")
         files = []
         for one in siblings:
             blob = one.lfs.sha256 if one.lfs is not None else one.blob_id
-            if isinstance(one.size, int) and one.size >= 0 and isinstance(blob, str):
+            if (
+                isinstance(one.size, int)
+                and one.size >= 0
+                and isinstance(blob, str)
+                and _BLOB.fullmatch(blob)
+            ):
                 files.append(HubFile(str(one.rfilename), one.size, blob))
-        return HubListing(str(about.sha), tuple(files))
+        return HubListing(about.sha, tuple(files))
 
 
 def fetch(repository: str, commit: str, file: HubFile, into: BinaryIO, *, at: int) -> None:
@@ -150,5 +157,7 @@ def _refused(where: str, status: int) -> UserError:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"its answer has no {error}"
     lines = str(error).splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]

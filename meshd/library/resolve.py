@@ -13,7 +13,7 @@ from meshd.library import folders, hub_cache, ollama
 from meshd.library.interface import ReportProgress, Source, StoredModel, TransferProgress
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
-from meshd.library.walk import size_of
+from meshd.library.walk import is_folder, size_of
 from meshd.model.gguf_names import SUFFIX, quant_of
 from meshd.model.model_name import BareName, HubName, OllamaName, is_path, parse_model_name
 
@@ -45,7 +45,7 @@ class Resolver:
             name = parse_model_name(given)
         except ValueError as error:
             if is_path(given):
-                return self._path(Path(given).expanduser())
+                return self._path(_expanded(given))
             raise UserError(f"`{given[:200]}` is not a model's name: {error}", hint=_FORMS) from None
         match name:
             case HubName():
@@ -56,9 +56,9 @@ class Resolver:
                 return self._bare(name.text, download)
 
     def _path(self, path: Path) -> StoredModel:
-        if path.is_dir():
+        if is_folder(path):
             return folders.only_model(path)
-        if not path.exists() and _looks_like_repository(path):
+        if _looks_like_repository(path):
             raise UserError(
                 f"no model file `{path}`",
                 hint=f"for a repository of Hugging Face: `hf:{path.parent.name}/{path.name}`",
@@ -157,8 +157,17 @@ def _words(model: StoredModel) -> set[str]:
     return words - {""}
 
 
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise UserError(
+            f"no model file `{text}`: there is no such user", hint="give a path without `~`"
+        ) from None
+
+
 def _looks_like_repository(path: Path) -> bool:
-    return path.suffix.lower() != SUFFIX and not path.parent.exists() and path.parent.name != ""
+    return path.suffix.lower() != SUFFIX and path.parent.name != "" and not is_folder(path.parent)
 
 
 def _usable(model: StoredModel) -> StoredModel:

@@ -55,6 +55,14 @@ def _file_size(entry: "os.DirEntry[str]") -> int | None:
         return None
 
 
+def is_folder(path: Path) -> bool:
+    """False also for what cannot be looked at, which opening it explains."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def size_of(path: Path) -> int:
     """0 for what is gone or cannot be read."""
     try:

@@ -48,8 +48,7 @@ def test_serve_without_a_model_does_not_parse() -> None:
         ({"host": "gpu.lan"}, "would answer anyone"),
         ({"api_key_file": Path("/nonexistent/keys")}, "cannot read API key file"),
         ({"model": Path("/nonexistent/m.gguf")}, "cannot read model file"),
-        ({"model": Path("/nonexistent/smollm2")}, "there is no model file"),
-        ({"model": Path("/")}, "is a directory"),
+        ({"model": Path("/nonexistent/smollm2")}, "cannot read model file"),
     ],
 )
 def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, object], words: str) -> None:
@@ -58,6 +57,12 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
     with pytest.raises(UserError, match=words) as caught:
         check_serve(Config(serve=serve))
     assert caught.value.hint
+
+
+def test_a_folder_or_a_name_is_looked_up_later(tmp_path: Path) -> None:
+    for given in (tmp_path, "hf:a/b", "glm"):
+        check_serve(Config(serve=ServeConfig(model=given)))
+        check_worker(Config(worker=WorkerConfig(models=(given,))))
 
 
 def test_how_a_file_is_mapped_can_be_chosen(model: Path) -> None:

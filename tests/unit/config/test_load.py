@@ -118,15 +118,41 @@ def test_a_repeated_option_may_hold_several_values_each() -> None:
 
 
 def test_relative_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
-    file = write(tmp_path, '[serve]\nmodel = "models/a.gguf"\n[worker]\nmodels = ["b.gguf", "/c.gguf"]\n')
+    file = write(tmp_path, '[serve]\nmodel = "models/a.gguf"\n[worker]\nmodels = ["./b.gguf", "/c.gguf"]\n')
     config = load(environ={}, file=file).config
     assert config.serve.model == tmp_path / "models/a.gguf"
     assert config.worker.models == (tmp_path / "b.gguf", Path("/c.gguf"))
 
 
 def test_relative_paths_of_an_option_are_relative_to_the_working_folder() -> None:
-    config = load(environ={}, options={"serve.model": "a.gguf"}).config
+    config = load(environ={}, options={"serve.model": "./a.gguf"}).config
     assert config.serve.model == Path.cwd() / "a.gguf"
+
+
+@pytest.mark.parametrize("name", ["hf:a/b:Q4_K_M", "ollama:x:1b", "glm", "a.gguf"])
+def test_a_models_name_stays_as_it_was_given(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path, f'[serve]\nmodel = "{name}"\n[worker]\nmodels = ["{name}", "./x.gguf"]\n')
+    config = load(environ={}, file=file).config
+    assert (config.serve.model, config.worker.models) == (name, (name, tmp_path / "x.gguf"))
+
+
+def test_a_word_that_is_a_file_beside_is_that_file(tmp_path: Path) -> None:
+    for word in ("glm", "a.gguf"):
+        (tmp_path / word).touch()
+    file = write(tmp_path, '[serve]\nmodel = "glm"\n[worker]\nmodels = ["a.gguf"]\n')
+    config = load(environ={}, file=file).config
+    assert (config.serve.model, config.worker.models) == (tmp_path / "glm", (tmp_path / "a.gguf",))
+
+
+def test_a_variable_with_several_models_knows_colons_in_names() -> None:
+    config = load(environ={"MESHD_MODEL": "hf:a/b:Q8_0:/c.gguf:glm"}, role="worker").config
+    assert config.worker.models == ("hf:a/b:Q8_0", Path("/c.gguf"), "glm")
+
+
+@pytest.mark.parametrize("name", ["hf:x", "ollama:../x", "x" * 600])
+def test_what_can_be_no_model_is_told_at_once(name: str) -> None:
+    with pytest.raises(UsageError, match=r"expected a path, hf:ORG/REPO"):
+        load(environ={}, options={"serve.model": name})
 
 
 def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:

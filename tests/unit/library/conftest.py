@@ -1,0 +1,43 @@
+"""Every test has a home of its own without any model, and no hub but one on loopback."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from meshd.library.stores import Stores
+
+from tests.hub_server import Hub, serving
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `~` leads; no variable of the person who runs the tests counts."""
+    for name in os.environ:
+        if name.startswith(("MESHD_", "HF_", "HUGGINGFACE_", "OLLAMA_", "XDG_")):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def stores(home: Path) -> Stores:
+    """Of that home; Ollama's service has none there."""
+    return Stores.here(home / "cache", {"OLLAMA_MODELS": str(home / ".ollama/models")})
+
+
+@pytest.fixture
+def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """An empty hub, which the library takes for Hugging Face's."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils._http import close_session
+
+    with serving(Hub()) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        yield server
+        close_session()

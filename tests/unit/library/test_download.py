@@ -1,0 +1,366 @@
+"""Downloads from a hub on loopback, with everything that goes wrong on the way."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from huggingface_hub import hf_hub_download
+from meshd.base.errors import UserError
+from meshd.library import download as downloads
+from meshd.library import hub_cache
+from meshd.library.download import download
+from meshd.library.interface import TransferProgress
+from meshd.model.model_name import HubName
+
+from tests.hub_server import COMMIT, Hub
+
+from .models import tiny, tiny_shards
+
+NAME = HubName("me", "Tiny-GGUF")
+LARGE = bytes(range(256)) * (12 << 10)  # 3 MiB: several pieces
+USAGE = namedtuple("USAGE", "total used free")
+
+
+@pytest.fixture
+def cache(home: Path) -> Path:
+    return home / "hub"
+
+
+def get(cache: Path, choice: str = "", told: list[TransferProgress] | None = None) -> list[Path]:
+    report = told.append if told is not None else lambda _: None
+    return download(HubName(NAME.org, NAME.repo, choice), cache, report)[1]
+
+
+def has(hub: Hub, **files: bytes) -> None:
+    hub.repositories[NAME.repository] = {
+        name.replace("__", "-") + ".gguf": data for name, data in files.items()
+    }
+
+
+def leftovers(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "models--me--Tiny-GGUF" / "blobs").iterdir())
+
+
+def test_a_file_is_where_the_library_finds_it(hub: Hub, cache: Path) -> None:
+    has(hub, tiny__Q4_K_M=tiny(), tiny__Q8_0=tiny(fill=2))
+    told: list[TransferProgress] = []
+    [path] = get(cache, told=told)
+    assert path.read_bytes() == tiny() and path.name == "tiny-Q4_K_M.gguf"
+    theirs = hf_hub_download(NAME.repository, path.name, cache_dir=cache, local_files_only=True)
+    assert Path(theirs) == path
+    assert path.resolve().name == hashlib.sha256(tiny()).hexdigest()
+    [found] = hub_cache.find(cache, NAME)
+    assert found.paths == (path,)
+    assert [one.done for one in told if one.activity.startswith("downloading")][-1] == len(tiny())
+
+
+def test_what_the_library_put_there_is_used(hub: Hub, cache: Path) -> None:
+    has(hub, tiny__Q4_K_M=tiny())
+    theirs = hf_hub_download(NAME.repository, "tiny-Q4_K_M.gguf", cache_dir=cache)
+    sent = hub.sent
+    assert get(cache) == [Path(theirs)]
+    assert hub.sent == sent
+
+
+def test_all_shards_come(hub: Hub, cache: Path) -> None:
+    hub.repositories[NAME.repository] = {**tiny_shards(4), "mmproj-F16.gguf": b"x", "README.md": b"x"}
+    paths = get(cache, "Q4_K_M")
+    assert [path.name[-19:] for path in paths] == [f"0000{n}-of-00004.gguf" for n in (1, 2, 3, 4)]
+    assert {path.name: path.read_bytes() for path in paths} == tiny_shards(4)
+
+
+def test_nothing_is_told_about_this_machine(hub: Hub, cache: Path) -> None:
+    has(hub, tiny__Q4_K_M=tiny())
+    get(cache)
+    agents = {headers["user-agent"].split("/")[0] for _, _, headers in hub.asked}
+    assert agents == {"meshd"}
+    assert not hub.headers_of("/api/agent-harnesses")
+    assert all("torch" not in h["user-agent"] and "agent/" not in h["user-agent"] for _, _, h in hub.asked)
+
+
+def test_a_cut_connection_is_continued(hub: Hub, cache: Path) -> None:
+    has(hub, a=LARGE)
+    hub.cuts = 2
+    [path] = get(cache)
+    assert path.read_bytes() == LARGE
+    assert hub.sent < 2 * len(LARGE)
+    ranges = [headers.get("Range", "") for headers in hub.headers_of("/bytes/")]
+    assert len(ranges) == 3 and not ranges[0] and all(one.startswith("bytes=") for one in ranges[1:])
+
+
+class Killed(BaseException):
+    """As Ctrl-C: nothing that ran has a chance to tidy up by itself."""
+
+
+def test_an_interrupted_download_is_continued_by_the_next(hub: Hub, cache: Path) -> None:
+    has(hub, a=LARGE)
+
+    def stop(progress: TransferProgress) -> None:
+        if progress.done >= len(LARGE) // 3:
+            raise Killed
+
+    hub.pause = 0.03  # so that progress is told on the way
+    for _ in range(3):
+        with pytest.raises(Killed):
+            download(NAME, cache, stop)
+    [part] = leftovers(cache)
+    assert part.endswith(".incomplete")
+    hub.pause = 0
+    before = hub.sent
+    [path] = get(cache)
+    assert path.read_bytes() == LARGE
+    assert hub.sent - before < len(LARGE)
+    assert leftovers(cache) == [hashlib.sha256(LARGE).hexdigest()]
+
+
+def test_a_server_without_ranges_sends_all_again(hub: Hub, cache: Path) -> None:
+    has(hub, a=LARGE)
+    hub.cuts, hub.no_ranges = 1, True
+    told: list[TransferProgress] = []
+    [path] = get(cache, told=told)
+    assert path.read_bytes() == LARGE
+    assert max(one.done for one in told) == len(LARGE)
+
+
+def test_damaged_bytes_are_fetched_again_once(hub: Hub, cache: Path) -> None:
+    has(hub, a=LARGE)
+    hub.corruptions = 1
+    told: list[TransferProgress] = []
+    [path] = get(cache, told=told)
+    assert path.read_bytes() == LARGE
+    assert any("again" in one.activity for one in told)
+
+
+def test_bytes_that_stay_damaged_are_never_used(hub: Hub, cache: Path) -> None:
+    has(hub, a=LARGE)
+    hub.corruptions = 9
+    with pytest.raises(UserError, match="arrived damaged, twice") as caught:
+        get(cache)
+    assert "HF_ENDPOINT" in caught.value.hint
+    assert leftovers(cache) == [] and hub_cache.find(cache, NAME) == []
+    assert len(hub.headers_of("/bytes/")) == 2
+
+
+def test_a_damaged_piece_of_before_is_found(hub: Hub, cache: Path) -> None:
+    """What was written when the machine lost its power, say."""
+    has(hub, a=LARGE)
+    folder = cache / "models--me--Tiny-GGUF" / "blobs"
+    folder.mkdir(parents=True)
+    (folder / f"{hashlib.sha256(LARGE).hexdigest()}.incomplete").write_bytes(bytes(1 << 20))
+    [path] = get(cache)
+    assert path.read_bytes() == LARGE
+
+
+def test_a_piece_that_is_too_long_is_begun_anew(hub: Hub, cache: Path) -> None:
+    has(hub, a=LARGE)
+    folder = cache / "models--me--Tiny-GGUF" / "blobs"
+    folder.mkdir(parents=True)
+    (folder / f"{hashlib.sha256(LARGE).hexdigest()}.incomplete").write_bytes(LARGE + b"x")
+    assert get(cache)[0].read_bytes() == LARGE
+
+
+def test_more_bytes_than_announced_are_refused(hub: Hub, cache: Path) -> None:
+    has(hub, a=LARGE)
+    hub.surplus = 1 << 20
+    with pytest.raises(UserError, match="sends more than the 3145728 bytes"):
+        get(cache)
+    assert hub_cache.find(cache, NAME) == []
+
+
+def test_a_token_goes_to_the_hub_and_not_to_the_store(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(hub, a=tiny())
+    hub.token = "hf_secret"
+    with pytest.raises(UserError, match=r"there is no repository .* or it is private") as caught:
+        get(cache)
+    assert "HF_TOKEN" in caught.value.hint
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    get(cache)
+    sent = {headers.get("authorization", "") for headers in hub.headers_of("/bytes/")}
+    assert sent == {""}
+    assert hub.headers_of("/api/models/")[-1]["authorization"] == "Bearer hf_secret"
+
+
+def test_a_login_of_the_library_is_used(hub: Hub, cache: Path, home: Path) -> None:
+    has(hub, a=tiny())
+    hub.token = "hf_kept"
+    (home / "token").write_text("hf_kept\n")
+    assert get(cache)[0].read_bytes() == tiny()
+
+
+def test_a_gated_repository_is_explained(hub: Hub, cache: Path) -> None:
+    has(hub, a=tiny())
+    hub.token, hub.gated = "hf_x", True
+    with pytest.raises(UserError, match="is gated") as caught:
+        get(cache)
+    assert f"{hub.url}/me/Tiny-GGUF" in caught.value.hint
+
+
+@pytest.mark.parametrize(("status", "words"), [(403, "not allowed"), (404, "HTTP 404"), (500, "HTTP 500")])
+def test_other_answers(hub: Hub, cache: Path, status: int, words: str) -> None:
+    hub.status = status
+    with pytest.raises(UserError, match=words) as caught:
+        get(cache)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>please log in</html>",
+        b"[]",
+        b"{}",
+        b'{"id": "x", "siblings": 3, "sha": "y"}',
+        b'{"id": "x", "sha": "y", "siblings": [{"rfilename": 3}]}',
+        b'{"id": "x", "sha": "../../..", "siblings": [{"rfilename": "a.gguf", "size": 1, "blobId": "'
+        + b"a" * 40
+        + b'"}]}',
+        b'{"id": "x", "sha": "'
+        + b"a" * 40
+        + b'", "siblings": [{"rfilename": "a.gguf", "size": 1, "blobId": "../x"}]}',
+        b'{"id": "x", "sha": "'
+        + b"a" * 40
+        + b'", "siblings": [{"rfilename": "../a.gguf", "size": 1, "blobId": "'
+        + b"a" * 40
+        + b'"}]}',
+    ],
+)
+def test_a_server_that_is_no_hub(hub: Hub, cache: Path, body: bytes) -> None:
+    hub.repositories[NAME.repository] = {}
+    hub.api_body = body
+    with pytest.raises(UserError) as caught:
+        get(cache)
+    assert caught.value.hint
+    assert not list(cache.rglob("*.gguf"))
+
+
+def test_nobody_answers(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"cannot download `me/Tiny-GGUF` from http://127.0.0.1:9") as caught:
+        get(cache)
+    assert "HF_ENDPOINT" in caught.value.hint
+
+
+def test_offline_mode_is_explained(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
+        get(cache)
+
+
+def test_a_quantisation_that_is_not_there_lists_those_that_are(hub: Hub, cache: Path) -> None:
+    has(hub, tiny__Q4_K_M=tiny(), tiny__Q8_0=tiny(fill=2))
+    with pytest.raises(UserError, match=r"has no `Q2_K`, but `Q4_K_M` .*, `Q8_0`"):
+        get(cache, "Q2_K")
+
+
+def test_a_repository_without_a_model(hub: Hub, cache: Path) -> None:
+    hub.repositories[NAME.repository] = {"model.safetensors": b"x", "mmproj-F16.gguf": b"x"}
+    with pytest.raises(UserError, match="has no GGUF file") as caught:
+        get(cache)
+    assert "-GGUF" in caught.value.hint
+
+
+def test_two_files_of_one_quantisation_are_listed(hub: Hub, cache: Path) -> None:
+    hub.repositories[NAME.repository] = {"a-Q8_0.gguf": tiny(), "b-Q8_0.gguf": tiny()}
+    with pytest.raises(UserError, match=r"fits several models: `a-Q8_0.gguf`, `b-Q8_0.gguf`"):
+        get(cache, "Q8_0")
+    assert get(cache, "b-Q8_0.gguf")[0].name == "b-Q8_0.gguf"
+
+
+def test_a_repository_that_lacks_a_shard(hub: Hub, cache: Path) -> None:
+    parts = tiny_shards(4)
+    del parts["tiny-Q4_K_M-00003-of-00004.gguf"]
+    hub.repositories[NAME.repository] = parts
+    with pytest.raises(UserError, match=r"lacks parts .*00003-of-00004"):
+        get(cache)
+
+
+def test_a_full_disk_is_found_before(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has(hub, a=LARGE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: USAGE(0, 0, downloads.RESERVED_BYTES + 100))
+    with pytest.raises(
+        UserError, match=r"not enough space in .*: 3.1 MB are needed, 67.1 MB are free"
+    ) as caught:
+        get(cache)
+    assert "HF_HUB_CACHE" in caught.value.hint
+    assert not hub.headers_of("/bytes/")
+
+
+def test_a_disk_that_fills_meanwhile(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has(hub, a=LARGE)
+    free = iter([1 << 40])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: USAGE(0, 0, next(free, 1000)))
+    with pytest.raises(UserError, match=r"not enough space .*: only 1.0 kB are free"):
+        get(cache)
+    monkeypatch.undo()
+
+
+def test_the_error_of_a_full_disk_is_one_line(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has(hub, a=LARGE)
+
+    def full(*_: object, at: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(downloads, "fetch", full)
+    with pytest.raises(UserError, match=r"not enough space .*: the disk is full"):
+        get(cache)
+
+
+def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path) -> None:
+    has(hub, a=tiny())
+    cache.write_text("a file in its place")
+    with pytest.raises(UserError, match=r"cannot write .*: not a directory") as caught:
+        get(cache)
+    assert "HF_HUB_CACHE" in caught.value.hint
+
+
+def test_two_downloads_of_one_file_take_turns(hub: Hub, cache: Path) -> None:
+    has(hub, a=LARGE)
+    told: list[TransferProgress] = []
+    waiting = threading.Event()
+
+    def report(progress: TransferProgress) -> None:
+        told.append(progress)
+        if "waiting" in progress.activity:
+            waiting.set()
+
+    place = cache / ".locks" / "models--me--Tiny-GGUF" / f"{hashlib.sha256(LARGE).hexdigest()}.lock"
+    place.parent.mkdir(parents=True)
+    with place.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        other = threading.Thread(target=download, args=(NAME, cache, report))
+        other.start()
+        assert waiting.wait(20)
+        assert not hub.headers_of("/bytes/")
+    other.join(20)
+    assert leftovers(cache) == [hashlib.sha256(LARGE).hexdigest()]
+
+
+def test_the_branch_is_remembered(hub: Hub, cache: Path) -> None:
+    has(hub, a=tiny())
+    get(cache)
+    assert (cache / "models--me--Tiny-GGUF" / "refs" / "main").read_text() == COMMIT
+
+
+def test_a_commit_that_would_leave_the_cache_is_refused(hub: Hub, cache: Path) -> None:
+    blob = hashlib.sha256(b"x").hexdigest()
+    hub.repositories[NAME.repository] = {"a.gguf": b"x"}
+    listed = [
+        {
+            "rfilename": "a.gguf",
+            "size": 1,
+            "blobId": "0",
+            "lfs": {"sha256": blob, "size": 1, "pointerSize": 1},
+        }
+    ]
+    hub.api_body = json.dumps({"id": "x", "sha": "../../../../x", "siblings": listed}).encode()
+    with pytest.raises(UserError, match="does not answer as Hugging Face does: commit"):
+        get(cache)

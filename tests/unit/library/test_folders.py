@@ -1,0 +1,72 @@
+"""Folders of GGUF files, and walks that stay within bounds."""
+
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.library import folders, walk
+from meshd.library.folders import only_model
+from meshd.library.interface import Source
+from meshd.library.walk import files_below, folders_in
+
+from .models import put, tiny, tiny_shards
+
+
+def test_the_only_model_of_a_folder(tmp_path: Path) -> None:
+    path = put(tmp_path / "a-Q8_0.gguf", tiny())
+    put(tmp_path / "mmproj-F16.gguf", b"x")
+    put(tmp_path / "README.md", b"x")
+    found = only_model(tmp_path)
+    assert (found.paths, found.quant, found.size) == ((path,), "Q8_0", len(tiny()))
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    for name, data in tiny_shards(4).items():
+        put(tmp_path / name, data)
+    found = only_model(tmp_path)
+    assert len(found.paths) == 4 and found.complete
+
+
+def test_several_models_are_listed(tmp_path: Path) -> None:
+    for name in ("a.gguf", "sub/b.gguf"):
+        put(tmp_path / name, tiny())
+    with pytest.raises(UserError, match=r"several models: `a\.gguf`, `sub/b\.gguf`") as caught:
+        only_model(tmp_path)
+    assert str(tmp_path / "a.gguf") in caught.value.hint
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no model"):
+        only_model(tmp_path)
+
+
+def test_lm_studios_layout(home: Path) -> None:
+    path = put(home / ".lmstudio/models/publisher/repo-GGUF/repo-Q4_K_M.gguf", tiny())
+    assert folders.lm_studio_folders()[0] == home / ".lmstudio/models"
+    [found] = folders.all_models(home / ".lmstudio/models", Source.LM_STUDIO)
+    assert (found.paths, found.stem, found.source) == ((path,), "repo-Q4_K_M", Source.LM_STUDIO)
+
+
+def test_a_walk_has_a_depth_and_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "a/b/c/d/deep.gguf", b"x")
+    put(tmp_path / "a/b/near.gguf", b"x")
+    assert [path.name for path, _ in files_below(tmp_path, depth=3)] == ["near.gguf"]
+    assert len(files_below(tmp_path, depth=9)) == 2
+    for number in range(50):
+        put(tmp_path / "many" / f"{number}.gguf", b"x")
+    monkeypatch.setattr(walk, "MAX_ENTRIES", 20)
+    assert len(files_below(tmp_path, depth=2)) <= 20
+    assert len(folders_in(tmp_path, "m")) == 1
+
+
+def test_a_walk_follows_no_loop(tmp_path: Path) -> None:
+    put(tmp_path / "a/m.gguf", b"x")
+    (tmp_path / "a/loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "a/gone.gguf").symlink_to(tmp_path / "nothing")
+    (tmp_path / "a/linked.gguf").symlink_to(tmp_path / "a/m.gguf")
+    assert [path.name for path, _ in files_below(tmp_path, depth=9)] == ["linked.gguf", "m.gguf"]
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    assert files_below(tmp_path / "x", depth=3) == [] and folders_in(tmp_path / "x", "") == []
+    assert walk.size_of(tmp_path / "x") == 0

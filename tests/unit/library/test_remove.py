@@ -1,0 +1,92 @@
+"""What may be removed, and what goes with it."""
+
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.library import hub_cache
+from meshd.library.remove import Removal, plan_removal, remove
+from meshd.library.resolve import Resolver
+from meshd.library.short_names import DEMO_STEM
+from meshd.library.stores import Stores
+from meshd.model.model_name import HubName
+
+from .models import cached, in_ollama, put, tiny, tiny_shards
+
+
+def plan(stores: Stores, name: str | Path) -> Removal:
+    return plan_removal(name, Resolver(stores, lambda _: None), stores)
+
+
+def test_one_quantisation_goes_and_the_others_stay(stores: Stores) -> None:
+    files = {"t-Q8_0.gguf": tiny(), "t-Q4_0.gguf": tiny(fill=2), "README.md": b"x"}
+    cached(stores.hub, "me/T", files, commit="a" * 40)
+    snapshot = cached(stores.hub, "me/T", files)
+    blob = (snapshot / "t-Q8_0.gguf").resolve()
+    planned = plan(stores, "hf:me/T:Q8_0")
+    assert planned.size == len(tiny()) and planned.names == ("hf:me/T:Q8_0",)
+    remove(planned)
+    assert not blob.exists()
+    left = sorted(path.name for path in (stores.hub / "models--me--T").rglob("*") if path.is_symlink())
+    assert left == ["README.md", "README.md", "t-Q4_0.gguf", "t-Q4_0.gguf"]
+    assert [one.name for one in stores.listed()] == ["hf:me/T:Q4_0"]
+
+
+def test_the_last_one_takes_the_folder_with_it(stores: Stores) -> None:
+    cached(stores.hub, "me/T", tiny_shards(4))
+    planned = plan(stores, "hf:me/T:Q4_K_M")
+    assert planned.size == sum(map(len, tiny_shards(4).values()))
+    remove(planned)
+    assert not (stores.hub / "models--me--T").exists()
+
+
+def test_a_repository_goes_with_its_pieces(stores: Stores) -> None:
+    snapshot = cached(stores.hub, "me/T", {"t-Q8_0.gguf": tiny()})
+    put(snapshot.parents[1] / "blobs" / f"{'c' * 64}.incomplete", b"123")
+    other = cached(stores.hub, "me/Other", {"t-Q8_0.gguf": tiny()})
+    planned = plan(stores, "hf:me/T")
+    assert planned.size == len(tiny()) + 3
+    remove(planned)
+    assert hub_cache.of_repository(stores.hub, HubName("me", "T")) == []
+    assert (other / "t-Q8_0.gguf").exists()
+
+
+def test_a_file_outside_that_a_link_names_stays(stores: Stores, home: Path) -> None:
+    outside = put(home / "precious.gguf", tiny())
+    snapshot = cached(stores.hub, "me/T", {})
+    snapshot.mkdir(parents=True)
+    (snapshot / "t-Q8_0.gguf").symlink_to(outside)
+    remove(plan(stores, "hf:me/T:Q8_0"))
+    assert outside.read_bytes() == tiny()
+
+
+def test_the_model_of_the_demo(stores: Stores) -> None:
+    path = put(stores.meshd / f"{DEMO_STEM}.gguf", tiny())
+    remove(plan(stores, "smollm2"))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "hint"),
+    [
+        ("ollama:t", "belongs to Ollama", "run `ollama rm t`"),
+        ("studio", "belongs to LM Studio", "remove it there"),
+        ("own", "was not downloaded by meshd", "`rm "),
+        ("hf:me/T", "is not on this machine", "meshd model ls"),
+        ("hf:me/T:Q8_0", "is not on this machine", "meshd model pull"),
+    ],
+)
+def test_what_is_refused(stores: Stores, home: Path, name: str, words: str, hint: str) -> None:
+    blob = in_ollama(stores.ollama[0], "registry.ollama.ai/library/t/latest", tiny())
+    studio = put(home / ".lmstudio/models/me/x/studio.gguf", tiny())
+    own = put(home / ".models/own.gguf", tiny())
+    with pytest.raises(UserError, match=words) as caught:
+        plan(stores, name)
+    assert hint in caught.value.hint
+    assert blob.exists() and studio.exists() and own.exists()
+
+
+def test_a_path_of_the_users_is_refused(stores: Stores, tmp_path: Path) -> None:
+    path = put(tmp_path / "m.gguf", tiny())
+    with pytest.raises(UserError, match="was not downloaded by meshd"):
+        plan(stores, path)
