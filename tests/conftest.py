@@ -22,6 +22,9 @@ from tests.soak import SEED
 
 HERE = Path(__file__).parent
 
+# No test reaches Hugging Face, whatever it forgets: those that download have a hub of their own on loopback.
+os.environ.update(HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_DISABLE_TELEMETRY="1")
+
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow]

@@ -1,0 +1,167 @@
+"""Models by name with real daemons and the real model: Ollama's layout, a hub in four parts, a full disk."""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.alone import alone
+from tests.e2e.models import cache_folder, smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
+from tests.gguf_bytes import gguf, language_model
+from tests.gguf_split import split
+from tests.hub_server import Hub, serving
+from tests.unit.library.models import in_ollama
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
+
+TOKENS = 16
+MANIFEST = "registry.ollama.ai/library/smollm2/135m"
+NO_MOUNTS = sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None
+
+
+def _linked_into_ollama(models: Path) -> None:
+    """The real model as a blob: its manifest, and a link in place of 98 MB more."""
+    content = smollm2().read_bytes()
+    blob = in_ollama(models, MANIFEST, content)
+    blob.unlink()
+    blob.symlink_to(smollm2())
+
+
+def test_a_model_of_ollama_is_served_in_place(tmp_path: Path) -> None:
+    reference = alone(smollm2(), TOKENS)
+    _linked_into_ollama(tmp_path / "ollama")
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            options = ("--model", "ollama:smollm2:135m", "--port", "0", "--min-workers", "0", *SAME_THREADS)
+            spec = fleet.spec("head", "serve", *options)
+            found = {**spec.environment, "OLLAMA_MODELS": str(tmp_path / "ollama")}
+            status = await fleet.ready(await fleet.start(replace(spec, environment=found)))
+            assert model_of(status).name == "smollm2:135m"
+            [listed] = _list((await api_of(status).ask("GET", "/v1/models")).body["data"])
+            assert listed["id"] == "smollm2:135m"
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+
+    play(check())
+
+
+def test_four_parts_come_from_a_hub_and_a_folder(tmp_path: Path) -> None:
+    """The head downloads them by name; the worker has the same parts in a folder, and is sent nothing."""
+    reference = alone(smollm2(), TOKENS)
+    parts = split(smollm2(), _folder(tmp_path / "parts"), "Smol-Q4_K_M", 4)
+    hub = Hub({"me/Smol-GGUF": {path.name: path.read_bytes() for path in parts}}, cuts=2)
+
+    async def check(variables: Mapping[str, str]) -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", model=tmp_path / "parts")
+            token = await worker.token()
+            options = ("--model", "hf:me/Smol-GGUF", "--port", "0", "--device", "none", *SAME_THREADS)
+            spec = fleet.spec("head", "serve", *options, token=token)
+            spec = replace(spec, environment={**spec.environment, **variables})
+            status = await fleet.ready(await fleet.start(spec))
+            assert model_of(status).weights_network_bytes == 0
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+
+    with serving(hub):
+        play(check({"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}))
+    done = len(hub.headers_of("/bytes/"))
+    assert done == 4 + 2, "each part once, and two cuts"
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+    metadata, tensors = language_model(architecture="glm4moelite")
+    in_ollama(tmp_path / "ollama", "registry.ollama.ai/library/glm/latest", gguf(metadata, tensors))
+    in_ollama(tmp_path / "ollama", MANIFEST, gguf(metadata, tensors)[:-64])
+    blob = next((tmp_path / "ollama/blobs").iterdir())
+    assert blob.name == f"sha256-{hashlib.sha256(blob.read_bytes()).hexdigest()}"
+
+    async def check() -> None:
+        for name, words in (
+            ("glm", "`glm4moelite`, which only Ollama knows"),
+            ("smollm2:135m", "short by 64"),
+        ):
+            words_given = ("serve", "--model", f"ollama:{name}", "--min-workers", "0", "--port", "0")
+            done = await cli(tmp_path / "home", *words_given, OLLAMA_MODELS=str(tmp_path / "ollama"))
+            errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+            assert done.returncode == 1 and len(errors) == 1 and words in errors[0], done.stderr
+            assert "Traceback" not in done.stderr and "hint: " in done.stderr
+
+    play(check())
+
+
+_BLIND = "from meshd.library import download as d; d.Repository.check_space = lambda *_: None; "
+_BLINDER = _BLIND + "d._SPACE_CHECK_BYTES = 1 << 40; d.RESERVED_BYTES = 0; "
+_PULL = "import sys; from meshd.cli.main import main; sys.exit(main(['model', 'pull', 'hf:me/Smol-GGUF']))"
+
+
+@pytest.mark.skipif(NO_MOUNTS, reason="needs root on Linux and unshare, to mount a small disk")
+@pytest.mark.parametrize(
+    ("size", "blind", "words"),
+    [("80m", "", "98.4 MB are needed"), ("120m", _BLIND, "are free"), ("90m", _BLINDER, "the disk is full")],
+    ids=["seen before", "seen on the way", "not seen"],
+)
+def test_a_small_disk(tmp_path: Path, size: str, blind: str, words: str) -> None:
+    """A real file system, in a mount namespace of its own; without its own checks, the kernel stops meshd."""
+    disk = _folder(tmp_path / "disk")
+    hub = Hub({"me/Smol-GGUF": {"Smol-Q4_K_M.gguf": smollm2().read_bytes()}})
+    script = f'mount -t tmpfs -o size={size} tmpfs {disk} && exec {sys.executable} -c "$PROGRAM"'
+    with serving(hub):
+        done = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
+            env={**os.environ, "PROGRAM": blind + _PULL, "HF_ENDPOINT": hub.url, "HF_HOME": str(disk)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert error.startswith(f"error: not enough space in `{disk}") and words in error
+    assert "HF_HUB_CACHE" in done.stderr
+    assert (hub.sent > 0) == bool(blind)
+
+
+def test_the_command_line_says_what_there_is(tmp_path: Path) -> None:
+    """`pull` from a hub, then `ls`, `verify` and `rm`, each a process."""
+    content = smollm2().read_bytes()
+    hub = Hub({"me/Smol-GGUF": {"Smol-Q4_K_M.gguf": content}}, token="hf_x")
+    variables = {"HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HOME": str(_folder(tmp_path / "user"))}
+
+    async def check() -> None:
+        async def run(*words: str) -> subprocess.CompletedProcess[str]:
+            return await cli(tmp_path / "home", "model", *words, HF_ENDPOINT=hub.url, **variables)
+
+        pulled = await run("pull", "hf:me/Smol-GGUF")
+        assert pulled.returncode == 0 and "hf_x" not in pulled.stderr, pulled.stderr
+        assert await asyncio.to_thread(Path(pulled.stdout.strip()).read_bytes) == content
+        assert "downloading Smol-Q4_K_M.gguf (98.4 MB): 100%" in pulled.stderr
+        rows = json.loads((await run("ls", "--json")).stdout)
+        ours = [row for row in rows if row["source"] == "huggingface"]
+        assert [row["name"] for row in ours] == ["hf:me/Smol-GGUF:Q4_K_M"]
+        verified = await run("verify", "hf:me/Smol-GGUF:Q4_K_M")
+        assert "is complete" in verified.stdout, verified.stderr
+        assert (await run("rm", "hf:me/Smol-GGUF:Q4_K_M", "--yes")).returncode == 0
+        assert (await run("show", "hf:me/Smol-GGUF:Q4_K_M")).returncode == 1
+
+    with serving(hub):
+        asyncio.run(check())
+    assert cache_folder().exists()
+
+
+def _list(value: object) -> list[dict[str, object]]:
+    assert isinstance(value, list)
+    return value
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path

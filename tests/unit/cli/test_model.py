@@ -1,0 +1,189 @@
+"""`meshd model`: what it prints, asks and refuses; and `--model` of the roles, before a daemon starts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from meshd.cli import find_models as finding
+from meshd.cli.output import Output
+from meshd.config import Config, Paths, ServeConfig, WorkerConfig
+from meshd.library.interface import TransferProgress
+
+from tests.unit.library.models import cached, in_ollama, put, tiny
+
+from .shell import Terminal, meshd, refused
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a model in each of three stores."""
+    folder = tmp_path / "user"
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "hub"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(folder / "ollama"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    cached(folder / "hub", "me/Tiny-GGUF", {"t-Q8_0.gguf": tiny()})
+    in_ollama(folder / "ollama", "registry.ollama.ai/library/other/1b", tiny("glm4moelite", fill=2))
+    put(folder / ".models/cut-Q4_0.gguf", tiny(fill=3)[:-10])
+    return folder
+
+
+def test_ls_has_a_row_for_each_model() -> None:
+    ran = meshd("model", "ls")
+    rows = [line.split("  ") for line in ran.out.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert (ran.code, ran.err) == (0, "")
+    assert cells[0] == ["NAME", "SIZE", "QUANT", "ARCHITECTURE", "SOURCE", "STATE"]
+    assert cells[1][0] == "hf:me/Tiny-GGUF:Q8_0" and cells[1][3:] == ["llama", "huggingface", "ok"]
+    assert cells[2][0] == "ollama:other:1b" and cells[2][3:] == [
+        "glm4moelite",
+        "ollama",
+        "unknown architecture",
+    ]
+    assert cells[3][0] == "cut-Q4_0" and cells[3][-1] == "short by 10 bytes"
+
+
+def test_ls_as_json(models: Path) -> None:
+    first, _, cut = json.loads(meshd("model", "ls", "--json").out)
+    assert (first["name"], first["bytes"], first["fingerprint"]) == (
+        "hf:me/Tiny-GGUF:Q8_0",
+        len(tiny()),
+        None,
+    )
+    [node] = first["nodes"]
+    assert node["path"].endswith("t-Q8_0.gguf") and node["complete"] is True and node["node"]
+    assert (cut["source"], cut["nodes"][0]["complete"]) == ("models", False)
+    assert meshd("model", "verify", "hf:me/Tiny-GGUF").code == 0
+    fingerprint = json.loads(meshd("model", "verify", "hf:me/Tiny-GGUF", "--json").out)["fingerprint"]
+    assert len(fingerprint) == 64
+
+
+def test_a_machine_without_models(models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.setenv(name, str(tmp_path / "empty"))
+    ran = meshd("model", "ls")
+    assert (ran.code, ran.out) == (0, "") and "meshd model pull" in ran.err
+    assert json.loads(meshd("model", "ls", "--json").out) == []
+
+
+def test_show() -> None:
+    ran = meshd("model", "show", "t-Q8_0")
+    for line in ("architecture   llama", "layers         4", "context        4096", "chat template  yes"):
+        assert line in ran.out.splitlines(), ran.out
+    body = json.loads(meshd("model", "show", "ollama:other:1b", "--json").out)
+    assert (body["architecture"], body["supported"], body["quant"]) == ("glm4moelite", False, "Q4_K_M")
+    assert "does not know it" in meshd("model", "show", "ollama:other:1b").out
+
+
+@pytest.mark.parametrize("action", ["show", "verify", "pull", "rm"])
+def test_a_name_that_nothing_has(action: str) -> None:
+    refused(meshd("model", action, "t-Q8_1"), 1, "near: ", "`hf:me/Tiny-GGUF:Q8_0`", "meshd model ls")
+
+
+@pytest.mark.parametrize("argv", [(), ("ls", "x"), ("pull",), ("frobnicate",), ("rm", "--force", "x")])
+def test_command_lines_that_do_not_parse(argv: tuple[str, ...]) -> None:
+    assert meshd("model", *argv).code == 2
+
+
+def test_verify_tells_what_is_wrong(models: Path) -> None:
+    ran = meshd("model", "verify", "t-Q8_0")
+    assert ran.code == 0 and "is complete; compared with the hash" in ran.out
+    refused(meshd("model", "verify", "cut-Q4_0"), 1, "short by 10 bytes")
+
+
+def test_pull_of_what_is_there(models: Path) -> None:
+    ran = meshd("model", "pull", "hf:me/Tiny-GGUF:Q8_0")
+    assert ran.out.strip().endswith("t-Q8_0.gguf") and "is on this machine" in ran.err
+    assert json.loads(meshd("model", "pull", "t-Q8_0", "--json").out)["name"] == "hf:me/Tiny-GGUF:Q8_0"
+
+
+def test_rm_asks_first(models: Path) -> None:
+    refused(meshd("model", "rm", "t-Q8_0"), 1, "nobody could be asked", "--yes")
+    ran = meshd("model", "rm", "t-Q8_0", answer="n\n")
+    assert ran.code == 0 and "Remove `hf:me/Tiny-GGUF:Q8_0`" in ran.err and "nothing was removed" in ran.err
+    assert meshd("model", "show", "t-Q8_0").code == 0
+    assert "are free again" in meshd("model", "rm", "t-Q8_0", answer="y\n").out
+    assert meshd("model", "show", "t-Q8_0").code == 1
+
+
+def test_rm_without_asking() -> None:
+    body = json.loads(meshd("model", "rm", "hf:me/Tiny-GGUF", "--yes", "--json").out)
+    assert body["removed"] == ["hf:me/Tiny-GGUF:Q8_0"] and body["bytes"] == len(tiny())
+
+
+@pytest.mark.parametrize(("name", "hint"), [("ollama:other:1b", "ollama rm other:1b"), ("cut-Q4_0", "rm /")])
+def test_rm_leaves_what_others_put_there(name: str, hint: str) -> None:
+    refused(meshd("model", "rm", name, "--yes"), 1, "meshd does not remove it", hint)
+
+
+Started = Callable[..., list[Config]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """Configurations with which a daemon would have started."""
+    configs: list[Config] = []
+
+    def import_daemon() -> Callable[[Config, str, object], int]:
+        def run(config: Config, role: str, out: object) -> int:
+            configs.append(config)
+            return 0
+
+        return run
+
+    for verb in ("serve", "worker"):
+        monkeypatch.setattr(f"meshd.cli.{verb}.import_daemon", import_daemon)
+    return configs
+
+
+def test_a_role_starts_with_the_file(models: Path, started: list[Config]) -> None:
+    ran = meshd("serve", "--model", "t-q8_0")
+    assert (ran.code, ran.out) == (0, "") and "`t-q8_0`: using `hf:me/Tiny-GGUF:Q8_0`" in ran.err
+    assert meshd("worker", "--model", "hf:me/Tiny-GGUF", str(models / ".models")).code == 0
+    serve, worker = started
+    assert isinstance(serve.serve.model, Path) and serve.serve.model.name == "t-Q8_0.gguf"
+    assert worker.worker.models == (serve.serve.model, models / ".models/cut-Q4_0.gguf")
+
+
+def test_a_role_does_not_start_without_its_model(started: list[Config]) -> None:
+    refused(meshd("serve", "--model", "hf:me/Nope"), 1, "cannot download `me/Nope` from http://127.0.0.1:9")
+    refused(meshd("serve", "--model", "nope"), 1, "there is no model `nope`")
+    refused(meshd("serve", "--model", "hf:nope"), 2, "expected a path, hf:ORG/REPO[:QUANT]")
+    refused(meshd("worker", "--model", "nope"), 1, "there is no model `nope`")
+    assert started == []
+
+
+def test_other_faults_come_before_a_download(started: list[Config]) -> None:
+    refused(meshd("serve", "--model", "hf:me/Nope", "--host", "0.0.0.0"), 1, "would answer anyone")
+
+
+def test_config_show_has_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHD_MODEL", "hf:me/Tiny-GGUF:Q8_0")
+    shown = json.loads(meshd("config", "show", "--json").out)["settings"]
+    assert shown["serve.model"]["value"] == "hf:me/Tiny-GGUF:Q8_0"
+    assert shown["worker.models"]["value"] == ["hf:me/Tiny-GGUF:Q8_0"]
+
+
+def _progress(out: Output) -> None:
+    report = finding.reporter(out)
+    for done in range(101):
+        report(TransferProgress("downloading m.gguf", done * 10**7, 10**9, 2e6))
+
+
+def test_progress_is_a_bar_for_people_and_lines_for_others() -> None:
+    plain, terminal = Terminal(), Terminal()
+    terminal_out = Output(Terminal(), terminal, {})
+    _progress(terminal_out)
+    assert "\r" in terminal.getvalue() and "2.0 MB/s" in terminal.getvalue() and "left" in terminal.getvalue()
+    plain.isatty = lambda: False  # type: ignore[method-assign]
+    _progress(Output(plain, plain, {}))
+    lines = plain.getvalue().splitlines()
+    assert len(lines) == 11 and lines[-1] == "downloading m.gguf (1.0 GB): 100%"
+
+
+def test_nothing_to_find() -> None:
+    config = Config(serve=ServeConfig(model=Path("/m.gguf")), worker=WorkerConfig(), paths=Paths())
+    out = Output(Terminal(), Terminal(), {})
+    assert finding.find_models(config, "serve", out) == config
+    assert finding.find_models(config, "worker", out) == config
