@@ -15,25 +15,30 @@ if TYPE_CHECKING:
 _STEPS = 10  # lines of a download where nobody watches a bar
 
 
-def find_models(config: Config, role: str, out: Output) -> Config:
-    """The tree with paths in place of names, of the verb's own models. Raises UserError."""
-    if role == "serve":
-        given = config.serve.model
-        assert given is not None  # config/check.py
-        return replace(config, serve=replace(config.serve, model=_found(given, config, out)))
-    models = tuple(_found(one, config, out, partial=True) for one in config.worker.models)
+def find_served_model(config: Config, out: Output) -> Config:
+    """The tree of a node that serves, with the path of its model. Raises UserError."""
+    given = config.serve.model
+    assert given is not None  # config/check.py
+    return replace(config, serve=replace(config.serve, model=_found(given, config, out, head=True)))
+
+
+def find_worker_models(config: Config, out: Output) -> Config:
+    """The tree of a worker, with the paths of its models, of which parts may be missing. Raises UserError."""
+    models = tuple(_found(one, config, out, head=False) for one in config.worker.models)
     return replace(config, worker=replace(config.worker, models=models))
 
 
-def _found(given: Path | str, config: Config, out: Output, *, partial: bool = False) -> Path:
+def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Path:
     from meshd.library.walk import is_folder
 
     if isinstance(given, Path) and not is_folder(given):
         return given
+    from meshd.daemon.role_runtime import find_native
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
-    found = Resolver(Stores.here(config.paths.cache), reporter(out)).get(given, partial=partial)
+    find_native(config.paths, head=head)  # what is not built is told before a download, not after it
+    found = Resolver(Stores.here(config.paths.cache), reporter(out)).get(given, partial=not head)
     if found.name != str(given):
         out.note(f"`{given}`: using `{found.name}`")
     return found.paths[0]

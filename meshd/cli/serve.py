@@ -13,7 +13,7 @@ examples:
 import argparse
 
 from meshd.cli.daemon_import import import_daemon
-from meshd.cli.find_models import find_models
+from meshd.cli.find_models import find_served_model
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
 from meshd.config import check_serve, read_join
@@ -30,5 +30,5 @@ def run(args: Arguments, out: Output) -> int:
     more = {"serve.llama_args": args.rest} if args.rest else {}
     config = load_role(args, "serve", more).config
     check_serve(config)
-    config = find_models(read_join(config), "serve", out)
+    config = find_served_model(read_join(config), out)
     return import_daemon()(config, "serve", out.line)

@@ -13,7 +13,7 @@ examples:
 import argparse
 
 from meshd.cli.daemon_import import import_daemon
-from meshd.cli.find_models import find_models
+from meshd.cli.find_models import find_worker_models
 from meshd.cli.options import Arguments, add_role_options, load_role
 from meshd.cli.output import Output
 from meshd.config import check_worker, read_join
@@ -29,5 +29,5 @@ def run(args: Arguments, out: Output) -> int:
     """The daemon itself; returns its exit code."""
     config = load_role(args, "worker").config
     check_worker(config)
-    config = find_models(read_join(config), "worker", out)
+    config = find_worker_models(read_join(config), out)
     return import_daemon()(config, "worker", out.line)

@@ -34,7 +34,7 @@ from meshd.model.gguf_names import GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
 
 RESERVED_BYTES = 64 << 20  # stay free on the disk: other programs break where nothing is
-_TRIES = 2  # a file that arrives with a wrong hash is fetched once more
+_FETCHES = 2  # a file that arrives with a wrong hash is fetched once more
 _LOOK_SECONDS = 0.2  # how often a waiting download looks whether the other one is done
 _SPACE_CHECK_BYTES = 16 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -141,7 +141,7 @@ class Repository:
 
     def _fetch(self, file: HubFile, commit: str, report: ReportProgress) -> None:
         part = _part_of(self._blob(file))
-        for attempt in range(_TRIES):
+        for attempt in range(_FETCHES):
             at = size_of(part)
             if at > file.size:
                 part.unlink()

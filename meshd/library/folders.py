@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.library.interface import Source, StoredModel
+from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.walk import files_below
 from meshd.model.gguf_names import GgufFile, models_in
 
-_DEPTH = 4  # LM Studio's have PUBLISHER/REPO/FILE
+_LM_STUDIO_DEPTH = 4  # LM Studio's have PUBLISHER/REPO/FILE
 
 
 def lm_studio_folders() -> list[Path]:
@@ -21,9 +21,9 @@ def models_folder() -> Path:
     return Path("~/.models").expanduser()
 
 
-def all_models(folder: Path, source: Source) -> Iterator[StoredModel]:
+def all_models(folder: Path, source: ModelSource) -> Iterator[StoredModel]:
     """Every model below the folder, named by its path."""
-    files = files_below(folder, depth=_DEPTH)
+    files = files_below(folder, depth=_LM_STUDIO_DEPTH)
     for model in models_in(GgufFile(path.relative_to(folder).as_posix(), size) for path, size in files):
         missing = model.missing
         paths = tuple(folder / file.path for file in model.files)
@@ -40,7 +40,7 @@ def all_models(folder: Path, source: Source) -> Iterator[StoredModel]:
 
 def only_model(folder: Path) -> StoredModel:
     """The folder's one model. Raises UserError when it has none, or several."""
-    found = list(all_models(folder, Source.PATH))
+    found = list(all_models(folder, ModelSource.PATH))
     if not found:
         raise UserError(
             f"`{folder}` has no model: no file in it ends in `.gguf`", hint="give the path of a GGUF file"

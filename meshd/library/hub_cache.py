@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from meshd.library.interface import Source, StoredModel
+from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.walk import MAX_ENTRIES, files_below, folders_in, size_of
 from meshd.model.gguf_names import GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName, parse_model_name
@@ -78,7 +78,7 @@ def _of_repository(name: HubName, folder: Path) -> Iterator[StoredModel]:
                 yield _stored(name, snapshot, model, models)
     for part in _parts(folder):
         problem = "the download is not complete"
-        yield StoredModel(str(name), Source.HUB, (part,), size_of(part), problem=problem)
+        yield StoredModel(str(name), ModelSource.HUB, (part,), size_of(part), problem=problem)
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -116,7 +116,7 @@ def _stored(name: HubName, snapshot: Path, model: GgufModel, beside: list[GgufMo
     choice = model.quant if model.quant and len(same) == 1 else model.files[0].path
     return StoredModel(
         name=str(HubName(name.org, name.repo, choice)),
-        source=Source.HUB,
+        source=ModelSource.HUB,
         paths=tuple(snapshot / file.path for file in model.files),
         size=model.size,
         stem=model.name.rpartition("/")[2],

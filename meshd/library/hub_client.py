@@ -94,7 +94,7 @@ def fetch_by_xet(repository: str, commit: str, file: HubFile, cache: Path) -> Pa
 
 @functools.cache
 def _silent_class() -> type[tqdm]:
-    class Silent(tqdm):  # type: ignore[misc,unused-ignore]
+    class SilentBar(tqdm):  # type: ignore[misc,unused-ignore]
         """Counts and shows nothing: the file that is written reports progress."""
 
         def __init__(self, *args: object, **words: object) -> None:
@@ -102,7 +102,7 @@ def _silent_class() -> type[tqdm]:
             make: Callable[..., None] = super().__init__
             make(*args, **words)
 
-    return Silent
+    return SilentBar
 
 
 @contextmanager

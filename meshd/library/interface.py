@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class Source(StrEnum):
+class ModelSource(StrEnum):
     """Which store a model is in; the words are part of `meshd model ls --json`."""
 
     HUB = "huggingface"
@@ -32,7 +32,7 @@ class StoredModel:
     """
 
     name: str
-    source: Source
+    source: ModelSource
     paths: tuple[Path, ...]
     size: int
     stem: str = ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.library.interface import Source, StoredModel
+from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.walk import MAX_ENTRIES, size_of
 from meshd.model.model_name import OllamaName, parse_model_name
 
@@ -19,7 +19,7 @@ MAX_MANIFEST_BYTES = 1 << 20  # real ones have about 1 kB
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _ON_LINUX = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
-_DEPTH = 4  # HOST/NAMESPACE/MODEL/TAG
+_MANIFEST_DEPTH = 4  # HOST/NAMESPACE/MODEL/TAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _manifests(root: Path) -> list[Path]:
                 raise
             continue
         left -= len(entries)
-        if level == _DEPTH:
+        if level == _MANIFEST_DEPTH:
             found += [entry for entry in entries if entry.is_file()]
         else:
             waiting += [(entry, level + 1) for entry in entries if entry.is_dir()]
@@ -123,7 +123,7 @@ def _stored(place: Path, name: OllamaName, content: bytes) -> StoredModel:
         raise not_allowed(place, str(name)) from None
     except OSError as error:
         raise UserError(f"cannot read `{blob}`: {error.strerror}", hint="check the disk") from None
-    return StoredModel(str(name), Source.OLLAMA, (blob,), size, problem=problem)
+    return StoredModel(str(name), ModelSource.OLLAMA, (blob,), size, problem=problem)
 
 
 def read_manifest(content: bytes, name: str) -> Layer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.library import hub_cache
 from meshd.library.hub_cache import PREFIX
-from meshd.library.interface import Source, StoredModel
+from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.library.walk import files_below, size_of
@@ -51,12 +51,12 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
 
 def _not_ours(model: StoredModel) -> UserError:
     name, path = model.name, model.paths[0]
-    if model.source is Source.OLLAMA:
+    if model.source is ModelSource.OLLAMA:
         return UserError(
             f"`{name}` belongs to Ollama, and meshd does not remove it",
             hint=f"run `ollama rm {name.removeprefix('ollama:')}`",
         )
-    if model.source is Source.LM_STUDIO:
+    if model.source is ModelSource.LM_STUDIO:
         return UserError(
             f"`{name}` belongs to LM Studio, and meshd does not remove it",
             hint="remove it there, under My Models",

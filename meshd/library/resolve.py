@@ -10,11 +10,11 @@ from meshd.base.errors import UserError
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.library import folders, hub_cache, ollama
-from meshd.library.interface import ReportProgress, Source, StoredModel, TransferProgress
+from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
 from meshd.library.walk import is_folder, size_of
-from meshd.model.gguf_names import SUFFIX, quant_of
+from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
 from meshd.model.model_name import BareName, HubName, OllamaName, is_path, parse_model_name
 
 _MOST_NAMED = 8  # candidates that an error lists
@@ -63,8 +63,8 @@ class Resolver:
                 f"no model file `{path}`",
                 hint=f"for a repository of Hugging Face: `hf:{path.parent.name}/{path.name}`",
             )
-        stem = path.name.removesuffix(SUFFIX)
-        return StoredModel(str(path), Source.PATH, (path,), size_of(path), stem, quant_of(path.name))
+        stem = path.name.removesuffix(GGUF_SUFFIX)
+        return StoredModel(str(path), ModelSource.PATH, (path,), size_of(path), stem, quant_of(path.name))
 
     def _hub(self, name: HubName, download: bool) -> StoredModel:
         if found := hub_cache.find(self._stores.hub, name):
@@ -78,7 +78,7 @@ class Resolver:
         model, paths = fetch(name, self._stores.hub, self._report)
         chosen = HubName(name.org, name.repo, model.quant or model.files[0].path)
         stem = model.name.rpartition("/")[2]
-        return StoredModel(str(chosen), Source.HUB, tuple(paths), model.size, stem, model.quant)
+        return StoredModel(str(chosen), ModelSource.HUB, tuple(paths), model.size, stem, model.quant)
 
     def _ollama(self, name: OllamaName) -> StoredModel:
         if (found := ollama.find(self._stores.ollama, name)) is not None:
@@ -90,7 +90,7 @@ class Resolver:
         )
 
     def _bare(self, text: str, download: bool) -> StoredModel:
-        low = text.lower().removesuffix(SUFFIX)
+        low = text.lower().removesuffix(GGUF_SUFFIX)
         if low == DEMO:
             return self._demo(download)
         if (known := SHORT_NAMES.get(low)) is not None:
@@ -129,11 +129,13 @@ class Resolver:
             self._report(TransferProgress(step.text, step.done, step.total))
 
         path = asyncio.run(demo_model(self._stores.meshd.parent, progress))
-        return StoredModel(str(path), Source.MESHD, (path,), size_of(path), DEMO_STEM, quant_of(path.name))
+        return StoredModel(
+            str(path), ModelSource.MESHD, (path,), size_of(path), DEMO_STEM, quant_of(path.name)
+        )
 
     def _near(self, text: str) -> str:
         """`, but …`: names that look like it, or nothing."""
-        low = text.lower().removesuffix(SUFFIX)
+        low = text.lower().removesuffix(GGUF_SUFFIX)
         by_word: dict[str, str] = {name: name for name in (*SHORT_NAMES, DEMO)}
         for one in self._stores.listed():
             by_word.update(dict.fromkeys(_words(one), one.name))
@@ -152,7 +154,7 @@ _FORMS = (
 def _words(model: StoredModel) -> set[str]:
     """What a bare name may call it, in small letters."""
     words = {model.stem.lower(), model.name.lower()}
-    if model.source is Source.OLLAMA:
+    if model.source is ModelSource.OLLAMA:
         words.add(model.name.lower().removeprefix("ollama:"))
     return words - {""}
 
@@ -167,7 +169,7 @@ def _expanded(text: str) -> Path:
 
 
 def _looks_like_repository(path: Path) -> bool:
-    return path.suffix.lower() != SUFFIX and path.parent.name != "" and not is_folder(path.parent)
+    return path.suffix.lower() != GGUF_SUFFIX and path.parent.name != "" and not is_folder(path.parent)
 
 
 def _usable(model: StoredModel) -> StoredModel:
@@ -175,7 +177,9 @@ def _usable(model: StoredModel) -> StoredModel:
         again = f"run `ollama pull {model.name.removeprefix('ollama:')}`"
         raise UserError(
             f"`{model.name}` cannot be used: {model.problem}",
-            hint=again if model.source is Source.OLLAMA else f"download it again, into `{_place(model)}`",
+            hint=again
+            if model.source is ModelSource.OLLAMA
+            else f"download it again, into `{_place(model)}`",
         )
     return model
 

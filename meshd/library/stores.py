@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshd.library import folders, hub_cache, ollama
-from meshd.library.interface import Source, StoredModel
+from meshd.library.interface import ModelSource, StoredModel
 
-_BY_STEM = frozenset({Source.LM_STUDIO, Source.FOLDER, Source.MESHD})  # have no names but those of files
+_BY_STEM = frozenset(
+    {ModelSource.LM_STUDIO, ModelSource.FOLDER, ModelSource.MESHD}
+)  # have no names but those of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,6 @@ class Stores:
         for place in self.ollama:
             yield place, ollama.all_models(place)
         for place in self.lm_studio:
-            yield place, folders.all_models(place, Source.LM_STUDIO)
-        yield self.folder, folders.all_models(self.folder, Source.FOLDER)
-        yield self.meshd, folders.all_models(self.meshd, Source.MESHD)
+            yield place, folders.all_models(place, ModelSource.LM_STUDIO)
+        yield self.folder, folders.all_models(self.folder, ModelSource.FOLDER)
+        yield self.meshd, folders.all_models(self.meshd, ModelSource.MESHD)

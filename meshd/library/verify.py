@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library.facts import problem_of
-from meshd.library.interface import ReportProgress, Source, StoredModel, TransferProgress
+from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
 from meshd.library.meter import Meter
 from meshd.library.promised_hash import hash_of, promised_by
 from meshd.model.gguf import Header
@@ -85,8 +85,8 @@ async def _hashed(path: Path, hashes: Path, report: ReportProgress) -> str:
 
 def _bad(model: StoredModel, what: str) -> UserError:
     again = {
-        Source.OLLAMA: f"run `ollama pull {model.name.removeprefix('ollama:')}`",
-        Source.HUB: f"run `meshd model rm {model.name}`, then `meshd model pull {model.name}`",
+        ModelSource.OLLAMA: f"run `ollama pull {model.name.removeprefix('ollama:')}`",
+        ModelSource.HUB: f"run `meshd model rm {model.name}`, then `meshd model pull {model.name}`",
     }
     return UserError(
         f"`{model.name}` is damaged or incomplete: {what}",

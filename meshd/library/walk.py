@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from meshd.model.gguf_names import SUFFIX
+from meshd.model.gguf_names import GGUF_SUFFIX
 
 MAX_ENTRIES = 20_000  # of one walk; the largest collections have some thousand files
 
@@ -22,7 +22,7 @@ def folders_in(folder: Path, prefix: str) -> list[Path]:
     return sorted(found)
 
 
-def files_below(folder: Path, *, depth: int, suffix: str = SUFFIX) -> list[tuple[Path, int]]:
+def files_below(folder: Path, *, depth: int, suffix: str = GGUF_SUFFIX) -> list[tuple[Path, int]]:
     """Files with this ending and their sizes, by path; links to files count, links to folders do not.
 
     Folders that cannot be read, and links to nothing, are passed over. `depth` 1: the folder's own files.

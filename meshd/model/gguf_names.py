@@ -1,10 +1,10 @@
-"""What names of GGUF files say: shards of one model, its quantisation, and which of several to take. Pure."""
+"""What names of GGUF files say: shards of one model, its quantisation, and which of several to take."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-SUFFIX = ".gguf"
+GGUF_SUFFIX = ".gguf"
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
     r"(?:^|[-._/ ])((?:UD-)?(?:I?Q\d(?:_[0-9A-Z]+)*|TQ\d_\d|BF16|F16|F32|FP16|MXFP4(?:_MOE)?|NVFP4))"
@@ -51,20 +51,20 @@ class GgufModel:
         there = {file.path for file in self.files}
         stem = self.name
         numbers = range(1, self.shards + 1) if self.shards > 1 else ()
-        names = (f"{stem}-{number:05d}-of-{self.shards:05d}{SUFFIX}" for number in numbers)
+        names = (f"{stem}-{number:05d}-of-{self.shards:05d}{GGUF_SUFFIX}" for number in numbers)
         return tuple(name for name in names if name not in there)
 
 
 def quant_of(path: str) -> str:
     """The quantisation that a file's name, or its folder's, says; empty if none does."""
-    plain = path[: -len(SUFFIX)] if path.lower().endswith(SUFFIX) else path
+    plain = path[: -len(GGUF_SUFFIX)] if path.lower().endswith(GGUF_SUFFIX) else path
     found = _QUANT.findall(plain.rpartition("/")[2]) or _QUANT.findall(plain)
     return str(found[-1]).upper() if found else ""
 
 
 def is_model(path: str) -> bool:
     """Whether the name is one of a model's file: not of a projector, a matrix, or anything else."""
-    return path.lower().endswith(SUFFIX) and not _PARTS.search(path.rpartition("/")[2])
+    return path.lower().endswith(GGUF_SUFFIX) and not _PARTS.search(path.rpartition("/")[2])
 
 
 def models_in(files: Iterable[GgufFile]) -> list[GgufModel]:
@@ -76,7 +76,7 @@ def models_in(files: Iterable[GgufFile]) -> list[GgufModel]:
             continue
         match = SHARD.fullmatch(file.path)
         if match is None:
-            stem = file.path[: -len(SUFFIX)]
+            stem = file.path[: -len(GGUF_SUFFIX)]
             whole.append(GgufModel(stem, quant_of(file.path), (file,)))
         elif 0 < int(match["number"]) <= int(match["count"]):
             parts.setdefault((match["stem"], int(match["count"])), {})[int(match["number"])] = file
@@ -94,7 +94,7 @@ def choose(models: Sequence[GgufModel], wish: str) -> list[GgufModel]:
     if not wish:
         return usual(models)
     low = wish.lower()
-    stem = low.removesuffix(SUFFIX)
+    stem = low.removesuffix(GGUF_SUFFIX)
     tests: Sequence[Mapping[int, bool]] = (
         {at: low in {file.path.lower() for file in one.files} for at, one in enumerate(models)},
         {at: one.name.lower() == stem for at, one in enumerate(models)},

@@ -1,4 +1,4 @@
-"""The architectures that the pinned llama.cpp loads: `LLM_ARCH_NAMES` of its `src/llama-arch.cpp`. Pure.
+"""The architectures that the pinned llama.cpp loads: `LLM_ARCH_NAMES` of its `src/llama-arch.cpp`.
 
 Left out are `clip`, the projectors that a model's images need, and `(unknown)`. A test compares this list
 with the pinned source where that lies in the cache.

@@ -1,4 +1,4 @@
-"""Names of models, as `--model` takes them: what a text means, before any store is asked. Pure.
+"""Names of models, as `--model` takes them: what a text means, before any store is asked.
 
 `hf:ORG/REPO[:CHOICE]` is a repository of Hugging Face; CHOICE is a quantisation or a file of it.
 `ollama:NAME[:TAG]` is a model of Ollama, with its namespace or registry before NAME where it has one.
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 HUB, OLLAMA = "hf:", "ollama:"
-MAX_NAME_CHARS = 512
+MAX_MODEL_NAME_CHARS = 512
 OLLAMA_REGISTRY, OLLAMA_NAMESPACE, OLLAMA_TAG = "registry.ollama.ai", "library", "latest"
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _FILE_PART = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,250}")
@@ -74,8 +74,8 @@ def is_path(text: str) -> bool:
 
 def parse_model_name(text: str) -> ModelName:
     """Raises ValueError with what is wrong; for a text that `is_path` too."""
-    if not text or len(text) > MAX_NAME_CHARS or not text.isprintable():
-        raise ValueError(f"expected one line of up to {MAX_NAME_CHARS} characters")
+    if not text or len(text) > MAX_MODEL_NAME_CHARS or not text.isprintable():
+        raise ValueError(f"expected one line of up to {MAX_MODEL_NAME_CHARS} characters")
     if text.startswith(HUB):
         return _hub(text.removeprefix(HUB))
     if text.startswith(OLLAMA):

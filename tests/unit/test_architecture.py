@@ -315,6 +315,8 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
     ("aiortc only in link/webrtc", "meshd.link.ice.links", "aiortc"),
     ("aiortc only in link/webrtc", "meshd.bench.transport_kinds", "aiortc"),
     ("aioice only in link/ice/agent.py", "meshd.link.webrtc.session", "aioice"),
+    ("huggingface_hub only in library/hub_client.py", "meshd.library.download", "huggingface_hub"),
+    ("httpx2 only in library/hub_client.py", "meshd.library.download", "httpx2"),
     (
         "Implementations are imported by their own package and the daemon",
         "meshd.role.head.cycle",
@@ -328,6 +330,8 @@ KEPT: tuple[tuple[str, str, str], ...] = (
     ("aioquic only in link/quic", "meshd.link.quic.listen", "aioquic"),
     ("aiortc only in link/webrtc", "meshd.link.webrtc.pipe", "aiortc"),
     ("aioice only in link/ice/agent.py", "meshd.link.ice.agent", "aioice"),
+    ("huggingface_hub only in library/hub_client.py", "meshd.library.hub_client", "huggingface_hub"),
+    ("httpx2 only in library/hub_client.py", "meshd.library.hub_client", "httpx2"),
 )
 
 

@@ -134,6 +134,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
     for verb in ("serve", "worker"):
         monkeypatch.setattr(f"meshd.cli.{verb}.import_daemon", import_daemon)
+    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda paths, head: None)
     return configs
 
 
@@ -156,6 +157,10 @@ def test_a_role_does_not_start_without_its_model(started: list[Config]) -> None:
 
 def test_other_faults_come_before_a_download(started: list[Config]) -> None:
     refused(meshd("serve", "--model", "hf:me/Nope", "--host", "0.0.0.0"), 1, "would answer anyone")
+
+
+def test_a_missing_build_is_told_before_a_download() -> None:
+    refused(meshd("serve", "--model", "hf:me/Nope"), 1, "llama.cpp is not built yet", "meshd native build")
 
 
 def test_config_show_has_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,5 +190,5 @@ def test_progress_is_a_bar_for_people_and_lines_for_others() -> None:
 def test_nothing_to_find() -> None:
     config = Config(serve=ServeConfig(model=Path("/m.gguf")), worker=WorkerConfig(), paths=Paths())
     out = Output(Terminal(), Terminal(), {})
-    assert finding.find_models(config, "serve", out) == config
-    assert finding.find_models(config, "worker", out) == config
+    assert finding.find_served_model(config, out) == config
+    assert finding.find_worker_models(config, out) == config

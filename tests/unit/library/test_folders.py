@@ -6,7 +6,7 @@ import pytest
 from meshd.base.errors import UserError
 from meshd.library import folders, walk
 from meshd.library.folders import only_model
-from meshd.library.interface import Source
+from meshd.library.interface import ModelSource
 from meshd.library.walk import files_below, folders_in
 
 from .models import put, tiny, tiny_shards
@@ -43,8 +43,8 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 def test_lm_studios_layout(home: Path) -> None:
     path = put(home / ".lmstudio/models/publisher/repo-GGUF/repo-Q4_K_M.gguf", tiny())
     assert folders.lm_studio_folders()[0] == home / ".lmstudio/models"
-    [found] = folders.all_models(home / ".lmstudio/models", Source.LM_STUDIO)
-    assert (found.paths, found.stem, found.source) == ((path,), "repo-Q4_K_M", Source.LM_STUDIO)
+    [found] = folders.all_models(home / ".lmstudio/models", ModelSource.LM_STUDIO)
+    assert (found.paths, found.stem, found.source) == ((path,), "repo-Q4_K_M", ModelSource.LM_STUDIO)
 
 
 def test_a_walk_has_a_depth_and_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

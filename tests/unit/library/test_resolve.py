@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.library import resolve
-from meshd.library.interface import Source
+from meshd.library.interface import ModelSource
 from meshd.library.resolve import Resolver
 from meshd.library.short_names import DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
@@ -151,7 +151,7 @@ def test_the_model_of_the_demo(resolver: Resolver, stores: Stores, monkeypatch: 
 
     monkeypatch.setattr(resolve, "demo_model", fetched)
     found = resolver.get("SmolLM2")
-    assert found.source is Source.MESHD and found.paths[0].parent == stores.meshd
+    assert found.source is ModelSource.MESHD and found.paths[0].parent == stores.meshd
     monkeypatch.delattr(resolve, "demo_model")
     assert resolver.get("smollm2").paths == found.paths
 
@@ -193,4 +193,4 @@ def test_any_text_is_a_model_or_explained(resolver: Resolver, text: str) -> None
     except UserError as error:
         assert error.hint and "\n" not in error.what
     else:
-        assert found.source is Source.PATH
+        assert found.source is ModelSource.PATH

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.library.facts import facts_of
-from meshd.library.interface import Source, StoredModel, TransferProgress
+from meshd.library.interface import ModelSource, StoredModel, TransferProgress
 from meshd.library.promised_hash import hash_of, promised_by
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
@@ -62,7 +62,7 @@ def test_a_truncated_file(stores: Stores, hashes: Path, home: Path) -> None:
     path = put(home / ".models/t.gguf", tiny()[:-100])
     with pytest.raises(UserError, match="short by 100 bytes"):
         check(stores, hashes, "t")
-    assert facts_of(StoredModel("t", Source.FOLDER, (path,), 1), hashes).problem == "short by 100 bytes"
+    assert facts_of(StoredModel("t", ModelSource.FOLDER, (path,), 1), hashes).problem == "short by 100 bytes"
 
 
 def test_a_missing_shard(stores: Stores, hashes: Path, home: Path) -> None:
@@ -121,9 +121,9 @@ def test_facts(stores: Stores, hashes: Path) -> None:
 
 def test_facts_of_what_is_no_model(hashes: Path, home: Path) -> None:
     path = put(home / "x.gguf", b"GGUFgarbage")
-    facts = facts_of(StoredModel("x", Source.PATH, (path,), 11), hashes)
+    facts = facts_of(StoredModel("x", ModelSource.PATH, (path,), 11), hashes)
     assert facts.problem and not facts.supported
-    assert facts_of(StoredModel("x", Source.PATH, (home / "gone.gguf",), 0), hashes).problem
+    assert facts_of(StoredModel("x", ModelSource.PATH, (home / "gone.gguf",), 0), hashes).problem
 
 
 def test_hashes_in_names(tmp_path: Path) -> None:
