@@ -60,7 +60,7 @@ def run(args: Arguments, out: Output) -> int:
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
-    config = load_role(args, "serve").config
+    config = load_role(args, "worker").config  # its MESHD_MODEL may be a list
     stores = Stores.here(config.paths.cache)
     if args.action == "ls":
         return _list(config, stores, out, as_json=args.json)

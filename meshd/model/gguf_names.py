@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 GGUF_SUFFIX = ".gguf"
-SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
-    r"(?:^|[-._/ ])((?:UD-)?(?:I?Q\d(?:_[0-9A-Z]+)*|TQ\d_\d|BF16|F16|F32|FP16|MXFP4(?:_MOE)?|NVFP4))"
+    r"(?:^|[-._/ ])((?:UD-)?(?:I?Q[0-9](?:_[0-9A-Z]+)*|TQ[0-9]_[0-9]|BF16|F16|F32|FP16|MXFP4(?:_MOE)?|NVFP4))"
     r"(?=$|[-._/ ])",
     re.IGNORECASE,
 )
@@ -48,11 +48,11 @@ class GgufModel:
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the shards that are not there."""
-        there = {file.path for file in self.files}
-        stem = self.name
-        numbers = range(1, self.shards + 1) if self.shards > 1 else ()
-        names = (f"{stem}-{number:05d}-of-{self.shards:05d}{GGUF_SUFFIX}" for number in numbers)
-        return tuple(name for name in names if name not in there)
+        if self.complete:
+            return ()
+        there = {int(match["number"]) for file in self.files if (match := SHARD.fullmatch(file.path))}
+        numbers = (number for number in range(1, self.shards + 1) if number not in there)
+        return tuple(f"{self.name}-{number:05d}-of-{self.shards:05d}{GGUF_SUFFIX}" for number in numbers)
 
 
 def quant_of(path: str) -> str:

@@ -13,6 +13,7 @@ from tests.fuzz import (
     compressed,
     frames,
     mesh,
+    models,
     network,
     punching,
     quic,
@@ -35,6 +36,7 @@ TARGETS: tuple[Target, ...] = (
     *channels.TARGETS,
     *quic.TARGETS,
     *mesh.TARGETS,
+    *models.TARGETS,
     *compressed.TARGETS,
 )
 DEFAULT_INPUTS = 1_000_000

@@ -192,3 +192,8 @@ def test_nothing_to_find() -> None:
     out = Output(Terminal(), Terminal(), {})
     assert finding.find_served_model(config, out) == config
     assert finding.find_worker_models(config, out) == config
+
+
+def test_a_workers_list_of_models_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHD_MODEL", "hf:me/Tiny-GGUF:Q8_0:/m/other.gguf:glm")
+    assert meshd("model", "ls").code == 0

@@ -364,3 +364,18 @@ def test_a_commit_that_would_leave_the_cache_is_refused(hub: Hub, cache: Path) -
     hub.api_body = json.dumps({"id": "x", "sha": "../../../../x", "siblings": listed}).encode()
     with pytest.raises(UserError, match="does not answer as Hugging Face does: commit"):
         get(cache)
+
+
+def test_a_file_too_large_for_plain_http_comes_by_the_librarys_own_means(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a hub without Xet this is the library's plain download: what we check of it is the same."""
+    monkeypatch.setattr(downloads, "MOST_PLAIN_BYTES", 1 << 20)
+    has(hub, a=LARGE)
+    [path] = get(cache)
+    assert path.read_bytes() == LARGE and any(command == "HEAD" for command, _, _ in hub.asked)
+    has(hub, b=LARGE[::-1])
+    hub.corruptions = 9
+    with pytest.raises(UserError, match="arrived damaged: its hash is not"):
+        get(cache)
+    assert len(leftovers(cache)) == 1

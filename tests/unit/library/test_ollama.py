@@ -122,6 +122,7 @@ LAYER = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:" 
         {**LAYER, "digest": 3},
         {**LAYER, "size": -1},
         {**LAYER, "size": True},
+        {**LAYER, "size": 10**400},
         {**LAYER, "size": "1"},
     ],
 )

@@ -89,3 +89,9 @@ def test_any_names(paths: list[str]) -> None:
     for wish in ("", "Q4_0"):
         assert all(model in models for model in choose(models, wish))
         assert choose(models, wish)
+
+
+def test_the_ending_may_have_capitals() -> None:
+    """Found by the fuzzer: a part that is there was said to be missing."""
+    [model] = _models("m-00001-of-00003.GGUF", "m-00003-of-00003.gguf")
+    assert model.missing == ("m-00002-of-00003.gguf",)
