@@ -35,6 +35,8 @@ class Hub:
     api_body: bytes | None = None  # instead of the list
     asked: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
     sent: int = 0  # bytes of files
+    mark: int = 1 << 60  # `reached` is set when so many bytes were sent
+    reached: threading.Event = field(default_factory=threading.Event)
     url: str = ""
     store: str = ""  # where bytes come from: another origin
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -140,6 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
                 with self.hub.lock:
                     self.hub.sent += len(piece)
+                    if self.hub.sent >= self.hub.mark:
+                        self.hub.reached.set()
         except OSError:
             self.close_connection = True
         if cut < len(rest):

@@ -28,6 +28,22 @@ def find_worker_models(config: Config, out: Output) -> Config:
     return replace(config, worker=replace(config.worker, models=models))
 
 
+def find_model(text: str, config: Config, out: Output) -> Path:
+    """The file of an argument that is a path or a name. Raises UserError."""
+    from meshd.library.resolve import Resolver
+    from meshd.library.stores import Stores
+
+    found = Resolver(Stores.here(config.paths.cache), reporter(out)).get(as_given(text))
+    return found.paths[0]
+
+
+def as_given(text: str) -> Path | str:
+    """As `--model` reads it: a word that is a file here is that file."""
+    from meshd.library.walk import is_file
+
+    return Path(text).absolute() if is_file(Path(text)) else text
+
+
 def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Path:
     from meshd.library.walk import is_folder
 

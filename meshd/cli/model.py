@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
-from meshd.cli.find_models import reporter
+from meshd.cli.find_models import as_given, reporter
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
 from meshd.config import Config
@@ -64,7 +64,7 @@ def run(args: Arguments, out: Output) -> int:
     stores = Stores.here(config.paths.cache)
     if args.action == "ls":
         return _list(config, stores, out, as_json=args.json)
-    given = _given(args.name)
+    given = as_given(args.name)
     resolver = Resolver(stores, reporter(out))
     if args.action == "rm":
         return _remove(given, resolver, stores, args, out)
@@ -74,14 +74,6 @@ def run(args: Arguments, out: Output) -> int:
     if args.action == "verify":
         return _verify(model, config, args, out)
     return _show(model, config, args, out)
-
-
-def _given(text: str) -> Path | str:
-    """As `--model` reads it: a word that is a file here is that file."""
-    try:
-        return Path(text).absolute() if Path(text).is_file() else text
-    except OSError:  # longer than a path may be, say
-        return text
 
 
 def _list(config: Config, stores: "Stores", out: Output, *, as_json: bool) -> int:

@@ -13,7 +13,7 @@ from meshd.library import folders, hub_cache, ollama
 from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
-from meshd.library.walk import is_folder, size_of
+from meshd.library.walk import is_file, is_folder, size_of
 from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
 from meshd.model.model_name import BareName, HubName, OllamaName, is_path, parse_model_name
 
@@ -58,10 +58,11 @@ class Resolver:
     def _path(self, path: Path) -> StoredModel:
         if is_folder(path):
             return folders.only_model(path)
-        if _looks_like_repository(path):
+        if not is_file(path):
+            repository = f"hf:{path.parent.name}/{path.name}"
+            hint = f"for a repository of Hugging Face: `{repository}`" if _is_like_repository(path) else ""
             raise UserError(
-                f"no model file `{path}`",
-                hint=f"for a repository of Hugging Face: `hf:{path.parent.name}/{path.name}`",
+                f"there is no model file `{path}`", hint=hint or "check the path and its permissions"
             )
         stem = path.name.removesuffix(GGUF_SUFFIX)
         return StoredModel(str(path), ModelSource.PATH, (path,), size_of(path), stem, quant_of(path.name))
@@ -168,7 +169,7 @@ def _expanded(text: str) -> Path:
         ) from None
 
 
-def _looks_like_repository(path: Path) -> bool:
+def _is_like_repository(path: Path) -> bool:
     return path.suffix.lower() != GGUF_SUFFIX and path.parent.name != "" and not is_folder(path.parent)
 
 

@@ -63,6 +63,14 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def is_file(path: Path) -> bool:
+    """False also for what cannot be looked at."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def size_of(path: Path) -> int:
     """0 for what is gone or cannot be read."""
     try:

@@ -42,8 +42,6 @@ def test_a_verb_of_later_is_said_to_be_so(verb: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "demo glm",
-        "demo qwen3",
         "invite --qr",
     ],
 )

@@ -35,9 +35,18 @@ def test_a_folder_is_its_only_model(resolver: Resolver, tmp_path: Path) -> None:
 
 
 def test_a_path_that_looks_like_a_repository(resolver: Resolver) -> None:
-    with pytest.raises(UserError, match="no model file") as caught:
+    with pytest.raises(UserError, match="there is no model file") as caught:
         resolver.get(Path("unsloth/Qwen3-4B-GGUF"))
     assert "`hf:unsloth/Qwen3-4B-GGUF`" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["/nonexistent/m.gguf", "./m.gguf", "x/" + "y" * 300, "~nobody-at-all/m.gguf"]
+)
+def test_a_path_that_leads_nowhere(resolver: Resolver, text: str) -> None:
+    with pytest.raises(UserError, match="no model file") as caught:
+        resolver.local(text)
+    assert caught.value.hint
 
 
 def test_the_caches_model_needs_no_hub(resolver: Resolver, stores: Stores) -> None:
