@@ -178,7 +178,7 @@ class Repository:
         pointer = self._folder / "snapshots" / commit / file.path
         pointer.parent.mkdir(parents=True, exist_ok=True)
         if not pointer.exists():
-            pointer.unlink(missing_ok=True)  # a link to a blob that somebody removed
+            pointer.unlink(missing_ok=True)  # a link that leads nowhere: into a cache that was moved, say
             pointer.symlink_to(os.path.relpath(self._blob(file), pointer.parent))
         return pointer
 

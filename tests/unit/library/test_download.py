@@ -74,6 +74,7 @@ def test_all_shards_come(hub: Hub, cache: Path) -> None:
     paths = get(cache, "Q4_K_M")
     assert [path.name[-19:] for path in paths] == [f"0000{n}-of-00004.gguf" for n in (1, 2, 3, 4)]
     assert {path.name: path.read_bytes() for path in paths} == tiny_shards(4)
+    assert {headers["Accept-Encoding"] for headers in hub.headers_of("/bytes/")} == {"identity"}
 
 
 def test_nothing_is_told_about_this_machine(hub: Hub, cache: Path) -> None:
@@ -379,3 +380,36 @@ def test_a_file_too_large_for_plain_http_comes_by_the_librarys_own_means(
     with pytest.raises(UserError, match="arrived damaged: its hash is not"):
         get(cache)
     assert len(leftovers(cache)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "blob"),
+    [
+        ("../../../../escaped.gguf", ""),
+        ("/escaped.gguf", ""),
+        ("a//escaped.gguf", ""),
+        ("a.gguf", "../../../escaped"),
+        ("a.gguf", "x" * 64),
+    ],
+)
+def test_a_path_that_would_leave_the_cache_is_no_file(hub: Hub, cache: Path, path: str, blob: str) -> None:
+    data = tiny()
+    digest = hashlib.sha256(data).hexdigest()
+    hub.repositories[NAME.repository] = {path: data}
+    lfs = {"sha256": blob or digest, "size": len(data), "pointerSize": 1}
+    listed = [{"rfilename": path, "size": len(data), "blobId": "0" * 40, "lfs": lfs}]
+    hub.api_body = json.dumps({"id": "x", "sha": COMMIT, "siblings": listed}).encode()
+    with pytest.raises(UserError, match="has no GGUF file"):
+        get(cache)
+    assert not hub.headers_of("/bytes/")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_link_to_nothing_is_made_again(hub: Hub, cache: Path, elsewhere: bool) -> None:
+    has(hub, a=tiny())
+    [path] = get(cache)
+    path.resolve().unlink()
+    if elsewhere:
+        path.unlink()
+        path.symlink_to("/moved/away")
+    assert get(cache) == [path] and path.read_bytes() == tiny()

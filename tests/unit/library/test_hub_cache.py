@@ -44,6 +44,8 @@ def test_the_present_branch_comes_first_and_an_earlier_one_will_do(cache: Path) 
     cached(cache, "me/Tiny-GGUF", {"t-Q4_K_M.gguf": tiny(), "t-Q8_0.gguf": tiny(fill=3)}, commit=OLD)
     new = cached(cache, "me/Tiny-GGUF", {"t-Q4_K_M.gguf": tiny(fill=2)}, commit=NEW)
     assert hub_cache.find(cache, NAME)[0].paths[0].parent == new
+    put(new.parents[1] / "refs/main", OLD.encode())  # set back: the newest folder is not its own
+    assert hub_cache.find(cache, NAME)[0].paths[0].parent.name == OLD
     assert names(cache, "Q8_0") == ["hf:me/Tiny-GGUF:Q8_0"]
     assert len(list(hub_cache.all_models(cache))) == 2
 
