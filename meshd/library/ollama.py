@@ -16,7 +16,7 @@ from meshd.library.walk import MAX_ENTRIES, size_of
 from meshd.model.model_name import OllamaName, parse_model_name
 
 MAX_MANIFEST_BYTES = 1 << 20  # real ones have about 1 kB
-MAX_BLOB_BYTES = 1 << 50
+MAX_LAYER_BYTES = 1 << 50
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _ON_LINUX = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
@@ -149,7 +149,7 @@ def read_manifest(content: bytes, name: str) -> Layer:
         )
     digest, size = ours[0].get("digest"), ours[0].get("size")
     match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
-    if match is None or not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < MAX_BLOB_BYTES:
+    if match is None or not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < MAX_LAYER_BYTES:
         raise damaged
     return Layer(match[1], size)
 
