@@ -8,7 +8,7 @@ from meshd.base.errors import UsageError, UserError
 from meshd.base.hosts import is_loopback
 from meshd.config.tree import Config
 from meshd.identity import naming
-from meshd.library.walk import is_folder
+from meshd.library.walk import hint_for_missing, is_folder
 
 MAX_TOKEN_BYTES = 4096
 
@@ -61,19 +61,17 @@ def check_serve(config: Config) -> None:
 def _check_model(model: Path | str) -> None:
     """Of a path; a name is looked up when all else has been checked, for that may take a download."""
     if isinstance(model, Path) and not is_folder(model):
-        _check_file(model, "model file")
+        _check_file(model, "model file", hint_for_missing(model))
 
 
-def _check_file(path: Path, what: str) -> None:
+def _check_file(path: Path, what: str, hint: str = "check the path and its permissions") -> None:
     try:
         with path.open("rb"):
             pass
     except IsADirectoryError:
         raise UserError(f"{what} `{path}` is a directory", hint="give the path of the file in it") from None
     except OSError as error:
-        raise UserError(
-            f"cannot read {what} `{path}`: {error.strerror}", hint="check the path and its permissions"
-        ) from None
+        raise UserError(f"cannot read {what} `{path}`: {error.strerror}", hint=hint) from None
 
 
 def read_join(config: Config) -> Config:

@@ -149,7 +149,12 @@ def read_manifest(content: bytes, name: str) -> Layer:
         )
     digest, size = ours[0].get("digest"), ours[0].get("size")
     match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
-    if match is None or not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < MAX_LAYER_BYTES:
+    if (
+        match is None
+        or not isinstance(size, int)
+        or isinstance(size, bool)
+        or not 0 <= size < MAX_LAYER_BYTES
+    ):
         raise damaged
     return Layer(match[1], size)
 

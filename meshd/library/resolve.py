@@ -13,7 +13,7 @@ from meshd.library import folders, hub_cache, ollama
 from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
-from meshd.library.walk import is_file, is_folder, size_of
+from meshd.library.walk import hint_for_missing, is_file, is_folder, size_of
 from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
 from meshd.model.model_name import BareName, HubName, OllamaName, is_path, parse_model_name
 
@@ -59,11 +59,7 @@ class Resolver:
         if is_folder(path):
             return folders.only_model(path)
         if not is_file(path):
-            repository = f"hf:{path.parent.name}/{path.name}"
-            hint = f"for a repository of Hugging Face: `{repository}`" if _is_like_repository(path) else ""
-            raise UserError(
-                f"there is no model file `{path}`", hint=hint or "check the path and its permissions"
-            )
+            raise UserError(f"there is no model file `{path}`", hint=hint_for_missing(path))
         stem = path.name.removesuffix(GGUF_SUFFIX)
         return StoredModel(str(path), ModelSource.PATH, (path,), size_of(path), stem, quant_of(path.name))
 
@@ -167,10 +163,6 @@ def _expanded(text: str) -> Path:
         raise UserError(
             f"no model file `{text}`: there is no such user", hint="give a path without `~`"
         ) from None
-
-
-def _is_like_repository(path: Path) -> bool:
-    return path.suffix.lower() != GGUF_SUFFIX and path.parent.name != "" and not is_folder(path.parent)
 
 
 def _usable(model: StoredModel) -> StoredModel:

@@ -71,6 +71,13 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def hint_for_missing(path: Path) -> str:
+    """What to do about a model file that is not there; `ORG/REPO` may be meant for Hugging Face."""
+    if path.suffix.lower() != GGUF_SUFFIX and path.parent.name and not is_folder(path.parent):
+        return f"for a repository of Hugging Face: `hf:{path.parent.name}/{path.name}`"
+    return "check the path and its permissions"
+
+
 def size_of(path: Path) -> int:
     """0 for what is gone or cannot be read."""
     try:

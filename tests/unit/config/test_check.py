@@ -59,6 +59,15 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
     assert caught.value.hint
 
 
+def test_a_repository_without_its_scheme_is_recognised(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read model file") as caught:
+        check_serve(Config(serve=ServeConfig(model=tmp_path / "unsloth/GLM-4.7-Flash-GGUF")))
+    assert caught.value.hint == "for a repository of Hugging Face: `hf:unsloth/GLM-4.7-Flash-GGUF`"
+    with pytest.raises(UserError) as caught:
+        check_serve(Config(serve=ServeConfig(model=tmp_path / "gone.gguf")))
+    assert caught.value.hint == "check the path and its permissions"
+
+
 def test_a_folder_or_a_name_is_looked_up_later(tmp_path: Path) -> None:
     for given in (tmp_path, "hf:a/b", "glm"):
         check_serve(Config(serve=ServeConfig(model=given)))
