@@ -6,7 +6,7 @@ given in full. `codec.py` turns these values to JSON and back, and refuses what 
 
 from dataclasses import dataclass
 
-from meshd.admin import net_api  # noqa: F401 - its request is among REQUESTS
+from meshd.admin import net_api, plan_api  # noqa: F401 - their requests are among REQUESTS
 from meshd.admin.request import Request, requests
 from meshd.admin.status import PathName, Status, TunnelView
 from meshd.link.transport import LinkKind
@@ -227,4 +227,4 @@ class TunnelCloseRequest(Request[TunnelList], name="tunnel_close"):
     service: str = ""
 
 
-REQUESTS = requests()  # by name, those of net_api.py included
+REQUESTS = requests()  # by name, those of net_api.py and plan_api.py included

@@ -59,6 +59,9 @@ EVENTS: Mapping[str, str] = {
     "child_stopping": "a child process is asked to exit",
     "connection_owner_unreadable": "/proc could not be read, so a local connection to a tunnel was refused",
     "device": "a device that this worker lends",
+    "capacity_not_told": "a member asked what this node's devices could lend, and got no answer",
+    "device_measured": "the speed of a device was measured, with `count` kinds of layers",
+    "device_not_measured": "the speed of a device could not be measured; it is estimated",
     "device_tried": "a device has passed its trial, with `count` operations",
     "device_unfit": "a device has failed its trial, and why; it is not used",
     "group_not_empty": "processes of a child's group are still running",
@@ -163,6 +166,10 @@ EVENTS: Mapping[str, str] = {
     "stream_failed": "a service ended with an error",
     "stream_refused": "a peer opened a stream that it has no access to",
     "stun_silent": "no STUN server answered while a reply code was made",
+    "speed_not_kept": (
+        "the speed of a device could not be written to the cache; it is measured again next time"
+    ),
+    "surveying": "looking at the machines for a plan: what is measured",
     "trial_not_kept": (
         "a device passed its trial, but that could not be saved; it is tried again after a restart"
     ),

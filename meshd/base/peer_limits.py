@@ -166,6 +166,15 @@ TRIALS_ASKED = Rate(
     "peer",
     "the head gets `busy`",
 )
+CAPACITY_ASKED = Share("answers about capacity in progress", 2, "peer", "further ones are refused")
+SPEEDS_ASKED = Rate(
+    "answers for which devices must be timed with layers that are new to them",
+    1 / 60,
+    8,
+    "peer",
+    "the answer has no new times",
+)
+CAPACITY_MESSAGES = Rate("messages of a stream about capacity", 2.0, 20, "peer", "the next one waits")
 LEASE_MESSAGES = Rate("messages of a lease's stream", 20.0, 200, "lease", "the next one waits")
 PROGRESS_SHOWN = Rate("progress messages of a worker that a head shows and logs", 0.5, 5, "peer", "not shown")
 EARLY_ENDS = Share(

@@ -18,7 +18,7 @@ from meshd.cli.output import Output, standard
 INTERRUPTED = 130
 
 LATER = frozenset(
-    "client pause resume report plan service".split()  # noqa: SIM905
+    "client pause resume report service".split()  # noqa: SIM905
 )
 
 
@@ -80,6 +80,18 @@ def _doctor() -> VerbModule:
     from meshd.cli import doctor
 
     return doctor
+
+
+def _plan() -> VerbModule:
+    from meshd.cli import plan
+
+    return plan
+
+
+def _capacity() -> VerbModule:
+    from meshd.cli import capacity
+
+    return capacity
 
 
 def _invite() -> VerbModule:
@@ -198,6 +210,8 @@ VERBS: tuple[Verb, ...] = (
         _netcheck,
     ),
     Verb("ping", GROUPS[2], "measure the round trip to a node", _ping),
+    Verb("capacity", GROUPS[2], "measure the devices and paths of all nodes", _capacity),
+    Verb("plan", GROUPS[2], "predict how fast a model would run, and choose machines and split", _plan),
     Verb("bench", GROUPS[2], "run benchmarks", _bench),
     Verb("invite", GROUPS[3], "create, list and revoke invite tokens", _invite),
     Verb("accept", GROUPS[3], "let in a node that printed a reply code", _accept),

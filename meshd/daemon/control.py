@@ -30,6 +30,7 @@ from meshd.admin.api import (
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
 from meshd.admin.net_api import NetcheckReply, NetcheckRequest
+from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, PlanRequest
 from meshd.admin.snapshot import (
     child_views,
     link_path,
@@ -41,6 +42,7 @@ from meshd.admin.status import MeshView, NodeView, Status
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.daemon.network_state import NetworkState
+from meshd.daemon.planning import Planning
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
@@ -76,6 +78,7 @@ class Parts:
     relays: Sequence[RelayHint]
     accept: Callable[[str], Reply]
     network_state: NetworkState
+    planning: Planning
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
     leave: Callable[[], None]
@@ -196,6 +199,14 @@ class DaemonControl(TunnelAnswers):
     @NetcheckRequest.answer
     async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
         return await self._parts.network_state.reply(fresh=request.fresh)
+
+    @CapacityRequest.answer
+    async def capacity(self, request: CapacityRequest) -> CapacityReply:
+        return await self._parts.planning.capacity()
+
+    @PlanRequest.answer
+    async def plan(self, request: PlanRequest) -> PlanReply:
+        return await self._parts.planning.plan(request)
 
     @LeaveRequest.answer
     async def leave(self, request: LeaveRequest) -> Done:

@@ -92,6 +92,7 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime
             logs=config.paths.logs,
             sockets=socket_folder(config.paths.home, os.environ),
             trial_cache=config.paths.cache / "device-trials",
+            speed_cache=config.paths.cache / "device-speeds",
         ),
     )
 

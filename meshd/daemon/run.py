@@ -19,6 +19,7 @@ from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.native_check import check_native
+from meshd.daemon.planning import Planning, make_planning
 from meshd.daemon.preflight import Preflight
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import find_native, make_runtime
@@ -134,16 +135,18 @@ class Daemon:
             mesh_port=preflight.mesh_port,
         )
         try:
-            built = await preflight.role.build(make_runtime(self._config, member.mesh, native), member)
-            await self._serve(member, built)
+            runtime = make_runtime(self._config, member.mesh, native)
+            built = await preflight.role.build(runtime, member)
+            planning = make_planning(self._config, member, runtime, self._role)
+            await self._serve(member, built, planning)
         finally:
             if member.local.has_left:
                 self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
 
-    async def _serve(self, member: MemberNode, built: BuiltRole) -> None:
+    async def _serve(self, member: MemberNode, built: BuiltRole, planning: Planning) -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""
         tunnels = make_tunnels(member.mesh, self._home)
-        control = self._control(member, built, tunnels)
+        control = self._control(member, built, tunnels, planning)
         admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
         async with Owner() as network:
@@ -170,7 +173,9 @@ class Daemon:
                 member.local.say_goodbye()
                 await asyncio.sleep(GOODBYE_SECONDS)
 
-    def _control(self, member: MemberNode, built: BuiltRole, tunnels: OwnTunnels) -> DaemonControl:
+    def _control(
+        self, member: MemberNode, built: BuiltRole, tunnels: OwnTunnels, planning: Planning
+    ) -> DaemonControl:
         gateway, mdns = built.gateway, member.transports.mdns
         return DaemonControl(
             Parts(
@@ -187,6 +192,7 @@ class Daemon:
                 relays=member.transports.relays,
                 accept=member.transports.joiners.accept,
                 network_state=member.transports.network_state,
+                planning=planning,
                 gateway=lambda: gateway.status if gateway is not None else None,
                 bans_changed=member.mesh.bans_changed,
                 leave=member.local.leave,

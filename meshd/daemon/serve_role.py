@@ -66,11 +66,12 @@ class ClaimedServe:
         from meshd.gateway.server import Gateway
         from meshd.role.head.cycle import Serve
 
-        head = Serve(runtime, self.file, _options(self.config, member))
+        head = Serve(runtime, self.file, head_options(self.config, member))
         return BuiltRole(head, Gateway(self.api.config, head, self.api))
 
 
-def _options(config: Config, member: MemberNode) -> "HeadOptions":
+def head_options(config: Config, member: MemberNode) -> "HeadOptions":
+    """What the user decided for serving."""
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve

@@ -9,8 +9,11 @@ from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import machine_id
+from meshd.role.capacity.tell_capacity import CapacityTeller
 from meshd.role.interface import RoleRuntime
-from meshd.role.worker.cycle import Worker, WorkerOptions, check_may_work
+from meshd.role.native.device_speeds import DeviceSpeeds
+from meshd.role.worker.cycle import Worker, WorkerOptions
+from meshd.role.worker.may_work import check_may_work
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
@@ -58,4 +61,14 @@ class ClaimedWorker:
         )
         worker = Worker(runtime, self.files, options, self.store)
         await worker.prepare()
+        native, processes, machine = runtime.native, runtime.processes, options.machine
+        CapacityTeller(
+            runtime.mesh,
+            DeviceSpeeds(
+                native, processes.run_to_end, runtime.paths, machine=machine, threads=options.cpu_threads
+            ),
+            devices=worker.devices,
+            machine=machine,
+            is_busy=lambda: worker.is_lending,
+        )
         return BuiltRole(worker)

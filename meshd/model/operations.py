@@ -53,8 +53,7 @@ def _matrices(known: Hyperparameters, tensors: Sequence[TensorInfo]) -> Iterator
     lengths: dict[tuple[str, str], list[int]] = {}
     tied = all(tensor.name != "output.weight" for tensor in tensors)
     for tensor in tensors:
-        output = tied and tensor.name == "token_embd.weight"
-        if not tensor.name.endswith(".weight") or (_is_no_matrix(tensor.name) and not output):
+        if not is_matrix(tensor) and not (tied and tensor.name == "token_embd.weight"):
             continue
         name = {2: "mul_mat", 3: "mul_mat_id"}.get(len(tensor.dims))
         if name is not None:
@@ -69,8 +68,10 @@ def _matrices(known: Hyperparameters, tensors: Sequence[TensorInfo]) -> Iterator
         yield from _word("route", *experts)
 
 
-def _is_no_matrix(name: str) -> bool:
-    return any(part in name for part in _NOT_MULTIPLIED)
+def is_matrix(tensor: TensorInfo) -> bool:
+    """It is multiplied with what the tokens have become so far."""
+    is_other = any(part in tensor.name for part in _NOT_MULTIPLIED)
+    return tensor.name.endswith(".weight") and len(tensor.dims) in (2, 3) and not is_other
 
 
 def _between(known: Hyperparameters, tensors: Sequence[TensorInfo]) -> Iterator[str]:

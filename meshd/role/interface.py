@@ -156,6 +156,8 @@ class RolePaths:
     """Private (0700) and short enough for sun_path."""
     trial_cache: Path | None = None
     """The file of the trials that devices passed."""
+    speed_cache: Path | None = None
+    """The file of how long devices took for layers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,7 @@ class WorkerOffer:
         return pack(
             {
                 "type": "offer",
-                "devices": [
-                    [d.name, d.kind, d.description, d.free_bytes, d.total_bytes] for d in self.devices
-                ],
+                "devices": [device_row(device) for device in self.devices],
                 "cards": [device.card for device in self.devices],
                 "has_model": self.has_model,
                 "machine": self.machine,
@@ -267,7 +265,7 @@ def decode(data: bytes) -> LeaseMessage:
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
-        devices = _with_cards(fields, [_device(row) for row in rows])
+        devices = _with_cards(fields, [read_device(row) for row in rows])
         if len({device.name for device in devices}) != len(devices):
             raise RemoteProtocolError("field `devices` names a device twice", code="message")
         return WorkerOffer(
@@ -356,7 +354,13 @@ def _unfit(fields: Fields, devices: int) -> tuple[str, ...]:
     return reasons
 
 
-def _device(row: list[object]) -> OfferedDevice:
+def device_row(device: OfferedDevice) -> list[str | int]:
+    """What crosses of a device, but for its card."""
+    return [device.name, device.kind, device.description, device.free_bytes, device.total_bytes]
+
+
+def read_device(row: list[object], card: str = "") -> OfferedDevice:
+    """The device of such a row. Raises RemoteProtocolError."""
     match row:
         case [str(name), str(kind), str(description), int(free), int(total)] if not (
             isinstance(free, bool) or isinstance(total, bool)
@@ -364,5 +368,5 @@ def _device(row: list[object]) -> OfferedDevice:
             fits = len(name) <= 64 and kind in ("cpu", "gpu") and len(description) <= 256
             printable = name.isprintable() and description.isprintable()
             if fits and printable and 0 <= free < 1 << 60 and 0 <= total < 1 << 60:
-                return OfferedDevice(name, kind, description, free, total)
+                return OfferedDevice(name, kind, description, free, total, card)
     raise RemoteProtocolError("field `devices` has an invalid device", code="message")

@@ -5,6 +5,7 @@
 #include "device_trial.h"
 #include "neighbour_arrivals.h"
 #include "report.h"
+#include "server_options.h"
 #include "session.h"
 
 #include <algorithm>
@@ -17,157 +18,6 @@
 #include <unistd.h>
 
 namespace mesh {
-
-static const char USAGE[] = R"(usage: mesh-server --fd N [options]
-       mesh-server --describe [MODULE]
-       mesh-server --list-devices
-       mesh-server --try-device NAME --try OPERATION[,OPERATION] [--try-tolerance F]
-
-  --fd N             serve the head at the other end of this inherited socket
-  --device NAME      lend this device; may be given several times (default: the CPU)
-  --threads N        of a CPU (default: 1)
-  --memory B[,B]     bytes that the head may hold on each device (default: what it has)
-  --neighbour K:N    worker K of the head is at the other end of this socket: push to it, and take from it
-  --neighbours-fd N  more neighbours are handed over there; the head is welcomed once all of them are there
-  --weights-fd N     read the weights index there; its `file` lines name further descriptors
-  --report-fd N      lines for the parent process: `loaded TENSORS BYTES` from files, and `failed WHY` before it exits
-  --describe         print what this program, or a libggml-mesh.so, is: one line of JSON
-  --list-devices     print a line for each device: name, kind, id of the hardware or -, total and free bytes, description
-  --try-device NAME  compute such operations as mul_mat:q4_0:576 on this device and the CPU, print what came of each, and
-                     exit with 2 if one was wrong or failed, with 1 if there is no such device
-  --try-tolerance F  multiply the largest error that is taken (default: 1)
-)";
-
-struct wrong_option : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-struct options {
-    int socket = -1;
-    int weights = -1;
-    int report = -1;
-    int arrivals = -1;
-    int threads = 1;
-    std::vector<std::string> devices;
-    std::vector<uint64_t> memory;
-    std::vector<neighbour_socket> neighbours;
-    bool describe = false;
-    std::string module;
-    bool list = false;
-    std::string tried; // a device
-    std::vector<std::string> operations;
-    double tolerance = 1;
-
-    // What this option is the number of, or nullptr
-    int * descriptor(const std::string & name) {
-        return name == "--fd"              ? &socket
-               : name == "--weights-fd"    ? &weights
-               : name == "--report-fd"     ? &report
-               : name == "--neighbours-fd" ? &arrivals
-                                           : nullptr;
-    }
-};
-
-static uint64_t number(const std::string & name, const std::string & text, uint64_t least, uint64_t most) {
-    char * end = nullptr;
-    const uint64_t value = std::strtoull(text.c_str(), &end, 10);
-    if (text.empty() || text[0] < '0' || text[0] > '9' || *end != '\0' || value < least || value > most) {
-        throw wrong_option(name + " takes a number from " + std::to_string(least) + " to " + std::to_string(most) +
-                           ", not `" + text + "`");
-    }
-    return value;
-}
-
-static neighbour_socket parse_neighbour(const std::string & text, const std::vector<neighbour_socket> & before) {
-    const size_t colon = text.find(':');
-    neighbour_socket found = {};
-    if (colon == std::string::npos || !parse_descriptor(text.substr(colon + 1), found.socket)) {
-        throw wrong_option("--neighbour takes NUMBER:DESCRIPTOR, not `" + text + "`");
-    }
-    found.number = static_cast<uint32_t>(number("--neighbour", text.substr(0, colon), 0, NEIGHBOURS - 1));
-    for (const auto & one : before) {
-        if (one.number == found.number) {
-            throw wrong_option("neighbour " + std::to_string(found.number) + " is there twice");
-        }
-    }
-    return found;
-}
-
-// Empty words as well, so that nothing that is missing goes unseen.
-static std::vector<std::string> split(const std::string & text) {
-    std::vector<std::string> words;
-    size_t begin = 0;
-    for (size_t end = text.find(','); end != std::string::npos; end = text.find(',', begin)) {
-        words.push_back(text.substr(begin, end - begin));
-        begin = end + 1;
-    }
-    words.push_back(text.substr(begin));
-    return words;
-}
-
-static double factor(const std::string & name, const std::string & text) {
-    char * end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    if (text.empty() || *end != '\0' || !(value >= 0)) {
-        throw wrong_option(name + " takes a factor, not `" + text + "`");
-    }
-    return value;
-}
-
-// Of a trial. false: it is another option
-static bool take_trial(options & found, const std::string & name, const std::string & value) {
-    if (name == "--try-device") {
-        found.tried = value;
-    } else if (name == "--try") {
-        found.operations = split(value);
-    } else if (name == "--try-tolerance") {
-        found.tolerance = factor(name, value);
-    } else {
-        return false;
-    }
-    return true;
-}
-
-static options parse(const std::vector<std::string> & words) {
-    options found;
-    for (size_t i = 0; i < words.size(); i++) {
-        const std::string & name = words[i];
-        if (name == "--describe") {
-            found.describe = true;
-            found.module = i + 1 < words.size() ? words[++i] : "";
-            continue;
-        }
-        if (name == "--list-devices") {
-            found.list = true;
-            continue;
-        }
-        if (i + 1 == words.size()) {
-            throw wrong_option("`" + name + "` is no option, or lacks its value");
-        }
-        const std::string & value = words[++i];
-        if (int * descriptor = found.descriptor(name)) {
-            if (!parse_descriptor(value, *descriptor)) {
-                throw wrong_option(name + ": `" + value + "` is no inherited descriptor");
-            }
-        } else if (name == "--neighbour") {
-            found.neighbours.push_back(parse_neighbour(value, found.neighbours));
-        } else if (name == "--device") {
-            found.devices.push_back(value);
-        } else if (name == "--threads") {
-            found.threads = static_cast<int>(number(name, value, 1, 1024));
-        } else if (name == "--memory") {
-            for (const auto & part : split(value)) {
-                found.memory.push_back(number(name, part, 1, 1ull << 47));
-            }
-        } else if (!take_trial(found, name, value)) {
-            throw wrong_option("there is no option `" + name + "`");
-        }
-    }
-    if (!found.describe && !found.list && found.tried.empty() && found.socket < 0) {
-        throw wrong_option("--fd is missing");
-    }
-    return found;
-}
 
 static int describe_module(const std::string & path) {
     void * module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -275,6 +125,14 @@ static int try_out(const options & chosen) {
     return try_device(device, chosen.operations, chosen.tolerance, print);
 }
 
+static int time_it(const options & chosen) {
+    load_backends();
+    ggml_backend_t backend = open_device(chosen.timed, chosen.threads);
+    const int code = time_device(backend, chosen.kinds, print);
+    ggml_backend_free(backend);
+    return code;
+}
+
 static int serve(const options & chosen) {
     if (chosen.report >= 0) {
         open_report(chosen.report);
@@ -302,7 +160,7 @@ static int serve(const options & chosen) {
 
 static int run(const std::vector<std::string> & words) {
     try {
-        const options chosen = parse(words);
+        const options chosen = parse_options(words);
         if (chosen.describe && chosen.module.empty()) {
             std::puts(describe("mesh-server").c_str());
             return 0;
@@ -316,6 +174,9 @@ static int run(const std::vector<std::string> & words) {
         }
         if (!chosen.tried.empty()) {
             return try_out(chosen);
+        }
+        if (!chosen.timed.empty()) {
+            return time_it(chosen);
         }
         return chosen.describe ? describe_module(chosen.module) : serve(chosen);
     } catch (const wrong_option & error) {

@@ -7,8 +7,11 @@
 
 namespace mesh {
 
-trial_graph::trial_graph(int64_t tokens) :
-    tokens(tokens), context(ggml_init({ 256 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true })) {}
+trial_graph::trial_graph(int64_t tokens, size_t tensors, int64_t cells) :
+    tokens(tokens), cells(cells),
+    context(
+        ggml_init({ tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(tensors, false), nullptr, true })),
+    tensors(tensors) {}
 
 ggml_tensor * trial_graph::leaf(ggml_type type, const std::vector<int64_t> & ne, values of) {
     ggml_tensor * tensor = ggml_new_tensor(context.get(), type, static_cast<int>(ne.size()), ne.data());
@@ -38,7 +41,7 @@ uint64_t trial_graph::bytes() const {
 
 ggml_cgraph * trial_graph::graph() {
     if (made == nullptr) {
-        made = ggml_new_graph(context.get());
+        made = ggml_new_graph_custom(context.get(), tensors, false);
         for (ggml_tensor * tensor : results) {
             ggml_build_forward_expand(made, tensor);
         }

@@ -17,7 +17,8 @@ constexpr double OTHER_ERROR = 1e-4;
 // Made twice, for the device and for the CPU, with the same content
 class trial_graph {
 public:
-    explicit trial_graph(int64_t tokens);
+    // With room for so many `tensors`; a cache of keys and values has so many `cells`
+    explicit trial_graph(int64_t tokens, size_t tensors = 256, int64_t cells = 256);
 
     typedef std::function<double(int64_t)> values; // element i of a tensor
     ggml_tensor * leaf(ggml_type type, const std::vector<int64_t> & ne, values of);
@@ -33,6 +34,7 @@ public:
     std::vector<std::vector<float>> read() const;
 
     const int64_t tokens;
+    int64_t cells;
     const ggml_context_ptr context;
     double limit = OTHER_ERROR;
 
@@ -41,6 +43,7 @@ private:
         ggml_tensor * tensor;
         values of;
     };
+    const size_t tensors;
     std::vector<content> leaves;
     std::vector<ggml_tensor *> results;
     ggml_cgraph * made = nullptr;

@@ -10,7 +10,6 @@
 namespace mesh {
 
 static constexpr int64_t ROWS = 64;   // of a matrix: its columns are as many as the model's
-static constexpr int64_t CELLS = 256; // of a cache
 static constexpr int64_t EXPERTS = 8; // most of a mixture
 
 typedef trial_numbers asked;
@@ -47,9 +46,9 @@ static bool get_rows(trial_graph & g, const asked & a) {
 }
 
 static bool set_rows(trial_graph & g, const asked & a) {
-    ggml_tensor * cache = g.leaf(a.types[0], { a.n[0], CELLS }, [](int64_t) { return 0.0; });
-    ggml_tensor * rows =
-        g.leaf(GGML_TYPE_I64, { g.tokens }, [](int64_t i) { return static_cast<double>(i * 5 % CELLS); });
+    ggml_tensor * cache = g.leaf(a.types[0], { a.n[0], g.cells }, [](int64_t) { return 0.0; });
+    ggml_tensor * rows = g.leaf(
+        GGML_TYPE_I64, { g.tokens }, [cells = g.cells](int64_t i) { return static_cast<double>(i * 5 % cells); });
     g.result(ggml_set_rows(g.context.get(), cache, g.any(GGML_TYPE_F32, { a.n[0], g.tokens }), rows));
     return true;
 }
@@ -85,15 +84,18 @@ static bool rope(trial_graph & g, const asked & a) {
 
 // Keys or values as they lie in a cache: the heads of a token side by side
 static ggml_tensor * cached(trial_graph & g, ggml_type type, int64_t head, int64_t heads) {
-    ggml_tensor * cache = g.any(type, { head * heads, CELLS });
+    ggml_tensor * cache = g.any(type, { head * heads, g.cells });
     ggml_tensor * view =
-        ggml_view_3d(g.context.get(), cache, head, heads, CELLS, ggml_row_size(type, head), cache->nb[1], 0);
+        ggml_view_3d(g.context.get(), cache, head, heads, g.cells, ggml_row_size(type, head), cache->nb[1], 0);
     return ggml_permute(g.context.get(), view, 0, 2, 1, 3);
 }
 
 static ggml_tensor * mask_of(trial_graph & g) {
-    return g.leaf(GGML_TYPE_F16, { CELLS, g.tokens },
-        [](int64_t i) { return i % CELLS <= i / CELLS + 100 ? 0.0 : static_cast<double>(-INFINITY); });
+    // all tokens see all of the cache but its last part
+    const int64_t seen = g.cells - 156;
+    return g.leaf(GGML_TYPE_F16, { g.cells, g.tokens }, [cells = g.cells, seen](int64_t i) {
+        return i % cells <= i / cells + seen ? 0.0 : static_cast<double>(-INFINITY);
+    });
 }
 
 static ggml_tensor * query_of(trial_graph & g, const asked & a) {
@@ -132,7 +134,7 @@ static bool attention(trial_graph & g, const asked & a) {
     sum_in_f32(scores, 0);
     const float scale = 1.0f / std::sqrt(static_cast<float>(a.n[0]));
     scores = ggml_soft_max_ext(ctx, scores, mask_of(g), scale, 0.0f);
-    ggml_tensor * out = ggml_mul_mat(ctx, g.any(a.types[1], { CELLS, a.n[1], a.n[3] }), scores);
+    ggml_tensor * out = ggml_mul_mat(ctx, g.any(a.types[1], { g.cells, a.n[1], a.n[3] }), scores);
     g.result(ggml_cont_2d(ctx, ggml_permute(ctx, out, 0, 2, 1, 3), a.n[1] * a.n[2], g.tokens));
     return true;
 }

@@ -26,7 +26,7 @@ static bool parse_type(const std::string & text, ggml_type & type) {
     return false;
 }
 
-static bool parse_number(const std::string & text, int64_t & number) {
+bool parse_number(const std::string & text, int64_t & number) {
     if (text.empty() || text.size() > 6 || text.find_first_not_of("0123456789") != std::string::npos) {
         return false;
     }
@@ -34,13 +34,26 @@ static bool parse_number(const std::string & text, int64_t & number) {
     return number >= 1 && number <= MOST;
 }
 
-const trial_operation * parse_trial(const std::string & word, trial_numbers & asked) {
+std::vector<std::string> split_word(const std::string & word, char at) {
     std::vector<std::string> parts;
-    for (size_t at = 0; at <= word.size();) {
-        const size_t colon = std::min(word.find(':', at), word.size());
-        parts.push_back(word.substr(at, colon - at));
-        at = colon + 1;
+    for (size_t begin = 0; begin <= word.size();) {
+        const size_t end = std::min(word.find(at, begin), word.size());
+        parts.push_back(word.substr(begin, end - begin));
+        begin = end + 1;
     }
+    return parts;
+}
+
+std::string join_word(const std::vector<std::string> & parts) {
+    std::string word = parts[0];
+    for (size_t i = 1; i < parts.size(); i++) {
+        word += ":" + parts[i];
+    }
+    return word;
+}
+
+const trial_operation * parse_trial(const std::string & word, trial_numbers & asked) {
+    const std::vector<std::string> parts = split_word(word);
     const trial_operation * known = find_trial_operation(parts[0]);
     if (known == nullptr || parts.size() != 1 + known->types + known->numbers) {
         return nullptr;

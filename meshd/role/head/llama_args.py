@@ -6,6 +6,7 @@ llama.cpp takes `_` for `-` in long names, and each value as an argument of its 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
@@ -73,6 +74,7 @@ _FLAGS = {
 }
 _FLASH = ("-fa", "--flash-attn")
 _SAMPLING = ("-bs", "--backend-sampling")
+_THREADS = ("-t", "--threads")
 _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 
 
@@ -92,6 +94,7 @@ class LlamaArgs:
     flash_attention: bool = True
     backend_sampling: bool = False  # tokens are chosen where their logits are
     checkpoints: bool = False  # how many of them is the user's choice
+    threads: int | None = None  # of the head's CPU
 
     def shape(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> ContextShape:
         """The context that llama-server will make; what stood after `--` wins over `tokens` and `slots`.
@@ -166,7 +169,14 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
         flash_attention=flash,
         backend_sampling=sampling,
         checkpoints=checkpoints,
+        threads=_threads(rest),
     )
+
+
+def _threads(rest: Sequence[str]) -> int | None:
+    """As llama-server reads them: what is no number it refuses itself."""
+    given = [value for name, value in pairwise(rest) if name in _THREADS]
+    return int(given[-1]) if given and given[-1].isdigit() and 0 < len(given[-1]) < 5 else None
 
 
 def _value(option: str, unread: list[str]) -> str:

@@ -40,6 +40,12 @@ def trial(program: str, device: str, operations: Sequence[str]) -> list[str]:
     return [program, "--try-device", device, "--try", ",".join(operations)]
 
 
+def timing(program: str, device: str, threads: int, kinds: Sequence[str]) -> list[str]:
+    """A mesh-server that measures how long one device takes for layers, and ends."""
+    argv = [program, "--time-device", device, "--threads", str(threads)]
+    return [*argv, *(word for kind in kinds for word in ("--time", kind))]
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """What llama-server is started with. `plan` are the options of the split (model/split_planner.py)."""

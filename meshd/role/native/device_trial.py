@@ -140,17 +140,24 @@ class DeviceTrials:
         return report.why_unfit(ended), report.was_tried(ended)
 
     def _key(self, device: OfferedDevice, operations: Sequence[str]) -> str:
-        """Driver and kernel change with a restart, which makes another `machine`, or another release."""
-        version = self._native.version
-        try:
-            stat = self._native.mesh_server.stat()
-            program = f"{stat.st_size} {stat.st_mtime_ns}"
-        except OSError:
-            program = ""
-        chosen = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_DECIDING))
-        parts = [version.pin, version.sources, version.backend, program, self._machine, platform.release()]
-        parts += [device.name, device.description, device.card, str(device.total_bytes)]
-        return trial_key([*parts, "\n".join(chosen), *operations])
+        return device_key(self._native, device, self._machine, operations)
+
+
+def device_key(native: NativeBuild, device: OfferedDevice, machine: str, asked: Sequence[str]) -> str:
+    """One name for a device and what it was asked, as long as nothing has changed that decides the answer.
+
+    Driver and kernel change with a restart, which makes another `machine`, or another release.
+    """
+    version = native.version
+    try:
+        stat = native.mesh_server.stat()
+        program = f"{stat.st_size} {stat.st_mtime_ns}"
+    except OSError:
+        program = ""
+    chosen = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_DECIDING))
+    parts = [version.pin, version.sources, version.backend, program, machine, platform.release()]
+    parts += [device.name, device.description, device.card, str(device.total_bytes)]
+    return trial_key([*parts, "\n".join(chosen), *asked])
 
 
 async def _keep_telling(on_progress: OnProgress, text: str) -> None:

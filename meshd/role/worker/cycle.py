@@ -6,6 +6,7 @@ ended, so its memory is back for certain.
 """
 
 import asyncio
+import os
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from meshd.base.errors import (
     MeshdError,
     Refused,
     RemoteProtocolError,
-    UserError,
 )
 from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_ASKED, LEASES_ASKED_OF_PEER, TRIALS_ASKED
 from meshd.base.rate_by_key import Rates
@@ -64,17 +64,6 @@ MAX_ASKING_PEER = LEASES_ASKED_OF_PEER.most
 LOG = log.get("worker")
 
 
-def check_may_work(roles: frozenset[Role]) -> None:
-    """Raises UserError when a node whose certificate has these roles may not lend devices."""
-    if Role.WORK not in roles:
-        raise UserError(
-            "this node cannot lend its devices: its certificate lacks the role `work`",
-            hint="get a token with that role (`meshd invite --role work` on a member that can grant "
-            "it), run `meshd "
-            "leave` here, then start again with `--join TOKEN`",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU.
@@ -86,6 +75,11 @@ class WorkerOptions:
     memory: int | None = None
     threads: int | None = None
     machine: str = ""
+
+    @property
+    def cpu_threads(self) -> int:
+        """With which a CPU computes."""
+        return self.threads if self.threads is not None else max(1, (os.cpu_count() or 2) // 2)
 
 
 class Worker:
@@ -142,8 +136,18 @@ class Worker:
         except ExceptionGroup as group:
             raise first_error(group) from None
 
+    async def devices(self) -> tuple[OfferedDevice, ...]:
+        """What could be lent, with the memory that is free now; none of it held back for anybody."""
+        listed = pick(await self._listing.devices(), self._options.devices)
+        return self._ledger.offer(listed, (), looks=(self._held(), self._held()))
+
     async def _devices(self) -> tuple[OfferedDevice, ...]:
         return pick(await self._listing.devices(), self._options.devices)
+
+    @property
+    def is_lending(self) -> bool:
+        """Some head uses its devices now."""
+        return bool(self._running)
 
     # Who may.
 
@@ -281,7 +285,7 @@ class Worker:
                 self._runtime,
                 agreed,
                 messages=messages,
-                threads=self._options.threads,
+                threads=self._options.cpu_threads,
                 outgoing=outgoing,
                 log_path=self._runtime.paths.logs / f"{CHILD_NAME}-{number}.log",
             )

@@ -5,7 +5,6 @@ so this daemon needs no picture of its work, but ends it when it says nothing an
 """
 
 import asyncio
-import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ class MeshServer:
         agreed: AgreedLease,
         *,
         messages: MessageStream,
-        threads: int | None,
+        threads: int,
         outgoing: Outgoing,
         log_path: Path,
     ) -> None:
@@ -79,7 +78,7 @@ class MeshServer:
         self.lease = agreed.lease
         self._processes = runtime.processes
         self._program = str(runtime.native.mesh_server)
-        self._threads = threads if threads is not None else max(1, (os.cpu_count() or 2) // 2)
+        self._threads = threads
         self._join = runtime.tunnels.join
         self._outgoing = outgoing
         self._log_path = log_path

@@ -1,0 +1,99 @@
+"""Requests about machines and splits, and their replies; see api.py for the rules."""
+
+from dataclasses import dataclass
+
+from meshd.admin.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCapacity:
+    """A device that could be lent. `weight_bytes_s`: how fast a token reads weights there; `flops`: of a
+    prompt; both null where nobody has measured it."""
+
+    node: str
+    device: str
+    free_bytes: int
+    total_bytes: int
+    weight_bytes_s: float | None
+    flops: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathCapacity:
+    """A path between two nodes as one of them sees it. `bytes_s`: null until it was seen full."""
+
+    # `from` is a word of Python
+    source: str
+    to: str
+    rtt_ms: float
+    bytes_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutView:
+    """A node that said nothing of itself, and why."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityReply:
+    """What there is."""
+
+    devices: tuple[DeviceCapacity, ...]
+    paths: tuple[PathCapacity, ...]
+    left_out: tuple[LeftOutView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityRequest(Request[CapacityReply], name="capacity"):
+    """Measured now, where it was not before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedNode:
+    """What one device of a plan holds. `memory_bytes`: weights, KV cache and compute buffers (a bound)."""
+
+    node: str
+    device: str
+    layers: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanView:
+    """A split and what it is predicted to do. `why` of the first one says why it was chosen."""
+
+    nodes: tuple[PlannedNode, ...]
+    prompt_tok_s: float
+    generate_tok_s: float
+    streams_tok_s: float
+    first_token_s: float
+    load_s: float
+    bytes_per_token: int
+    ctx_size: int
+    slots: int
+    ubatch: int
+    output_on: str
+    measured: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReply:
+    """`choice` is the place of the chosen one in `plans`."""
+
+    model: str
+    choice: int
+    plans: tuple[PlanView, ...]
+    left_out: tuple[LeftOutView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest(Request[PlanReply], name="plan"):
+    """`model`: path of a GGUF file that this daemon can read. `ctx_size` and `streams`: 0 for the usual."""
+
+    model: str
+    ctx_size: int = 0
+    streams: int = 0

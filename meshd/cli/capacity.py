@@ -1,0 +1,69 @@
+"""Measure what all nodes could contribute: memory and speed of each device, and the paths between nodes.
+
+What has not been measured before is measured now, which takes a few seconds per device. Nothing is reserved.
+"""
+
+import argparse
+
+from meshd.admin.client import ask
+from meshd.admin.codec import to_json
+from meshd.admin.plan_api import CapacityReply, CapacityRequest, DeviceCapacity, PathCapacity
+from meshd.base.byte_format import in_bytes, in_memory
+from meshd.cli.options import Arguments
+from meshd.cli.output import Output
+from meshd.config import home_here
+
+MEASURE_SECONDS = 330.0  # a GPU's driver may compile first
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Ask the daemon and print."""
+    out.progress("measuring devices")
+    reply = ask(home_here(), CapacityRequest(), seconds=MEASURE_SECONDS)
+    if args.json:
+        paths = [_path_json(path) for path in reply.paths]
+        left_out = to_json(reply.left_out)
+        out.json({"devices": to_json(reply.devices), "paths": paths, "left_out": left_out})
+    else:
+        _show(reply, out)
+    return 0
+
+
+def _path_json(path: PathCapacity) -> dict[str, str | float | None]:
+    return {"from": path.source, "to": path.to, "rtt_ms": path.rtt_ms, "bytes_s": path.bytes_s}
+
+
+def _show(reply: CapacityReply, out: Output) -> None:
+    out.table(("NODE", "DEVICE", "FREE", "TOTAL", "WEIGHTS", "PROMPTS"), [_row(one) for one in reply.devices])
+    if reply.paths:
+        out.line()
+        out.table(
+            ("FROM", "TO", "RTT", "RATE"),
+            [
+                (
+                    path.source,
+                    path.to,
+                    f"{path.rtt_ms:.2f} ms",
+                    "-" if path.bytes_s is None else f"{in_bytes(path.bytes_s)}/s",
+                )
+                for path in reply.paths
+            ],
+        )
+    for left in reply.left_out:
+        out.note(f"{left.node}: not measured: {left.why}")
+
+
+def _row(device: DeviceCapacity) -> tuple[str, ...]:
+    return (
+        device.node,
+        device.device,
+        in_memory(device.free_bytes),
+        in_memory(device.total_bytes),
+        "-" if device.weight_bytes_s is None else f"{in_bytes(device.weight_bytes_s)}/s",
+        "-" if device.flops is None else f"{device.flops / 1e9:.0f} GFLOP/s",
+    )

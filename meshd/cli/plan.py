@@ -1,0 +1,85 @@
+"""Predict how fast a model would run on the machines of this mesh, and choose machines and split.
+
+The running node asks all workers and loads nothing; devices whose speed is not known yet are measured first,
+which takes a few seconds each.
+
+examples:
+  meshd plan --model model.gguf
+  meshd plan --model model.gguf --ctx-size 32768 --streams 4
+"""
+
+import argparse
+from pathlib import Path
+
+from meshd.admin.client import ask
+from meshd.admin.codec import to_json
+from meshd.admin.plan_api import PlanReply, PlanRequest, PlanView
+from meshd.base.byte_format import in_bytes, in_memory
+from meshd.base.errors import UsageError
+from meshd.cli.capacity import MEASURE_SECONDS
+from meshd.cli.options import Arguments
+from meshd.cli.output import Output
+from meshd.config import home_here
+
+_MOST_TOKENS = 1 << 24
+_MOST_STREAMS = 64
+_SHOWN = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model, --ctx-size, --streams, --json."""
+    parser.add_argument("--model", metavar="FILE", required=True, help="GGUF file to plan for")
+    parser.add_argument("--ctx-size", "--ctx", metavar="N", type=int, default=0, help="context in tokens")
+    parser.add_argument("--streams", metavar="S", type=int, default=0, help="answers generated at once")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Ask the daemon and print. 1 when nothing fits."""
+    if not 0 <= args.ctx_size <= _MOST_TOKENS:
+        raise UsageError(f"--ctx-size takes a number from 1 to {_MOST_TOKENS}")
+    if not 0 <= args.streams <= _MOST_STREAMS:
+        raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
+    out.progress("asking the nodes, and measuring what is not known yet")
+    request = PlanRequest(
+        model=str(Path(args.model).expanduser().absolute()), ctx_size=args.ctx_size, streams=args.streams
+    )
+    reply = ask(home_here(), request, seconds=MEASURE_SECONDS)
+    if args.json:
+        out.json(to_json(reply))
+    else:
+        _show(reply, out)
+    return 0
+
+
+def _show(reply: PlanReply, out: Output) -> None:
+    best = reply.plans[reply.choice]
+    out.line(f"{reply.model}: {best.why}")
+    out.line(
+        f"context {best.ctx_size} tokens for each of {best.slots} answers at once, "
+        f"prompts in steps of {best.ubatch}, output on {best.output_on}"
+    )
+    out.line()
+    out.table(
+        ("NODE", "DEVICE", "LAYERS", "MEMORY"),
+        [(one.node, one.device, str(one.layers), in_memory(one.memory_bytes)) for one in best.nodes],
+    )
+    out.line()
+    shown = [best, *(plan for plan in reply.plans if plan is not best)][:_SHOWN]
+    out.table(("SPLIT", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN"), [_row(plan) for plan in shown])
+    if not all(plan.measured for plan in shown):
+        out.note("some speeds are estimated: those devices could not be measured, or compute for somebody")
+    for left in reply.left_out:
+        out.note(f"{left.node}: left out: {left.why}")
+
+
+def _row(plan: PlanView) -> tuple[str, ...]:
+    split = " ".join(f"{one.node}:{one.layers}" for one in plan.nodes)
+    return (
+        split,
+        f"{plan.generate_tok_s:.1f} tok/s",
+        f"{plan.streams_tok_s:.1f} tok/s",
+        f"{plan.prompt_tok_s:.0f} tok/s",
+        f"{plan.load_s:.1f} s",
+        in_bytes(plan.bytes_per_token),
+    )

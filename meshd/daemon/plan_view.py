@@ -1,0 +1,98 @@
+"""Plans and machines as `meshd plan` and `meshd capacity` show them. Pure."""
+
+from collections.abc import Sequence
+
+from meshd.admin.plan_api import (
+    CapacityReply,
+    DeviceCapacity,
+    LeftOutView,
+    PathCapacity,
+    PlannedNode,
+    PlanReply,
+    PlanView,
+)
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_work import USUAL_WEIGHTS
+from meshd.model.output import DevicePath
+from meshd.role.head.split_choice import Machines, SplitChoice
+from meshd.wire.lease import OfferedDevice
+
+_PROMPT_TOKENS = 128  # with which computing is told
+LeftOut = Sequence[tuple[str, str]]
+
+
+def plan_reply(model: str, choices: Sequence[SplitChoice], left_out: LeftOut) -> PlanReply:
+    """The chosen one is the first."""
+    return PlanReply(
+        model=model,
+        choice=0,
+        plans=tuple(map(_plan_view, choices)),
+        left_out=_left_out(left_out),
+    )
+
+
+def _plan_view(choice: SplitChoice) -> PlanView:
+    plan, predicted = choice.plan, choice.prediction
+    shares = [share for share in plan.shares if share.layers]
+    worker = plan.output_worker
+    return PlanView(
+        nodes=tuple(
+            PlannedNode(
+                node=share.device.node,
+                device=share.device.name,
+                layers=share.layers,
+                memory_bytes=share.total,
+            )
+            for share in shares
+        ),
+        prompt_tok_s=round(predicted.prompt_tok_s, 2),
+        generate_tok_s=round(predicted.generate_tok_s, 2),
+        streams_tok_s=round(predicted.streams_tok_s, 2),
+        first_token_s=round(predicted.first_token_s, 4),
+        load_s=round(predicted.load_s, 3),
+        bytes_per_token=predicted.bytes_per_token,
+        ctx_size=plan.shape.answer_tokens,
+        slots=plan.shape.parallel,
+        ubatch=plan.shape.step_tokens,
+        output_on=worker.label if worker is not None else "head",
+        measured=predicted.is_measured,
+        why=choice.why or plan.why,
+    )
+
+
+def _left_out(left_out: LeftOut) -> tuple[LeftOutView, ...]:
+    return tuple(LeftOutView(node=node, why=why) for node, why in left_out)
+
+
+def capacity_reply(machines: Machines, me: str, left_out: LeftOut) -> CapacityReply:
+    """`me`: the name of this node. Speeds are those of USUAL, asked alone."""
+    devices = [_device(me, device, machines.speeds.get((me, device.name))) for device in machines.own]
+    devices += [
+        _device(offer.node, device, machines.speeds.get((offer.node, device.name)))
+        for offer in machines.offers
+        for device in offer.offer.devices
+    ]
+    own = [(me, offer.node, offer.path) for offer in machines.offers if offer.path is not None]
+    between = [(source, to, path) for (source, to), path in machines.paths.items()]
+    paths = tuple(_path(*one) for one in [*own, *between])
+    return CapacityReply(devices=tuple(devices), paths=paths, left_out=_left_out(left_out))
+
+
+def _device(node: str, device: OfferedDevice, speed: DeviceSpeed | None) -> DeviceCapacity:
+    rate = flops = None
+    if speed is not None and 0 in speed:
+        elements, size = USUAL_WEIGHTS
+        rate = size / speed.seconds(0, 1)
+        flops = 2 * elements * _PROMPT_TOKENS / speed.seconds(0, _PROMPT_TOKENS)
+    return DeviceCapacity(
+        node=node,
+        device=device.name,
+        free_bytes=device.free_bytes,
+        total_bytes=device.total_bytes,
+        weight_bytes_s=rate,
+        flops=flops,
+    )
+
+
+def _path(source: str, to: str, path: DevicePath) -> PathCapacity:
+    return PathCapacity(source=source, to=to, rtt_ms=round(path.rtt * 1000, 3), bytes_s=path.rate)

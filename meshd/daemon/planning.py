@@ -1,0 +1,76 @@
+"""Answers `meshd plan` and `meshd capacity`: looks at the machines, plans for a model, and loads nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.admin.plan_api import CapacityReply, PlanReply, PlanRequest
+from meshd.base import log
+from meshd.config import Config
+from meshd.daemon.member_node import MemberNode
+from meshd.daemon.plan_view import capacity_reply, plan_reply
+from meshd.daemon.serve_role import head_options
+from meshd.model.gguf import Header
+from meshd.model.layer_work import USUAL, layer_work
+from meshd.model.layers import read_layers
+from meshd.role.head.llama_args import read_llama_args
+from meshd.role.head.split_choice import choose_split
+from meshd.role.head.split_plan import HeadOptions, shape_of
+from meshd.role.head.survey import Surveyor
+from meshd.role.interface import RoleRuntime
+from meshd.role.native.processors import llama_threads
+from meshd.store.hash_cache import HashCache
+from meshd.store.model_file import ModelFile
+
+LOG = log.get("daemon")
+
+
+class Planning:
+    """Of one daemon, whatever its role. `options`: what the user decided for serving."""
+
+    def __init__(self, surveyor: Surveyor, options: HeadOptions, cache: HashCache) -> None:
+        self._surveyor = surveyor
+        self._options = options
+        self._cache = cache
+
+    async def capacity(self) -> CapacityReply:
+        """Raises MeshdError when this node's own devices cannot be listed."""
+        surveyed = await self._surveyor.survey(USUAL, _tell)
+        return capacity_reply(surveyed.machines, self._options.node_name, surveyed.left_out)
+
+    async def plan(self, request: PlanRequest) -> PlanReply:
+        """Raises UserError for a file that is no model, and where the model fits nowhere."""
+        options = replace(
+            self._options,
+            ctx_size=request.ctx_size or self._options.ctx_size,
+            slots=request.streams or self._options.slots,
+        )
+        headers, name = await self._headers(Path(request.model))
+        layers = read_layers(headers, name=name)
+        work = layer_work(headers, shape_of(layers, options), layers.count)
+        surveyed = await self._surveyor.survey(work.texts, _tell)
+        choices = choose_split(layers, work, surveyed.machines, options)
+        return plan_reply(name, choices, surveyed.left_out)
+
+    async def _headers(self, path: Path) -> tuple[Sequence[Header], str]:
+        file = await ModelFile.open(path, cache=self._cache)
+        try:
+            return file.headers, file.name
+        finally:
+            file.close()
+
+
+def make_planning(config: Config, member: MemberNode, runtime: RoleRuntime, role: str) -> Planning:
+    """On a node that lends devices, these are its own."""
+    options = head_options(config, member)
+    threads = read_llama_args(options.llama_args).threads or llama_threads()
+    if role == "worker":
+        options = replace(options, devices=config.worker.devices)
+        threads = config.worker.threads or threads
+    return Planning(
+        Surveyor(runtime, options, threads=threads), options, HashCache(config.paths.cache / "weights")
+    )
+
+
+def _tell(text: str) -> None:
+    LOG.info("surveying", why=text)

@@ -1,0 +1,51 @@
+"""How fast a device computes a model's layers, from the lines of `mesh-server --time-device`. Pure.
+
+Times between two measured numbers of tokens lie on a line between them, and beyond the last on the line of
+the last two.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from meshd.wire.capacity import TimedLayer, checked_time
+
+_WORDS = 4  # of a line
+
+
+def read_line(line: str) -> TimedLayer | None:
+    """None for anything else that a program or a driver prints."""
+    words = line.split(" ")
+    if len(words) != _WORDS or words[0] != "took":
+        return None
+    if not all(word.isascii() and word.isdigit() and len(word) < 16 for word in words[1:]):
+        return None
+    kind, tokens, nanoseconds = map(int, words[1:])
+    return checked_time(kind, tokens, nanoseconds)
+
+
+class DeviceSpeed:
+    """The times of one device."""
+
+    def __init__(self, times: Iterable[TimedLayer]) -> None:
+        self._points: dict[int, list[tuple[int, float]]] = {}
+        for one in times:
+            self._points.setdefault(one.kind, []).append((one.tokens, one.nanoseconds / 1e9))
+        for points in self._points.values():
+            points.sort()
+
+    def __contains__(self, kind: int) -> bool:
+        return kind in self._points
+
+    def seconds(self, kind: int, tokens: float) -> float:
+        """For one layer. Raises KeyError where this kind was not measured."""
+        points = self._points[kind]
+        if tokens <= points[0][0] or len(points) == 1:
+            count, took = points[0]
+            return took * max(1.0, tokens / count)
+        after = next((i for i, (count, _) in enumerate(points) if count >= tokens), len(points) - 1)
+        return _on_line(points[after - 1 : after + 1], tokens)
+
+
+def _on_line(points: Sequence[tuple[int, float]], tokens: float) -> float:
+    (count, took), (other, longer) = points
+    slope = max(0.0, (longer - took) / (other - count))
+    return took + slope * (tokens - count)

@@ -1,0 +1,223 @@
+"""What a split of a model over devices will do: seconds for a token, for a prompt, for a load. Pure.
+
+A token of S streams passes all devices in turn:
+
+    token  = sum of devices (layers with S tokens, attention over the cache) + output + ways + STEP
+    a way  = half a round trip + S hidden states / rate + HOP       N + 1 of them for N workers in a row
+    prompt = sum of devices and ways for one micro batch + (micro batches - 1) x the slowest of them + output
+
+Without pushes all hidden states pass the head, so each border between workers is two ways, and the micro
+batches of a prompt follow one another. Times of layers are measured (device_speed.py); where a device was
+not, they follow from the bytes of its weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.model.output import CPU_RATE, GPU_RATE, SAMPLED_BYTES, DevicePath
+
+HOP_SECONDS = 0.0002  # of a message between two daemons, beyond its path
+STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a layer
+LOAD_SECONDS = 0.4  # of llama-server's start, without weights
+LOAD_ROUND_TRIPS = 6
+LOAD_RATE = 1.5e9  # bytes a second from a file that was read before
+_CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (micro_batch.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A device with the layers `begin` to `end`, in bytes of weights `weights`.
+
+    `path`: to the head; None for the head's own. `speed` None: never measured.
+    """
+
+    node: str
+    device: str
+    begin: int
+    end: int
+    weights: int
+    is_gpu: bool = False
+    speed: DeviceSpeed | None = None
+    path: DevicePath | None = None
+    is_head: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.node} {self.device}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """What is predicted. `stages` in the order of the layers; `output` is where logits are made.
+
+    `paths`: from a node to another one; where none is known, the longer of their paths to the head counts.
+    `logits`: they cross to the head, not just candidates.
+    """
+
+    stages: tuple[Stage, ...]
+    output: Stage
+    micro_batch: int
+    slots: int = 1
+    pushed: bool = True
+    logits: bool = False
+    paths: Mapping[tuple[str, str], DevicePath] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Rates in tokens a second, times in seconds; `streams_tok_s` for all slots together."""
+
+    generate_tok_s: float
+    prompt_tok_s: float
+    streams_tok_s: float
+    first_token_s: float
+    load_s: float
+    bytes_per_token: int
+    device_s: tuple[tuple[str, float], ...]
+    """Of a token, by device: its layers, and the output where it has that."""
+    ways_s: float
+    """Of a token, on the network."""
+    is_measured: bool
+    """All devices were."""
+
+
+class Predictor:
+    """Of one model; `tokens` of a prompt, `cells` of the cache that a token sees."""
+
+    def __init__(
+        self, model: ModelLayers, work: LayerWork, *, prompt_tokens: int = 512, cells: int = 512
+    ) -> None:
+        self._model = model
+        self._work = work
+        self._prompt = prompt_tokens
+        self._cells = cells
+
+    def predict(self, split: Split) -> Prediction:
+        token, streams = self._token(split, 1), self._token(split, split.slots)
+        prompt = self._prompt_seconds(split)
+        device_s: dict[str, float] = {}
+        for stage in split.stages:
+            device_s[stage.label] = device_s.get(stage.label, 0.0) + self._layers(stage, 1, self._cells)
+        output = self._output(split.output, 1)
+        device_s[split.output.label] = device_s.get(split.output.label, 0.0) + output
+        return Prediction(
+            generate_tok_s=1 / token,
+            prompt_tok_s=self._prompt / prompt,
+            streams_tok_s=split.slots / streams,
+            first_token_s=prompt,
+            load_s=self._load(split),
+            bytes_per_token=self._bytes(split),
+            device_s=tuple(device_s.items()),
+            ways_s=self._ways(split, 1),
+            is_measured=all(stage.speed is not None for stage in (*split.stages, split.output)),
+        )
+
+    def answer_seconds(self, split: Split, tokens: int) -> float:
+        """Of a prompt and so many tokens behind it: what splits are compared by."""
+        return self._prompt_seconds(split) + tokens * self._token(split, 1)
+
+    def layer_seconds(self, stage: Stage) -> float:
+        """Of a token, for the mean of the stage's layers."""
+        return self._layers(stage, 1, self._cells) / max(1, stage.end - stage.begin)
+
+    # Parts.
+
+    def _token(self, split: Split, streams: int) -> float:
+        computing = sum(self._layers(stage, streams, self._cells) for stage in split.stages)
+        return computing + self._output(split.output, streams) + self._ways(split, streams) + STEP_SECONDS
+
+    def _layers(self, stage: Stage, tokens: int, cells: int) -> float:
+        if stage.begin == stage.end:
+            return 0.0
+        speed, work = stage.speed, self._work
+        if speed is None or not work.kinds or any(kind not in speed for kind in set(work.kinds)):
+            rate, fast = (GPU_RATE, _GPU_WORK) if stage.is_gpu else (CPU_RATE, _CPU_WORK)
+            return max(stage.weights / rate, stage.weights * tokens / fast)
+        one = {kind: speed.seconds(kind, tokens) for kind in set(work.kinds)}
+        parts = zip(work.kinds[stage.begin : stage.end], work.scales[stage.begin : stage.end], strict=True)
+        seconds = sum(one[kind] * scale for kind, scale in parts)
+        return seconds + self._attention(stage, speed, tokens, cells)
+
+    def _attention(self, stage: Stage, speed: DeviceSpeed, tokens: int, cells: int) -> float:
+        """Beyond the short cache over which layers were timed. A window ends it."""
+        near, far = self._work.near, self._work.far
+        if near is None or far is None or near not in speed or far not in speed:
+            return 0.0
+        more = speed.seconds(far, tokens) - speed.seconds(near, tokens)
+        a_cell = max(0.0, more / (FAR_CELLS - NEAR_CELLS))
+        caches = self._model.cache.layers[stage.begin : stage.end]
+        seen = (min(cells, layer.window or cells) for layer in caches if layer.key)
+        return a_cell * sum(max(0, count - NEAR_CELLS) for count in seen)
+
+    def _output(self, stage: Stage, tokens: int) -> float:
+        speed, kind = stage.speed, self._work.output
+        if speed is not None and kind is not None and kind in speed:
+            return speed.seconds(kind, tokens)
+        return self._model.output / (GPU_RATE if stage.is_gpu else CPU_RATE)
+
+    def _ways(self, split: Split, tokens: int) -> float:
+        state = 4 * tokens * self._model.widths.embedding
+        seconds = 0.0
+        for path in self._borders(split):
+            seconds += path.rtt / 2 + path.seconds(state) + HOP_SECONDS
+        last = split.stages[-1]
+        if not last.is_head and last.path is not None:
+            back = tokens * self._bytes_back(split)
+            seconds += last.path.rtt / 2 + last.path.seconds(back) + HOP_SECONDS
+        return seconds
+
+    def _borders(self, split: Split) -> list[DevicePath]:
+        """What hidden states pass, but the way back from the last device."""
+        found: list[DevicePath] = []
+        before: Stage | None = None
+        for stage in split.stages:
+            if before is None or before.is_head or stage.is_head:
+                far = stage.path if not stage.is_head else before.path if before is not None else None
+                found += [far] if far is not None else []
+            elif before.node != stage.node:
+                found += self._between(split, before, stage)
+            before = stage
+        return found
+
+    @staticmethod
+    def _between(split: Split, before: Stage, stage: Stage) -> list[DevicePath]:
+        ends = [path for path in (before.path, stage.path) if path is not None]
+        if not split.pushed:
+            return ends
+        known = split.paths.get((before.node, stage.node))
+        return [known] if known is not None else sorted(ends, key=lambda path: path.rtt)[-1:]
+
+    def _bytes_back(self, split: Split) -> int:
+        if split.output.is_head:
+            return 4 * self._model.widths.embedding
+        return 4 * self._model.widths.vocabulary if split.logits else SAMPLED_BYTES
+
+    def _bytes(self, split: Split) -> int:
+        ways = len(self._borders(split))
+        last = split.stages[-1]
+        return ways * 4 * self._model.widths.embedding + (0 if last.is_head else self._bytes_back(split))
+
+    def _prompt_seconds(self, split: Split) -> float:
+        micro = min(split.micro_batch, self._prompt)
+        batches = -(-self._prompt // micro)
+        state = 4 * micro * self._model.widths.embedding
+        computing = [self._layers(stage, micro, self._prompt // 2) for stage in split.stages]
+        borders = self._borders(split)
+        carrying = [path.seconds(state) + HOP_SECONDS for path in borders]
+        delays = sum(path.rtt / 2 for path in borders)
+        last = split.stages[-1]
+        back = last.path.rtt / 2 + HOP_SECONDS if not last.is_head and last.path is not None else 0.0
+        once = sum(computing) + sum(carrying)
+        if split.pushed:
+            passed = once + (batches - 1) * max([*computing, *carrying]) + delays
+        else:
+            passed = batches * (once + delays)
+        return passed + back + self._output(split.output, 1) + STEP_SECONDS
+
+    def _load(self, split: Split) -> float:
+        most = max(stage.weights for stage in split.stages)
+        far = max((stage.path.rtt for stage in split.stages if stage.path is not None), default=0.0)
+        return LOAD_SECONDS + most / LOAD_RATE + LOAD_ROUND_TRIPS * far

@@ -1,0 +1,98 @@
+"""Asks other members what their devices could lend, and how fast they are."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from meshd.base.errors import MeshdError, RemoteProtocolError
+from meshd.base.peer_limits import CAPACITY_MESSAGES
+from meshd.base.tasks import Owner, first_error
+from meshd.identity.keys import PeerId
+from meshd.peer.interface import Mesh
+from meshd.peer.messages import MessageStream
+from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, Measuring, decode
+
+SILENT_SECONDS = 15.0  # without a word
+MOST_SECONDS = 300.0  # with them: a GPU's driver may compile first
+_OVER = 0  # code of a stream that is not needed any more
+
+OnProgress = Callable[[PeerId, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one node said; or why it said nothing."""
+
+    capacity: Capacity | None = None
+    why_not: str = ""
+
+
+async def ask_capacity(
+    mesh: Mesh, peer: PeerId, asked: AskCapacity, on_progress: Callable[[str], None]
+) -> Capacity:
+    """What one node says. Raises Broken, EndOfStream, Refused, RemoteProtocolError, TimeoutError."""
+    stream = mesh.open_stream(peer, CAPACITY_SERVICE, metadata={})
+    try:
+        messages = MessageStream(stream, CAPACITY_MESSAGES)
+        await messages.send(asked.encode())
+        async with asyncio.timeout(MOST_SECONDS):
+            while True:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    answer = decode(await messages.receive())
+                if isinstance(answer, Capacity):
+                    return answer
+                if not isinstance(answer, Measuring):
+                    raise RemoteProtocolError("capacity: expected `capacity`", code="capacity")
+                on_progress(answer.text)
+    finally:
+        stream.reset(_OVER, "")
+
+
+async def ask_all(
+    mesh: Mesh, peers: Sequence[PeerId], timed: Sequence[str], on_progress: OnProgress
+) -> dict[PeerId, Answer]:
+    """Of each node what it knows; those with something to measure do so then, one by one on each machine:
+    two that measure at the same time disturb each other.
+    """
+    found: dict[PeerId, Answer] = {}
+    await _ask(mesh, [list(peers)], AskCapacity(tuple(timed)), found, on_progress, at_once=True)
+    by_machine: dict[str, list[PeerId]] = {}
+    for peer, answer in found.items():
+        if answer.capacity is not None and _lacks(answer.capacity, len(timed)):
+            by_machine.setdefault(answer.capacity.machine or str(peer), []).append(peer)
+    measuring = AskCapacity(tuple(timed), measure=True)
+    await _ask(mesh, list(by_machine.values()), measuring, found, on_progress, at_once=False)
+    return found
+
+
+def _lacks(capacity: Capacity, timed: int) -> bool:
+    return any(len({time.kind for time in one.times}) < timed for one in capacity.devices)
+
+
+async def _ask(
+    mesh: Mesh,
+    groups: Sequence[Sequence[PeerId]],
+    asked: AskCapacity,
+    found: dict[PeerId, Answer],
+    on_progress: OnProgress,
+    *,
+    at_once: bool,
+) -> None:
+    async def ask(peers: Sequence[PeerId]) -> None:
+        for peer in peers:
+            try:
+                answer = await ask_capacity(mesh, peer, asked, partial(on_progress, peer))
+                found[peer] = Answer(answer)
+            except TimeoutError:
+                found.setdefault(peer, Answer(why_not="it does not answer"))
+            except MeshdError as error:
+                found.setdefault(peer, Answer(why_not=error.what))
+
+    parts = [[peer] for group in groups for peer in group] if at_once else groups
+    try:
+        async with Owner() as owner:
+            for part in parts:
+                owner.start_for(part[0].short, ask(part), name="capacity")
+    except ExceptionGroup as group:
+        raise first_error(group) from None

@@ -1,0 +1,344 @@
+"""Which machines a model runs on, and how it is split over them: the fastest that is predicted. Pure.
+
+Sets and orders of workers, each with a few ways to divide the layers, are ranked by a rough prediction; the
+best of them are planned in full (split_plan.py), with their memory, and predicted once more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, permutations
+
+from meshd.base.errors import Refused, UserError
+from meshd.model.cache import ContextShape
+from meshd.model.compute import compute_bound
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.model.output import DevicePath
+from meshd.model.partition import share_out
+from meshd.model.prediction import Prediction, Predictor, Split, Stage
+from meshd.model.split_values import Plan
+from meshd.role.head.shared_memory import plan_over
+from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc, shape_of, without_idle
+from meshd.wire.lease import OfferedDevice
+
+PROMPT_TOKENS, ANSWER_TOKENS = 512, 256  # of the answer by whose time splits are compared
+_MOST_NODES = 6  # workers of which all sets are looked at: the fastest
+_MOST_ORDERED = 3  # of a set of which all orders are
+_MOST_PLANNED = 12  # candidates that are planned in full
+_WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What there is. `speeds` by node and device, `paths` from node to node."""
+
+    offers: tuple[NodeOffer, ...]
+    own: tuple[OfferedDevice, ...]
+    speeds: Mapping[tuple[str, str], DeviceSpeed] = field(default_factory=dict)
+    paths: Mapping[tuple[str, str], DevicePath] = field(default_factory=dict)
+    plain_rpc: tuple[PlainRpc, ...] = ()
+    own_excluded: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitChoice:
+    """A split that fits, and what it will do."""
+
+    plan: Plan
+    offers: tuple[NodeOffer, ...]
+    options: HeadOptions
+    prediction: Prediction
+    seconds: float
+    why: str = ""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those that hold layers, in their order."""
+        return tuple(dict.fromkeys(share.device.node for share in self.plan.shares if share.layers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """`counts`: layers for the devices of these offers in turn, then the head's own; empty: by memory."""
+
+    offers: tuple[NodeOffer, ...]
+    counts: tuple[int, ...] = ()
+
+
+def choose_split(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions, *, least: int = 0
+) -> list[SplitChoice]:
+    """All that were planned, the chosen one first. At least `least` workers take part.
+
+    Raises NotEnoughMemory, UserError, Refused where nothing fits, with the reason of the plan by memory.
+    """
+    chooser = _Chooser(layers, work, machines, options)
+    found: list[SplitChoice] = []
+    error: UserError | Refused | None = None
+    by_memory = _Candidate(machines.offers)
+    for candidate in [by_memory, *chooser.ranked(least)]:
+        try:
+            found.append(chooser.planned(candidate))
+        except (UserError, Refused) as refusal:
+            error = error or refusal
+    found = [one for one in _without_twins(found) if _workers(one) >= least]
+    if not found:
+        raise error or Refused(f"no split uses {least} workers", code="workers")
+    return _explained(sorted(found, key=_cost))
+
+
+def _workers(choice: SplitChoice) -> int:
+    return len(
+        {share.device.node for share in choice.plan.shares if share.layers and not share.device.is_head}
+    )
+
+
+def _cost(choice: SplitChoice) -> float:
+    """Each further machine must be worth it."""
+    return choice.seconds / _WORTH ** (len(choice.nodes) - 1)
+
+
+def _without_twins(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
+    seen: dict[tuple[tuple[str, str, int], ...], SplitChoice] = {}
+    for one in choices:
+        shares = tuple((s.device.node, s.device.name, s.layers) for s in one.plan.shares if s.layers)
+        seen.setdefault(shares, one)
+    return list(seen.values())
+
+
+def _explained(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
+    best = choices[0]
+    others = [one for one in choices[1:] if (len(one.nodes) > 1) != (len(best.nodes) > 1)]
+    if len(best.nodes) == 1:
+        why = f"do not split: it fits on `{best.nodes[0]}`"
+        if others:
+            slower = 100 * (1 - best.seconds / others[0].seconds)
+            why += f", a split costs {slower:.0f} %"
+    else:
+        why = f"split over {' → '.join(f'`{node}`' for node in best.nodes)}"
+        if others:
+            slower = others[0].seconds / best.seconds
+            why += f": {slower:.2f} times as fast as `{others[0].nodes[0]}` alone"
+        else:
+            why += ": it fits on no single machine" if len(choices) > 1 else ""
+    return [replace(best, why=why), *choices[1:]]
+
+
+class _Chooser:
+    def __init__(
+        self, layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+    ) -> None:
+        self._layers = layers
+        self._machines = machines
+        self._options = options
+        self._shape: ContextShape = shape_of(layers, options)
+        self._predictor = Predictor(layers, work, prompt_tokens=PROMPT_TOKENS)
+
+    # In full.
+
+    def planned(self, candidate: _Candidate) -> SplitChoice:
+        """Raises NotEnoughMemory, UserError, Refused."""
+        given = self._options
+        options = replace(given, tensor_split=tuple(map(float, candidate.counts)) or given.tensor_split)
+        machines = self._machines
+        plan, offers = plan_over(
+            self._layers,
+            offers=candidate.offers,
+            plain_rpc=machines.plain_rpc,
+            own=machines.own,
+            options=replace(options, min_workers=0),
+            own_excluded=machines.own_excluded,
+        )
+        plan, used = without_idle(plan, offers)
+        split = self._split_of(plan)
+        seconds = self._predictor.answer_seconds(split, ANSWER_TOKENS)
+        return SplitChoice(plan, tuple(used), options, self._predictor.predict(split), seconds)
+
+    def _split_of(self, plan: Plan) -> Split:
+        stages: list[Stage] = []
+        begin = 0
+        for share in plan.shares:
+            if share.layers:
+                weights = sum(self._layers.layers[begin : begin + share.layers])
+                device = share.device
+                stages.append(
+                    self._stage(
+                        device.node,
+                        device.name,
+                        begin,
+                        begin + share.layers,
+                        weights,
+                        device.is_gpu,
+                        device.path,
+                        is_head=device.is_head,
+                    )
+                )
+                begin += share.layers
+        worker = plan.output_worker
+        last = stages[-1]
+        on_head_gpu = worker is None and last.is_head and last.is_gpu
+        output = last if worker is not None or on_head_gpu else self._own_cpu()
+        return Split(
+            stages=tuple(stages),
+            output=output,
+            micro_batch=plan.shape.step_tokens,
+            slots=plan.shape.parallel,
+            pushed=self._options.push,
+            logits=worker is not None and not (worker.has_top_k and self._options.sample_on_worker),
+            paths=self._machines.paths,
+        )
+
+    def _own_cpu(self) -> Stage:
+        return self._stage(self._options.node_name, "CPU", 0, 0, 0, False, None, is_head=True)
+
+    def _stage(
+        self,
+        node: str,
+        device: str,
+        begin: int,
+        end: int,
+        weights: int,
+        is_gpu: bool,
+        path: DevicePath | None,
+        *,
+        is_head: bool,
+    ) -> Stage:
+        speed = self._machines.speeds.get((node, device))
+        return Stage(node, device, begin, end, weights, is_gpu, speed, path, is_head)
+
+    # Roughly.
+
+    def ranked(self, least: int) -> list[_Candidate]:
+        """The most promising."""
+        if self._options.tensor_split:
+            return []
+        rough = []
+        for offers in self._orders(least):
+            for counts in self._divisions(offers):
+                split = self._rough_split(offers, counts)
+                if split is not None:
+                    rough.append((self._predictor.answer_seconds(split, ANSWER_TOKENS), offers, counts))
+        rough.sort(key=lambda one: one[0])
+        kept = rough[: _MOST_PLANNED - 4]
+        for size in range(4):  # of each size the best, so that there is something to compare with
+            of_size = [one for one in rough if len(one[1]) == size]
+            kept += [one for one in of_size[:1] if one not in kept]
+        return [_Candidate(offers, counts) for _, offers, counts in kept]
+
+    def _orders(self, least: int) -> Iterator[tuple[NodeOffer, ...]]:
+        able = [offer for offer in self._machines.offers if offer.devices]
+        able.sort(key=lambda offer: min(seconds for seconds in self._layer_seconds(offer)))
+        able = able[:_MOST_NODES]
+        for count in range(least, len(able) + 1):
+            for chosen in combinations(able, count):
+                if count <= _MOST_ORDERED:
+                    yield from permutations(chosen)
+                else:
+                    yield self._nearest_first(chosen)
+
+    def _nearest_first(self, offers: Sequence[NodeOffer]) -> tuple[NodeOffer, ...]:
+        left = list(offers)
+        ordered: list[NodeOffer] = []
+        while left:
+            before = ordered[-1].node if ordered else ""
+            nearest = min(left, key=lambda one: self._between(before, one))
+            ordered.append(nearest)
+            left.remove(nearest)
+        return tuple(ordered)
+
+    def _between(self, before: str, offer: NodeOffer) -> float:
+        path = self._machines.paths.get((before, offer.node)) or offer.path
+        return path.rtt if path is not None else 0.0
+
+    def _layer_seconds(self, offer: NodeOffer) -> list[float]:
+        return [self._predictor.layer_seconds(self._whole(offer, device)) for device in offer.devices]
+
+    def _whole(self, offer: NodeOffer | None, device: OfferedDevice) -> Stage:
+        node = offer.node if offer is not None else self._options.node_name
+        path = offer.path if offer is not None else None
+        weights, gpu = sum(self._layers.layers), device.kind == "gpu"
+        return self._stage(
+            node, device.name, 0, self._layers.count, weights, gpu, path, is_head=offer is None
+        )
+
+    def _own(self) -> list[OfferedDevice]:
+        if self._options.devices == ("none",):
+            return []
+        able = [device for device in self._machines.own if device.name not in self._machines.own_excluded]
+        gpus = [device for device in able if device.kind == "gpu"]
+        return gpus or able[:1]
+
+    def _devices(self, offers: Sequence[NodeOffer]) -> list[tuple[NodeOffer | None, OfferedDevice]]:
+        """As `--tensor-split` counts them."""
+        remote: list[tuple[NodeOffer | None, OfferedDevice]] = [
+            (offer, device) for offer in offers for device in offer.devices
+        ]
+        return remote + [(None, device) for device in self._own()]
+
+    def _divisions(self, offers: Sequence[NodeOffer]) -> list[tuple[int, ...]]:
+        """Ways to divide the layers: as many as fit on the fastest, and by speed."""
+        devices, total = self._devices(offers), self._layers.count
+        if not devices or len(devices) > total:
+            return []
+        room = [self._room(device) for _, device in devices]
+        each = [self._predictor.layer_seconds(self._whole(*one)) for one in devices]
+        least = [1 if offer is not None else 0 for offer, _ in devices]
+        if sum(room) < total or any(have < want for have, want in zip(room, least, strict=True)):
+            return []
+        filled = _filled(room, each, least, total)
+        balanced = share_out([1 / max(1e-9, seconds) for seconds in each], total)
+        found = [filled]
+        if all(count <= have for count, have in zip(balanced, room, strict=True)):
+            found.append(balanced)
+        if devices[-1][0] is None and offers:  # all of it on the workers
+            without = _filled([*room[: -len(self._own())], *[0] * len(self._own())], each, least, total)
+            found += [without] if sum(without) == total else []
+        return list(dict.fromkeys(found))
+
+    def _room(self, device: OfferedDevice) -> int:
+        """Layers for which there is memory, roughly."""
+        on_gpu = device.kind == "gpu"
+        layers = self._layers.padded_layers if on_gpu else self._layers.layers
+        cache = self._layers.cache.layer_bytes(replace(self._shape, parallel=1, tokens=self._shape.cells))
+        largest = max(weights + kept for weights, kept in zip(layers, cache, strict=True))
+        beside = compute_bound(
+            self._layers, self._shape, on_gpu=on_gpu, with_layers=True, with_output=True, pipelined=False
+        )
+        free = device.free_bytes - beside - self._layers.output
+        return max(0, min(self._layers.count, free // max(1, largest)))
+
+    def _rough_split(self, offers: Sequence[NodeOffer], counts: Sequence[int]) -> Split | None:
+        devices = self._devices(offers)
+        if sum(counts) != self._layers.count:
+            return None
+        order = list(zip(devices, counts, strict=True))
+        order.sort(
+            key=lambda one: not (one[0][0] is None and one[0][1].kind != "gpu")
+        )  # the head's CPU first
+        stages, begin = [], 0
+        for (offer, device), count in order:
+            if count:
+                whole = self._whole(offer, device)
+                weights = sum(self._layers.layers[begin : begin + count])
+                stages.append(replace(whole, begin=begin, end=begin + count, weights=weights))
+                begin += count
+        last = stages[-1]
+        sampled = self._options.sample_on_worker
+        output = last if sampled or last.is_head else self._own_cpu()
+        return Split(
+            stages=tuple(stages),
+            output=output,
+            micro_batch=min(256, self._shape.step_tokens),
+            slots=self._shape.parallel,
+            pushed=self._options.push,
+            paths=self._machines.paths,
+        )
+
+
+def _filled(room: Sequence[int], each: Sequence[float], least: Sequence[int], total: int) -> tuple[int, ...]:
+    """As many layers as fit on the fastest device, then on the next."""
+    counts = [min(have, want) for have, want in zip(room, least, strict=True)]
+    for at in sorted(range(len(room)), key=lambda at: each[at]):
+        counts[at] += max(0, min(room[at] - counts[at], total - sum(counts)))
+    return tuple(counts)

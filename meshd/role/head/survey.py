@@ -1,0 +1,107 @@
+"""Looks at all machines of the mesh for a model: what they could lend, how fast they are, how far apart.
+
+Nothing is reserved. What somebody computes meanwhile is not disturbed: then devices have no new times.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshd.identity.keys import PeerId
+from meshd.identity.record import WORKER_ROLE
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.output import DevicePath
+from meshd.peer.interface import PeerState, PeerStatus
+from meshd.role.capacity.ask_capacity import Answer, ask_all
+from meshd.role.head.split_choice import Machines
+from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
+from meshd.role.interface import RoleRuntime
+from meshd.role.native.device_list import Listing
+from meshd.role.native.device_speeds import DeviceSpeeds
+from meshd.role.native.devices import pick
+from meshd.wire.capacity import Capacity
+from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
+
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """`machines` for a plan; `left_out`: nodes that said nothing, and why."""
+
+    machines: Machines
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
+class Surveyor:
+    """Of one daemon. `threads`: with which this node's CPU computes layers."""
+
+    def __init__(self, runtime: RoleRuntime, options: HeadOptions, *, threads: int) -> None:
+        native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
+        self._mesh = runtime.mesh
+        self._options = options
+        self._listing = Listing(native, run_to_end, paths, machine=options.machine)
+        self._speeds = DeviceSpeeds(native, run_to_end, paths, machine=options.machine, threads=threads)
+
+    async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
+        """Raises MeshdError when this node's own devices cannot be listed."""
+        peers = {
+            peer.peer: peer
+            for peer in self._mesh.peers()
+            if peer.role == WORKER_ROLE and peer.state is PeerState.CONNECTED
+        }
+        own = await self._own()
+
+        async def tell(text: str) -> None:
+            on_progress(f"{self._options.node_name}: {text}")
+
+        await self._speeds.measure(own, timed, tell)
+        answers = await ask_all(
+            self._mesh, list(peers), timed, lambda peer, text: on_progress(f"{peers[peer].name}: {text}")
+        )
+        return self._as_machines(peers, answers, own, timed)
+
+    async def _own(self) -> tuple[OfferedDevice, ...]:
+        """The CPU, and the GPUs that may be used."""
+        listed = await self._listing.devices()
+        cpu = tuple(device for device in listed if device.name == "CPU")
+        asked = self._options.devices
+        if asked and set(asked) <= {"none", "CPU"}:
+            return cpu
+        chosen = pick(listed, [name for name in asked if name != "CPU"])
+        return (*cpu, *(device for device in chosen if device.kind == "gpu"))
+
+    def _as_machines(
+        self,
+        peers: dict[PeerId, PeerStatus],
+        answers: dict[PeerId, Answer],
+        own: Sequence[OfferedDevice],
+        timed: Sequence[str],
+    ) -> Surveyed:
+        names = {peer.raw: status.name for peer, status in peers.items()}
+        me = self._options.node_name
+        offers: list[NodeOffer] = []
+        speeds = {(me, device.name): DeviceSpeed(self._speeds.known(device, timed)) for device in own}
+        paths: dict[tuple[str, str], DevicePath] = {}
+        left_out: list[tuple[str, str]] = []
+        for peer, answer in answers.items():
+            name = peers[peer].name
+            if answer.capacity is None:
+                left_out.append((name, answer.why_not))
+                continue
+            offers.append(NodeOffer(name, _as_offer(answer.capacity), path_to(peers[peer].paths)))
+            speeds |= {(name, one.device.name): DeviceSpeed(one.times) for one in answer.capacity.devices}
+            for path in answer.capacity.paths:
+                if path.peer in names:
+                    paths[name, names[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
+        offers.sort(key=lambda offer: offer.node)
+        machines = Machines(tuple(offers), tuple(own), speeds, paths)
+        return Surveyed(machines, tuple(left_out))
+
+
+def _as_offer(capacity: Capacity) -> WorkerOffer:
+    return WorkerOffer(
+        tuple(one.device for one in capacity.devices),
+        has_model=False,
+        machine=capacity.machine,
+        lease_id=bytes(LEASE_ID_BYTES),
+    )

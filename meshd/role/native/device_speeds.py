@@ -1,0 +1,121 @@
+"""How fast this machine's devices compute a model's layers: measured once by mesh-server, then remembered.
+
+What decides a time is part of its key: program, device, driver and kernel (by the machine, which is another
+one after a restart), threads, variables that choose a device.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+from meshd.base import log
+from meshd.base.tasks import Owner, first_error
+from meshd.model.device_speed import read_line
+from meshd.process.interface import ChildSpec, Ended, RunToEnd
+from meshd.role.interface import NativeBuild, RolePaths
+from meshd.role.native import command_lines
+from meshd.role.native.device_trial import device_key
+from meshd.role.native.speed_cache import Points, SpeedCache, with_kind
+from meshd.wire.capacity import TimedLayer
+from meshd.wire.lease import OfferedDevice
+
+STILL_SECONDS = 60.0  # without a line: a driver may compile its kernels for the first one
+_TELL_SECONDS = 2.0
+LOG = log.get("worker")
+
+OnProgress = Callable[[str], Awaitable[None]]
+
+
+class DeviceSpeeds:
+    """The times of this machine's devices; one is measured at a time."""
+
+    def __init__(
+        self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, *, machine: str, threads: int
+    ) -> None:
+        """`threads` are those with which a CPU computes."""
+        self._native = native
+        self._run_to_end = run_to_end
+        self._log = paths.logs / "device-speed.log"
+        self._machine = machine
+        self._threads = threads
+        self._cache = SpeedCache(paths.speed_cache)
+        self._running = asyncio.Lock()
+
+    def known(self, device: OfferedDevice, timed: Sequence[str]) -> tuple[TimedLayer, ...]:
+        """What was measured of these before."""
+        found = [self._cache.find(self._key(device, text)) or () for text in timed]
+        return tuple(time for kind, points in enumerate(found) for time in with_kind(kind, points))
+
+    def lacks(self, devices: Sequence[OfferedDevice], timed: Sequence[str]) -> bool:
+        """Whether something is to be measured."""
+        return any(self._cache.find(self._key(device, text)) is None for device in devices for text in timed)
+
+    async def measure(
+        self, devices: Sequence[OfferedDevice], timed: Sequence[str], on_progress: OnProgress
+    ) -> None:
+        """All that nobody has measured yet. A device that cannot be measured has no times: no error."""
+        for device in devices:
+            try:
+                async with Owner() as owner:
+                    owner.start(_keep_telling(on_progress, f"measuring {device.name}"), name="speed told")
+                    async with self._running:
+                        await self._measure(device, timed)
+                    owner.cancel()
+            except ExceptionGroup as group:
+                raise first_error(group) from None
+
+    async def _measure(self, device: OfferedDevice, timed: Sequence[str]) -> None:
+        missing = [text for text in timed if self._cache.find(self._key(device, text)) is None]
+        if not missing:
+            return
+        found: dict[int, list[tuple[int, int]]] = {}
+        ended = await self._run(device, missing, found)
+        if ended is None or ended.signal is not None or ended.code != 0:
+            LOG.warning("device_not_measured", device=device.name)
+            return
+        for kind, text in enumerate(missing):
+            points: Points = tuple(sorted(found.get(kind, ())))
+            self._cache.add(self._key(device, text), points)
+        LOG.info("device_measured", device=device.name, count=len(missing))
+
+    async def _run(
+        self, device: OfferedDevice, timed: Sequence[str], found: dict[int, list[tuple[int, int]]]
+    ) -> Ended | None:
+        """None: it did not get on."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(STILL_SECONDS) as still:
+
+                def see(line: str) -> None:
+                    time = read_line(line)
+                    if time is not None and not still.expired():
+                        found.setdefault(time.kind, []).append((time.tokens, time.nanoseconds))
+                        still.reschedule(loop.time() + STILL_SECONDS)
+
+                argv = command_lines.timing(str(self._native.mesh_server), device.name, self._threads, timed)
+                spec = ChildSpec(
+                    name="device speed",
+                    argv=argv,
+                    log=self._log,
+                    on_line=see,
+                    env=command_lines.mesh_server_environment(looks_out=False),
+                )
+                return await self._run_to_end(spec)
+        except TimeoutError:
+            return None
+
+    def _key(self, device: OfferedDevice, text: str) -> str:
+        """Which layer it is, however many of them."""
+        computing = f"{self._threads} of {_processors()}" if device.kind == "cpu" else ""
+        return device_key(self._native, device, self._machine, ["speed 1", computing, text])
+
+
+def _processors() -> str:
+    """Those that a child may use, where they can be told apart: not all need be as fast."""
+    return str(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ""
+
+
+async def _keep_telling(on_progress: OnProgress, text: str) -> None:
+    while True:
+        await on_progress(text)
+        await asyncio.sleep(_TELL_SECONDS)

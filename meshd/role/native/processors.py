@@ -1,0 +1,21 @@
+"""How many threads llama.cpp computes with unless it is told."""
+
+import os
+from pathlib import Path
+
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings"
+_FEW = 4
+
+
+def llama_threads() -> int:
+    """As cpu_get_num_physical_cores of common/common.cpp: cores, each of which may count as two."""
+    cores: set[str] = set()
+    for number in range(os.cpu_count() or 1):
+        try:
+            cores.add(Path(_SIBLINGS.format(number)).read_text())
+        except OSError:
+            break
+    if cores:
+        return len(cores)
+    count = os.cpu_count() or _FEW
+    return count if count <= _FEW else count // 2

@@ -1,0 +1,165 @@
+"""Messages of a question for capacity: what a node's devices could lend, how fast they are, and its paths.
+
+Any member that may use workers opens a stream of service `capacity` and asks (AskCapacity); the node measures
+what it has not measured before (Measuring, from time to time) and answers (Capacity). Nothing is reserved.
+"""
+
+import re
+from dataclasses import dataclass
+
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire.lease import OfferedDevice, device_row, read_device
+from meshd.wire.limits import (
+    MAX_CAPACITY_PATHS,
+    MAX_DEVICES,
+    MAX_TEXT_BYTES,
+    MAX_TIMED,
+    MAX_TIMED_BYTES,
+    PEER_BYTES,
+)
+from meshd.wire.message import Fields, pack, plain, unpack
+
+CAPACITY_SERVICE = "capacity"
+MAX_TIMED_TOKENS = 4096
+MAX_NANOSECONDS = 10**12
+MAX_POINTS = 8  # numbers of tokens with which one kind is timed
+_MOST_RTT_US = 60_000_000
+_MOST_RATE = 1 << 50
+_TIMED = re.compile(r"[0-9]{1,2}=[a-z0-9_:,]+")
+_POINT = 3  # numbers of a TimedLayer
+
+
+@dataclass(frozen=True, slots=True)
+class TimedLayer:
+    """One layer of a kind took so long for so many tokens at once. `kind`: its place in what was asked."""
+
+    kind: int
+    tokens: int
+    nanoseconds: int
+
+
+def checked_time(kind: int, tokens: int, nanoseconds: int) -> TimedLayer | None:
+    """None for what no device says."""
+    fits = 0 <= kind < MAX_TIMED and 1 <= tokens <= MAX_TIMED_TOKENS and 1 <= nanoseconds <= MAX_NANOSECONDS
+    return TimedLayer(kind, tokens, nanoseconds) if fits else None
+
+
+@dataclass(frozen=True, slots=True)
+class AskCapacity:
+    """`timed`: what layers compute (model/layer_work.py). `measure`: what was not measured before, is now."""
+
+    timed: tuple[str, ...] = ()
+    measure: bool = False
+
+    def encode(self) -> bytes:
+        return pack({"type": "ask", "timed": list(self.timed), "measure": self.measure})
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """The node is still measuring: `text` says what."""
+
+    text: str
+
+    def encode(self) -> bytes:
+        return pack({"type": "measuring", "text": plain(self.text)})
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDevice:
+    """A device that could be lent, and the times of what was asked, as far as they are known."""
+
+    device: OfferedDevice
+    times: tuple[TimedLayer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPath:
+    """To another member: its id, the shortest round trip in microseconds, bytes a second (0: not known)."""
+
+    peer: bytes
+    rtt_us: int
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The answer. `machine` as in WorkerOffer; `busy`: devices compute, so nothing new was measured."""
+
+    devices: tuple[MeasuredDevice, ...]
+    machine: str
+    paths: tuple[MeasuredPath, ...] = ()
+    busy: bool = False
+
+    def encode(self) -> bytes:
+        return pack(
+            {
+                "type": "capacity",
+                "devices": [device_row(one.device) for one in self.devices],
+                "cards": [one.device.card for one in self.devices],
+                "times": [[list(_numbers(time)) for time in one.times] for one in self.devices],
+                "machine": self.machine,
+                "paths": [[path.peer, path.rtt_us, path.rate] for path in self.paths],
+                "busy": self.busy,
+            }
+        )
+
+
+CapacityMessage = AskCapacity | Measuring | Capacity
+
+
+def decode(data: bytes) -> CapacityMessage:
+    """One message. Raises RemoteProtocolError."""
+    fields = unpack(data)
+    kind = fields.text("type", most=16)
+    if kind == "ask":
+        timed = fields.texts("timed", most=MAX_TIMED_BYTES, count=MAX_TIMED)
+        if not all(_TIMED.fullmatch(text) for text in timed):  # they become arguments of a program
+            raise RemoteProtocolError("field `timed` has an invalid layer", code="message")
+        return AskCapacity(timed, fields.flag("measure", default=False))
+    if kind == "measuring":
+        return Measuring(fields.text("text", most=MAX_TEXT_BYTES))
+    if kind == "capacity":
+        return _capacity(fields)
+    raise RemoteProtocolError(f"capacity message of unknown type `{kind}`", code="message")
+
+
+def _numbers(time: TimedLayer) -> tuple[int, int, int]:
+    return time.kind, time.tokens, time.nanoseconds
+
+
+def _capacity(fields: Fields) -> Capacity:
+    rows = fields.lists("devices", count=MAX_DEVICES)
+    cards = fields.texts("cards", most=64, count=MAX_DEVICES)
+    times = fields.lists("times", count=MAX_DEVICES)
+    if not len(rows) == len(cards) == len(times):
+        raise RemoteProtocolError("`devices`, `cards` and `times` must be of one length", code="message")
+    devices = tuple(
+        MeasuredDevice(read_device(row, card), _times(own))
+        for row, card, own in zip(rows, cards, times, strict=True)
+    )
+    if len({one.device.name for one in devices}) != len(devices):
+        raise RemoteProtocolError("field `devices` names a device twice", code="message")
+    paths = tuple(_path(row) for row in fields.lists("paths", count=MAX_CAPACITY_PATHS))
+    return Capacity(devices, fields.text("machine", most=64), paths, fields.flag("busy", default=False))
+
+
+def _times(rows: list[object]) -> tuple[TimedLayer, ...]:
+    if len(rows) > MAX_TIMED * MAX_POINTS:
+        raise RemoteProtocolError("field `times` has too many entries", code="message")
+    found = []
+    for row in rows:
+        is_point = isinstance(row, list) and len(row) == _POINT and all(type(item) is int for item in row)
+        time = checked_time(*row) if is_point and isinstance(row, list) else None
+        if time is None:
+            raise RemoteProtocolError("field `times` has an invalid time", code="message")
+        found.append(time)
+    return tuple(found)
+
+
+def _path(row: list[object]) -> MeasuredPath:
+    match row:
+        case [bytes(peer), int(rtt), int(rate)] if not (isinstance(rtt, bool) or isinstance(rate, bool)):
+            if len(peer) == PEER_BYTES and 0 <= rtt <= _MOST_RTT_US and 0 <= rate <= _MOST_RATE:
+                return MeasuredPath(peer, rtt, rate)
+    raise RemoteProtocolError("field `paths` has an invalid path", code="message")

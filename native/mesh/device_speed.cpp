@@ -1,0 +1,291 @@
+#include "device_speed.h"
+
+#include "trial_words.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <stdexcept>
+
+namespace mesh {
+
+typedef std::chrono::steady_clock steady;
+
+static constexpr int64_t MOST_LAYERS = 32;
+static constexpr size_t MOST_WORDS = 64;
+static constexpr int64_t MOST_CELLS = 1 << 15;
+static constexpr uint64_t WEIGHT_BYTES = 256 << 20; // of all layers: more than caches of processors hold
+static constexpr uint64_t ALL_BYTES = 1 << 30;      // with what goes in and comes out
+static constexpr double WORK = 4e9;                 // multiplications and additions of a run with several tokens
+static constexpr int64_t TOKENS[] = { 1, 4, 32, 128 };
+static constexpr auto ENOUGH = std::chrono::milliseconds(60); // of runs for one figure
+static constexpr auto TOO_LONG = std::chrono::seconds(2);     // for one run: what takes longer is not tried
+static constexpr int64_t FILLED_ROWS = 64;                    // the others repeat them: values do not matter
+
+struct timed_word {
+    const trial_operation * operation;
+    trial_numbers asked;
+    bool is_matrix = false;
+    int64_t rows = 0;
+    int64_t experts = 1;
+    int64_t used = 1;
+    int64_t cells = 0; // 0: the usual number
+
+    double work() const {
+        return is_matrix ? 2.0 * static_cast<double>(asked.n[0]) * static_cast<double>(rows * used) : 0;
+    }
+};
+
+static timed_word parse_word(const std::string & word) {
+    timed_word found;
+    const auto wrong = [&word] { return std::invalid_argument("`" + word + "` is no operation that can be timed"); };
+    std::vector<std::string> parts = split_word(word);
+    found.is_matrix = parts[0] == "mul_mat" || parts[0] == "mul_mat_id";
+    if (found.is_matrix) { // the rows are no matter of a trial
+        if (parts.size() < 4 || !parse_number(parts[3], found.rows)) {
+            throw wrong();
+        }
+        parts.erase(parts.begin() + 3);
+    } else if (parts[0] == "flash_attn") {
+        if (parts.size() < 2 || !parse_number(parts.back(), found.cells) || found.cells > MOST_CELLS) {
+            throw wrong();
+        }
+        parts.pop_back();
+    }
+    found.operation = parse_trial(join_word(parts), found.asked);
+    if (found.operation == nullptr) {
+        throw wrong();
+    }
+    if (parts[0] == "mul_mat_id") {
+        found.experts = found.asked.n[1];
+        found.used = std::min(found.asked.n[2], found.experts);
+    }
+    return found;
+}
+
+timed_layers parse_timed(const std::string & text) {
+    const size_t equals = text.find('=');
+    timed_layers found = { 0, {} };
+    if (equals == std::string::npos || !parse_number(text.substr(0, equals), found.layers) ||
+        found.layers > MOST_LAYERS) {
+        throw std::invalid_argument("`" + text + "` does not begin with 1 to 32 layers and `=`");
+    }
+    found.words = split_word(text.substr(equals + 1), ',');
+    if (found.words.size() > MOST_WORDS) {
+        throw std::invalid_argument("a layer has at most 64 operations");
+    }
+    for (const auto & word : found.words) {
+        parse_word(word);
+    }
+    return found;
+}
+
+// Matrices of some layers, on the device
+class layer_weights {
+public:
+    layer_weights(ggml_backend_t backend, const std::vector<timed_word> & words, int64_t layers) {
+        context.reset(
+            ggml_init({ words.size() * static_cast<size_t>(layers) * ggml_tensor_overhead(), nullptr, true }));
+        uint64_t bytes = 0;
+        for (int64_t layer = 0; layer < layers; layer++) {
+            for (const auto & word : words) {
+                ggml_tensor * made = word.is_matrix ? ggml_new_tensor_3d(context.get(), word.asked.types[0],
+                                                          word.asked.n[0], word.rows, word.experts)
+                                                    : nullptr;
+                matrices.push_back(made);
+                bytes += made != nullptr ? ggml_nbytes(made) : 0;
+            }
+            count = layer + 1;
+            if (bytes + bytes / static_cast<uint64_t>(count) > WEIGHT_BYTES) {
+                break; // one more would be too much
+            }
+        }
+        if (bytes > 0 && bytes <= ALL_BYTES) {
+            buffer.reset(ggml_backend_alloc_ctx_tensors(context.get(), backend));
+        }
+        has_memory = bytes == 0 || buffer != nullptr;
+        for (ggml_tensor * matrix : matrices) {
+            if (has_memory && matrix != nullptr) {
+                fill(matrix);
+            }
+        }
+    }
+
+    ggml_context_ptr context;
+    ggml_backend_buffer_ptr buffer;
+    std::vector<ggml_tensor *> matrices; // of each word of each layer, nullptr where it has none
+    int64_t count = 0;                   // of layers
+    bool has_memory = false;
+
+private:
+    void fill(ggml_tensor * matrix) {
+        const int64_t columns = matrix->ne[0];
+        std::vector<float> dense(static_cast<size_t>(columns * FILLED_ROWS));
+        uint64_t x = 1;
+        for (auto & value : dense) {
+            x = x * 6364136223846793005 + 1442695040888963407;
+            value = static_cast<float>(x >> 40) / 8388608.0f - 1.0f;
+        }
+        const std::vector<float> importance(static_cast<size_t>(columns), 1.0f);
+        std::vector<uint8_t> rows(ggml_row_size(matrix->type, columns) * FILLED_ROWS);
+        ggml_quantize_chunk(matrix->type, dense.data(), rows.data(), 0, FILLED_ROWS, columns, importance.data());
+        const size_t bytes = ggml_nbytes(matrix);
+        for (size_t at = 0; at < bytes; at += rows.size()) {
+            ggml_backend_tensor_set(matrix, rows.data(), at, std::min(rows.size(), bytes - at));
+        }
+    }
+};
+
+// The graph of some layers for so many tokens at once
+class timed_graph {
+public:
+    timed_graph(const std::vector<timed_word> & words, const layer_weights & weights, int64_t layers, int64_t tokens) :
+        graph(tokens, 64 * words.size() * static_cast<size_t>(layers) + 64) {
+        for (int64_t layer = 0; layer < layers; layer++) {
+            for (size_t i = 0; i < words.size(); i++) {
+                add(words[i], weights.matrices[static_cast<size_t>(layer) * words.size() + i], layer);
+            }
+        }
+    }
+
+    // false: there is no memory for it, or the device does not compute all of it
+    bool prepare(ggml_backend_t backend) {
+        if (graph.bytes() > ALL_BYTES) {
+            return false;
+        }
+        for (int i = 0; i < ggml_graph_n_nodes(graph.graph()); i++) {
+            if (!ggml_backend_supports_op(backend, ggml_graph_node(graph.graph(), i))) {
+                return false;
+            }
+        }
+        buffer.reset(ggml_backend_alloc_ctx_tensors(graph.context.get(), backend));
+        if (buffer != nullptr) {
+            graph.fill();
+        }
+        return buffer != nullptr;
+    }
+
+    bool run(ggml_backend_t backend, steady::duration & took) {
+        const auto began = steady::now();
+        const bool done = ggml_backend_graph_compute(backend, graph.graph()) == GGML_STATUS_SUCCESS;
+        took = steady::now() - began;
+        return done;
+    }
+
+private:
+    void add(const timed_word & word, ggml_tensor * matrix, int64_t layer) {
+        ggml_context * context = graph.context.get();
+        if (matrix == nullptr) {
+            const int64_t usual = graph.cells;
+            graph.cells = word.cells > 0 ? word.cells : usual;
+            word.operation->build(graph, word.asked);
+            graph.cells = usual;
+        } else if (word.asked.n.size() == 1) {
+            graph.result(ggml_mul_mat(context, matrix, input({ word.asked.n[0], graph.tokens })));
+        } else {
+            // each layer and token has other experts
+            const int64_t used = word.used;
+            const int64_t experts = word.experts;
+            ggml_tensor * ids = graph.leaf(GGML_TYPE_I32, { used, graph.tokens },
+                [=](int64_t i) { return static_cast<double>((i % used + (i / used + layer) * 7919) % experts); });
+            graph.result(ggml_mul_mat_id(context, matrix, input({ word.asked.n[0], 1, graph.tokens }), ids));
+        }
+    }
+
+    ggml_tensor * input(const std::vector<int64_t> & ne) {
+        ggml_tensor *& made = inputs[ne];
+        if (made == nullptr) {
+            made = graph.any(GGML_TYPE_F32, ne);
+        }
+        return made;
+    }
+
+    trial_graph graph;
+    ggml_backend_buffer_ptr buffer;
+    std::map<std::vector<int64_t>, ggml_tensor *> inputs;
+};
+
+// The shortest, after one that does not count: what else runs on the machine makes them longer, never shorter. false:
+// it failed
+static bool measure(timed_graph & graph, ggml_backend_t backend, steady::duration & shortest) {
+    steady::duration sum = {};
+    if (!graph.run(backend, shortest)) {
+        return false;
+    }
+    shortest = steady::duration::max();
+    for (int runs = 0; sum < ENOUGH || (runs < 3 && sum < TOO_LONG); runs++) {
+        steady::duration took;
+        if (!graph.run(backend, took)) {
+            return false;
+        }
+        shortest = std::min(shortest, took);
+        sum += took;
+    }
+    return true;
+}
+
+class timing {
+public:
+    timing(ggml_backend_t backend, const timed_layers & asked) : backend(backend) {
+        for (const auto & word : asked.words) {
+            words.push_back(parse_word(word));
+            work += words.back().work();
+        }
+        weights = std::make_unique<layer_weights>(backend, words, asked.layers);
+    }
+
+    bool has_memory() const { return weights->has_memory; }
+
+    // Nanoseconds for one layer; 0: not to be had, -1: it failed
+    int64_t of(int64_t tokens) {
+        const double total = work * static_cast<double>(tokens);
+        int64_t layers = weights->count;
+        if (tokens > 1 && total > 0) {
+            layers = std::clamp(static_cast<int64_t>(WORK / total), int64_t(1), layers);
+        }
+        const int64_t expected = last * tokens / std::max<int64_t>(1, last_tokens);
+        if (std::chrono::nanoseconds(expected * layers) > TOO_LONG) {
+            return 0;
+        }
+        timed_graph graph(words, *weights, layers, tokens);
+        if (!graph.prepare(backend)) {
+            return 0;
+        }
+        steady::duration shortest;
+        if (!measure(graph, backend, shortest)) {
+            return -1;
+        }
+        last = std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(shortest).count() / layers);
+        last_tokens = tokens;
+        return last;
+    }
+
+private:
+    ggml_backend_t backend;
+    std::vector<timed_word> words;
+    double work = 0;
+    std::unique_ptr<layer_weights> weights;
+    int64_t last = 0; // nanoseconds of a layer, with so many tokens
+    int64_t last_tokens = 1;
+};
+
+int time_device(ggml_backend_t backend, const std::vector<timed_layers> & kinds,
+    const std::function<void(const std::string &)> & tell) {
+    for (size_t i = 0; i < kinds.size(); i++) {
+        timing one(backend, kinds[i]);
+        for (const int64_t tokens : TOKENS) {
+            const int64_t took = one.has_memory() ? one.of(tokens) : 0;
+            if (took < 0) {
+                tell("failed " + std::to_string(i));
+                return 2;
+            }
+            if (took > 0) {
+                tell("took " + std::to_string(i) + " " + std::to_string(tokens) + " " + std::to_string(took));
+            }
+        }
+    }
+    tell("timed " + std::to_string(kinds.size()));
+    return 0;
+}
+
+} // namespace mesh
