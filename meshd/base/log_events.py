@@ -49,6 +49,7 @@ EVENTS: Mapping[str, str] = {
     "api_listening": "the API is up",
     "ban_refused": "an invalid ban came from a peer, and was dropped",
     "banned": "the first member that considers this node banned, and what to do; logged once",
+    "capacity_not_told": "a member asked what this node's devices could lend, and got no answer",
     "child_backoff": "a child process exited unexpectedly, and will be restarted later",
     "child_does_not_end": "processes of a child's group are still alive after SIGKILL",
     "child_failed": "a child process exited unexpectedly, and is not restarted",
@@ -59,7 +60,6 @@ EVENTS: Mapping[str, str] = {
     "child_stopping": "a child process is asked to exit",
     "connection_owner_unreadable": "/proc could not be read, so a local connection to a tunnel was refused",
     "device": "a device that this worker lends",
-    "capacity_not_told": "a member asked what this node's devices could lend, and got no answer",
     "device_measured": "the speed of a device was measured, with `count` kinds of layers",
     "device_not_measured": "the speed of a device could not be measured; it is estimated",
     "device_tried": "a device has passed its trial, with `count` operations",
@@ -157,6 +157,9 @@ EVENTS: Mapping[str, str] = {
     "signal_dropped": "a signal was not accepted, and why",
     "signal_refused": "a peer's signal is malformed; it is dropped",
     "signal_way_failed": "one of the channels for a signal failed",
+    "speed_not_kept": (
+        "the speed of a device could not be written to the cache; it is measured again next time"
+    ),
     "state_not_written": (
         "a file of the home cannot be written, and why: the node continues from memory and tries again"
     ),
@@ -166,9 +169,6 @@ EVENTS: Mapping[str, str] = {
     "stream_failed": "a service ended with an error",
     "stream_refused": "a peer opened a stream that it has no access to",
     "stun_silent": "no STUN server answered while a reply code was made",
-    "speed_not_kept": (
-        "the speed of a device could not be written to the cache; it is measured again next time"
-    ),
     "surveying": "looking at the machines for a plan: what is measured",
     "trial_not_kept": (
         "a device passed its trial, but that could not be saved; it is tried again after a restart"

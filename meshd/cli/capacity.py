@@ -5,7 +5,7 @@ What has not been measured before is measured now, which takes a few seconds per
 
 import argparse
 
-from meshd.admin.client import ask
+from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.admin.plan_api import CapacityReply, CapacityRequest, DeviceCapacity, PathCapacity
 from meshd.base.byte_format import in_bytes, in_memory
@@ -23,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print."""
-    out.progress("measuring devices")
-    reply = ask(home_here(), CapacityRequest(), seconds=MEASURE_SECONDS)
+    with Client(home_here()) as client:
+        out.progress("measuring devices")
+        reply = client.ask(CapacityRequest(), seconds=MEASURE_SECONDS)
     if args.json:
         paths = [_path_json(path) for path in reply.paths]
         left_out = to_json(reply.left_out)

@@ -11,7 +11,7 @@ examples:
 import argparse
 from pathlib import Path
 
-from meshd.admin.client import ask
+from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.admin.plan_api import PlanReply, PlanRequest, PlanView
 from meshd.base.byte_format import in_bytes, in_memory
@@ -21,7 +21,7 @@ from meshd.cli.options import Arguments
 from meshd.cli.output import Output
 from meshd.config import home_here
 
-_MOST_TOKENS = 1 << 24
+_LARGEST_CONTEXT = 1 << 24
 _MOST_STREAMS = 64
 _SHOWN = 5
 
@@ -36,15 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print. 1 when nothing fits."""
-    if not 0 <= args.ctx_size <= _MOST_TOKENS:
-        raise UsageError(f"--ctx-size takes a number from 1 to {_MOST_TOKENS}")
+    if not 0 <= args.ctx_size <= _LARGEST_CONTEXT:
+        raise UsageError(f"--ctx-size takes a number from 1 to {_LARGEST_CONTEXT}")
     if not 0 <= args.streams <= _MOST_STREAMS:
         raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
-    out.progress("asking the nodes, and measuring what is not known yet")
     request = PlanRequest(
         model=str(Path(args.model).expanduser().absolute()), ctx_size=args.ctx_size, streams=args.streams
     )
-    reply = ask(home_here(), request, seconds=MEASURE_SECONDS)
+    with Client(home_here()) as client:
+        out.progress("asking the nodes, and measuring what is not known yet")
+        reply = client.ask(request, seconds=MEASURE_SECONDS)
     if args.json:
         out.json(to_json(reply))
     else:

@@ -12,12 +12,12 @@ from meshd.admin.plan_api import (
     PlanView,
 )
 from meshd.model.device_speed import DeviceSpeed
-from meshd.model.layer_work import USUAL_WEIGHTS
+from meshd.model.layer_work import REFERENCE_WEIGHTS
 from meshd.model.output import DevicePath
 from meshd.role.head.split_choice import Machines, SplitChoice
 from meshd.wire.lease import OfferedDevice
 
-_PROMPT_TOKENS = 128  # with which computing is told
+_TOLD_TOKENS = 128  # with which computing is told
 LeftOut = Sequence[tuple[str, str]]
 
 
@@ -65,7 +65,7 @@ def _left_out(left_out: LeftOut) -> tuple[LeftOutView, ...]:
 
 
 def capacity_reply(machines: Machines, me: str, left_out: LeftOut) -> CapacityReply:
-    """`me`: the name of this node. Speeds are those of USUAL, asked alone."""
+    """`me`: the name of this node. Speeds are those of REFERENCE_LAYERS, asked alone."""
     devices = [_device(me, device, machines.speeds.get((me, device.name))) for device in machines.own]
     devices += [
         _device(offer.node, device, machines.speeds.get((offer.node, device.name)))
@@ -81,9 +81,9 @@ def capacity_reply(machines: Machines, me: str, left_out: LeftOut) -> CapacityRe
 def _device(node: str, device: OfferedDevice, speed: DeviceSpeed | None) -> DeviceCapacity:
     rate = flops = None
     if speed is not None and 0 in speed:
-        elements, size = USUAL_WEIGHTS
+        elements, size = REFERENCE_WEIGHTS
         rate = size / speed.seconds(0, 1)
-        flops = 2 * elements * _PROMPT_TOKENS / speed.seconds(0, _PROMPT_TOKENS)
+        flops = 2 * elements * _TOLD_TOKENS / speed.seconds(0, _TOLD_TOKENS)
     return DeviceCapacity(
         node=node,
         device=device.name,

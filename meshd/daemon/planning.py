@@ -9,16 +9,17 @@ from meshd.base import log
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.plan_view import capacity_reply, plan_reply
+from meshd.daemon.role_kind import RoleKind
+from meshd.daemon.role_runtime import local_machine
 from meshd.daemon.serve_role import head_options
 from meshd.model.gguf import Header
-from meshd.model.layer_work import USUAL, layer_work
+from meshd.model.layer_work import REFERENCE_LAYERS, layer_work
 from meshd.model.layers import read_layers
-from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.split_choice import choose_split
 from meshd.role.head.split_plan import HeadOptions, shape_of
 from meshd.role.head.survey import Surveyor
 from meshd.role.interface import RoleRuntime
-from meshd.role.native.processors import llama_threads
+from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
@@ -35,7 +36,7 @@ class Planning:
 
     async def capacity(self) -> CapacityReply:
         """Raises MeshdError when this node's own devices cannot be listed."""
-        surveyed = await self._surveyor.survey(USUAL, _tell)
+        surveyed = await self._surveyor.survey(REFERENCE_LAYERS, _tell)
         return capacity_reply(surveyed.machines, self._options.node_name, surveyed.left_out)
 
     async def plan(self, request: PlanRequest) -> PlanReply:
@@ -60,16 +61,18 @@ class Planning:
             file.close()
 
 
-def make_planning(config: Config, member: MemberNode, runtime: RoleRuntime, role: str) -> Planning:
-    """On a node that lends devices, these are its own."""
-    options = head_options(config, member)
-    threads = read_llama_args(options.llama_args).threads or llama_threads()
-    if role == "worker":
-        options = replace(options, devices=config.worker.devices)
-        threads = config.worker.threads or threads
-    return Planning(
-        Surveyor(runtime, options, threads=threads), options, HashCache(config.paths.cache / "weights")
+def make_planning(config: Config, member: MemberNode, runtime: RoleRuntime, role: RoleKind) -> Planning:
+    """With the devices that this node uses in its role as its own."""
+    options = replace(head_options(config, member), devices=tuple(role.devices(config)))
+    speeds = DeviceSpeeds(
+        runtime.native,
+        runtime.processes.run_to_end,
+        runtime.paths,
+        machine=local_machine(),
+        threads=role.threads(config),
     )
+    cache = HashCache(config.paths.cache / "weights")
+    return Planning(Surveyor(runtime, options, speeds), options, cache)
 
 
 def _tell(text: str) -> None:

@@ -44,6 +44,10 @@ class RoleKind(Protocol):
         """Those that it is told to use: one that is not there is an error."""
         ...
 
+    def threads(self, config: Config) -> int:
+        """With which its CPU computes layers."""
+        ...
+
     async def claim(self, config: Config, held: contextlib.ExitStack) -> ClaimedRole:
         """Open and bind what it needs; `held` gives it back. Raises UserError for what cannot be had."""
         ...

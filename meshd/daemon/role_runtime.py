@@ -75,6 +75,11 @@ def machine_id(mesh: bytes) -> str:
     return hashlib.sha256(b"meshd machine\0" + mesh + seed).hexdigest()[:32]
 
 
+def local_machine() -> str:
+    """The same in all meshes until this machine is restarted: for what never leaves it."""
+    return machine_id(b"")
+
+
 def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime:
     """All of it, for one daemon."""
     return RoleRuntime(

@@ -137,7 +137,7 @@ class Daemon:
         try:
             runtime = make_runtime(self._config, member.mesh, native)
             built = await preflight.role.build(runtime, member)
-            planning = make_planning(self._config, member, runtime, self._role)
+            planning = make_planning(self._config, member, runtime, ROLES[self._role])
             await self._serve(member, built, planning)
         finally:
             if member.local.has_left:

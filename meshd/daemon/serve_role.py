@@ -18,6 +18,7 @@ from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
+from meshd.role.native.processors import llama_threads
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
@@ -37,6 +38,10 @@ class ServeRole:
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""
         return config.serve.devices
+
+    def threads(self, config: Config) -> int:
+        """See RoleKind."""
+        return read_llama_args(config.serve.llama_args).threads or llama_threads()
 
     async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedServe":
         """See RoleKind."""

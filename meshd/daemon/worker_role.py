@@ -8,12 +8,12 @@ from pathlib import Path
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
-from meshd.daemon.role_runtime import machine_id
+from meshd.daemon.role_runtime import local_machine, machine_id
 from meshd.role.capacity.tell_capacity import CapacityTeller
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
-from meshd.role.worker.cycle import Worker, WorkerOptions
-from meshd.role.worker.may_work import check_may_work
+from meshd.role.worker.cycle import Worker
+from meshd.role.worker.worker_options import WorkerOptions, check_may_work
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
@@ -27,6 +27,10 @@ class WorkerRole:
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""
         return config.worker.devices
+
+    def threads(self, config: Config) -> int:
+        """See RoleKind."""
+        return WorkerOptions(threads=config.worker.threads).cpu_threads
 
     async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedWorker":
         """See RoleKind."""
@@ -61,14 +65,15 @@ class ClaimedWorker:
         )
         worker = Worker(runtime, self.files, options, self.store)
         await worker.prepare()
-        native, processes, machine = runtime.native, runtime.processes, options.machine
+        run_to_end = runtime.processes.run_to_end
+        speeds = DeviceSpeeds(
+            runtime.native, run_to_end, runtime.paths, machine=local_machine(), threads=options.cpu_threads
+        )
         CapacityTeller(
             runtime.mesh,
-            DeviceSpeeds(
-                native, processes.run_to_end, runtime.paths, machine=machine, threads=options.cpu_threads
-            ),
+            speeds,
             devices=worker.devices,
-            machine=machine,
+            machine=options.machine,
             is_busy=lambda: worker.is_lending,
         )
         return BuiltRole(worker)

@@ -1,4 +1,4 @@
-"""How fast a device computes a model's layers, from the lines of `mesh-server --time-device`. Pure.
+"""How fast a device computes a model's layers, from the lines of `mesh-server --time-device`.
 
 Times between two measured numbers of tokens lie on a line between them, and beyond the last on the line of
 the last two.

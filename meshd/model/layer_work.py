@@ -1,4 +1,4 @@
-"""What a model's layers compute, as words with which a device's speed is measured. Pure.
+"""What a model's layers compute, as words with which a device's speed is measured.
 
 A word names an operation with the types and sizes of the model itself (docs/native-backend.md). Layers with
 the same words are of one kind, and each kind is timed once; so is the output, and attention over a short and
@@ -135,9 +135,9 @@ def _matrix(tensor: TensorInfo, experts: int, used: int) -> str:
 
 
 # Matrices of a usual size and type, by which devices are compared without a model
-USUAL = (
+REFERENCE_LAYERS = (
     "2=mul_mat:q4_k:4096:4096,mul_mat:q4_k:4096:4096,mul_mat:q4_k:4096:8192,mul_mat:q4_k:4096:8192,"
     "mul_mat:q4_k:4096:8192",
 )
-USUAL_WEIGHTS = (4096 * (2 * 4096 + 3 * 8192), 4096 * (2 * 4096 + 3 * 8192) // 256 * 144)
-"""Elements of a layer of USUAL, and their bytes."""
+REFERENCE_WEIGHTS = (4096 * (2 * 4096 + 3 * 8192), 4096 * (2 * 4096 + 3 * 8192) // 256 * 144)
+"""Elements of a layer of REFERENCE_LAYERS, and their bytes."""

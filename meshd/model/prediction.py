@@ -1,4 +1,4 @@
-"""What a split of a model over devices will do: seconds for a token, for a prompt, for a load. Pure.
+"""What a split of a model over devices will do: seconds for a token, for a prompt, for a load.
 
 A token of S streams passes all devices in turn:
 
@@ -21,14 +21,14 @@ from meshd.model.output import CPU_RATE, GPU_RATE, SAMPLED_BYTES, DevicePath
 
 HOP_SECONDS = 0.0002  # of a message between two daemons, beyond its path
 STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a layer
-LOAD_SECONDS = 0.4  # of llama-server's start, without weights
-LOAD_ROUND_TRIPS = 6
-LOAD_RATE = 1.5e9  # bytes a second from a file that was read before
+START_SECONDS = 0.4  # of llama-server's start, without weights
+START_ROUND_TRIPS = 6
+LOADED_RATE = 1.5e9  # bytes a second from a file that was read before
 _CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (micro_batch.py)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PlannedStage:
     """A device with the layers `begin` to `end`, in bytes of weights `weights`.
 
     `path`: to the head; None for the head's own. `speed` None: never measured.
@@ -57,8 +57,8 @@ class Split:
     `logits`: they cross to the head, not just candidates.
     """
 
-    stages: tuple[Stage, ...]
-    output: Stage
+    stages: tuple[PlannedStage, ...]
+    output: PlannedStage
     micro_batch: int
     slots: int = 1
     pushed: bool = True
@@ -119,7 +119,7 @@ class Predictor:
         """Of a prompt and so many tokens behind it: what splits are compared by."""
         return self._prompt_seconds(split) + tokens * self._token(split, 1)
 
-    def layer_seconds(self, stage: Stage) -> float:
+    def layer_seconds(self, stage: PlannedStage) -> float:
         """Of a token, for the mean of the stage's layers."""
         return self._layers(stage, 1, self._cells) / max(1, stage.end - stage.begin)
 
@@ -129,7 +129,7 @@ class Predictor:
         computing = sum(self._layers(stage, streams, self._cells) for stage in split.stages)
         return computing + self._output(split.output, streams) + self._ways(split, streams) + STEP_SECONDS
 
-    def _layers(self, stage: Stage, tokens: int, cells: int) -> float:
+    def _layers(self, stage: PlannedStage, tokens: int, cells: int) -> float:
         if stage.begin == stage.end:
             return 0.0
         speed, work = stage.speed, self._work
@@ -141,7 +141,7 @@ class Predictor:
         seconds = sum(one[kind] * scale for kind, scale in parts)
         return seconds + self._attention(stage, speed, tokens, cells)
 
-    def _attention(self, stage: Stage, speed: DeviceSpeed, tokens: int, cells: int) -> float:
+    def _attention(self, stage: PlannedStage, speed: DeviceSpeed, tokens: int, cells: int) -> float:
         """Beyond the short cache over which layers were timed. A window ends it."""
         near, far = self._work.near, self._work.far
         if near is None or far is None or near not in speed or far not in speed:
@@ -152,7 +152,7 @@ class Predictor:
         seen = (min(cells, layer.window or cells) for layer in caches if layer.key)
         return a_cell * sum(max(0, count - NEAR_CELLS) for count in seen)
 
-    def _output(self, stage: Stage, tokens: int) -> float:
+    def _output(self, stage: PlannedStage, tokens: int) -> float:
         speed, kind = stage.speed, self._work.output
         if speed is not None and kind is not None and kind in speed:
             return speed.seconds(kind, tokens)
@@ -172,7 +172,7 @@ class Predictor:
     def _borders(self, split: Split) -> list[DevicePath]:
         """What hidden states pass, but the way back from the last device."""
         found: list[DevicePath] = []
-        before: Stage | None = None
+        before: PlannedStage | None = None
         for stage in split.stages:
             if before is None or before.is_head or stage.is_head:
                 far = stage.path if not stage.is_head else before.path if before is not None else None
@@ -183,7 +183,7 @@ class Predictor:
         return found
 
     @staticmethod
-    def _between(split: Split, before: Stage, stage: Stage) -> list[DevicePath]:
+    def _between(split: Split, before: PlannedStage, stage: PlannedStage) -> list[DevicePath]:
         ends = [path for path in (before.path, stage.path) if path is not None]
         if not split.pushed:
             return ends
@@ -220,4 +220,4 @@ class Predictor:
     def _load(self, split: Split) -> float:
         most = max(stage.weights for stage in split.stages)
         far = max((stage.path.rtt for stage in split.stages if stage.path is not None), default=0.0)
-        return LOAD_SECONDS + most / LOAD_RATE + LOAD_ROUND_TRIPS * far
+        return START_SECONDS + most / LOADED_RATE + START_ROUND_TRIPS * far

@@ -16,9 +16,9 @@ static constexpr size_t MOST_WORDS = 64;
 static constexpr int64_t MOST_CELLS = 1 << 15;
 static constexpr uint64_t WEIGHT_BYTES = 256 << 20; // of all layers: more than caches of processors hold
 static constexpr uint64_t ALL_BYTES = 1 << 30;      // with what goes in and comes out
-static constexpr double WORK = 4e9;                 // multiplications and additions of a run with several tokens
+static constexpr double WORK = 1e9;                 // multiplications and additions of a run with several tokens
 static constexpr int64_t TOKENS[] = { 1, 4, 32, 128 };
-static constexpr auto ENOUGH = std::chrono::milliseconds(60); // of runs for one figure
+static constexpr auto ENOUGH = std::chrono::milliseconds(30); // of runs for one figure
 static constexpr auto TOO_LONG = std::chrono::seconds(2);     // for one run: what takes longer is not tried
 static constexpr int64_t FILLED_ROWS = 64;                    // the others repeat them: values do not matter
 
@@ -213,7 +213,7 @@ static bool measure(timed_graph & graph, ggml_backend_t backend, steady::duratio
         return false;
     }
     shortest = steady::duration::max();
-    for (int runs = 0; sum < ENOUGH || (runs < 3 && sum < TOO_LONG); runs++) {
+    for (int runs = 0; sum < ENOUGH || (runs < 2 && sum < TOO_LONG); runs++) {
         steady::duration took;
         if (!graph.run(backend, took)) {
             return false;

@@ -8,7 +8,7 @@ from meshd.base.errors import Closed, RemoteProtocolError
 from meshd.mux.config import Priority
 from meshd.mux.events import DataReceived, StreamOpened
 from meshd.mux.session import Session
-from meshd.wire import hello, joining, lease, news
+from meshd.wire import capacity, hello, joining, lease, news
 from meshd.wire.frame import FrameParser, HelloReader, data_header, encode, encode_hello
 from meshd.wire.frame_types import (
     Ack,
@@ -239,6 +239,20 @@ TARGETS = (
         ),
         _reader(lease.decode),
         6,
+    ),
+    _target(
+        "capacity",
+        _messages(
+            capacity.AskCapacity(("30=mul_mat:q4_1:576:1536,rms_norm:576",), measure=True),
+            capacity.Measuring("CPU"),
+            capacity.Capacity(
+                (capacity.MeasuredDevice(_DEVICE, (capacity.TimedLayer(0, 1, 190_656),)),),
+                "m" * 32,
+                (capacity.MeasuredPath(bytes(32), 850, 0),),
+            ),
+        ),
+        _reader(capacity.decode),
+        3,
     ),
     _target(
         "news",

@@ -28,7 +28,8 @@ from meshd.link.relayed.through_relay import RelayLinks
 from meshd.link.secure.handshake import RawPipe
 from meshd.link.tcp.dial import TcpDialer
 from meshd.peer.interface import PeerState
-from meshd.role.worker.cycle import Worker, WorkerOptions
+from meshd.role.worker.cycle import Worker
+from meshd.role.worker.worker_options import WorkerOptions
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Here, Source, dialable

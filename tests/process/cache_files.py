@@ -28,6 +28,7 @@ from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
 from meshd.relay import run as relay_run
+from meshd.role.native.speed_cache import SpeedCache
 from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.store import hash_cache
 from meshd.store.content_store import DiskContentStore
@@ -164,6 +165,23 @@ async def _checked(cache: Path, fail: Fail) -> str:
         kept = noted.exists() and noted.read_text() == state.line
         assert await store.lease() == {tensor}
         assert noted.read_text() == state.line
+    return "written" if kept else NOT_KEPT
+
+
+async def _speeds(cache: Path, fail: Fail) -> str:
+    path = cache / "device-speeds"
+    old, new = trial_key(["old"]), trial_key(["new"])
+    SpeedCache(path).add(old, ((1, 5),))
+    before = path.read_bytes()
+    with fail(below(cache)):
+        speeds = SpeedCache(path)
+        speeds.add(new, ((1, 6),))
+        assert speeds.find(new) == ((1, 6),), "it is known in the same run"
+    kept = path.read_bytes() != before
+    speeds = SpeedCache(path)
+    assert (speeds.find(new) is not None) is kept
+    speeds.add(new, ((1, 6),))
+    assert SpeedCache(path).find(new) == ((1, 6),)
     return "written" if kept else NOT_KEPT
 
 
@@ -326,6 +344,7 @@ CACHE = (
     Case("weights/*.hashes", "hashes of a model's tensors", NOT_KEPT, _running(_hashes)),
     Case("tensors/*.tensors", "weights that came over the network", SENT_AGAIN, _running(_packs)),
     Case("tensors/*.checked", "which of those are known to be whole", NOT_KEPT, _running(_checked)),
+    Case("device-speeds", "how long devices take for layers", NOT_KEPT, _running(_speeds)),
     Case("device-trials", "devices that passed their trial", NOT_KEPT, _running(_trials)),
     Case("native/", "llama.cpp: its source and its programs", COMMAND_FAILS, _running(_native)),
     Case("downloads/", "what pip fetches", COMMAND_FAILS, _running(partial(_model, "downloads"))),

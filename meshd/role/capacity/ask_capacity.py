@@ -13,15 +13,15 @@ from meshd.peer.interface import Mesh
 from meshd.peer.messages import MessageStream
 from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, Measuring, decode
 
-SILENT_SECONDS = 15.0  # without a word
-MOST_SECONDS = 300.0  # with them: a GPU's driver may compile first
+WORDLESS_SECONDS = 15.0  # without a word
+MEASURED_WITHIN_SECONDS = 300.0  # with them: a GPU's driver may compile first
 _OVER = 0  # code of a stream that is not needed any more
 
 OnProgress = Callable[[PeerId, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CapacityAnswer:
     """What one node said; or why it said nothing."""
 
     capacity: Capacity | None = None
@@ -36,9 +36,9 @@ async def ask_capacity(
     try:
         messages = MessageStream(stream, CAPACITY_MESSAGES)
         await messages.send(asked.encode())
-        async with asyncio.timeout(MOST_SECONDS):
+        async with asyncio.timeout(MEASURED_WITHIN_SECONDS):
             while True:
-                async with asyncio.timeout(SILENT_SECONDS):
+                async with asyncio.timeout(WORDLESS_SECONDS):
                     answer = decode(await messages.receive())
                 if isinstance(answer, Capacity):
                     return answer
@@ -51,11 +51,11 @@ async def ask_capacity(
 
 async def ask_all(
     mesh: Mesh, peers: Sequence[PeerId], timed: Sequence[str], on_progress: OnProgress
-) -> dict[PeerId, Answer]:
+) -> dict[PeerId, CapacityAnswer]:
     """Of each node what it knows; those with something to measure do so then, one by one on each machine:
     two that measure at the same time disturb each other.
     """
-    found: dict[PeerId, Answer] = {}
+    found: dict[PeerId, CapacityAnswer] = {}
     await _ask(mesh, [list(peers)], AskCapacity(tuple(timed)), found, on_progress, at_once=True)
     by_machine: dict[str, list[PeerId]] = {}
     for peer, answer in found.items():
@@ -74,7 +74,7 @@ async def _ask(
     mesh: Mesh,
     groups: Sequence[Sequence[PeerId]],
     asked: AskCapacity,
-    found: dict[PeerId, Answer],
+    found: dict[PeerId, CapacityAnswer],
     on_progress: OnProgress,
     *,
     at_once: bool,
@@ -83,11 +83,11 @@ async def _ask(
         for peer in peers:
             try:
                 answer = await ask_capacity(mesh, peer, asked, partial(on_progress, peer))
-                found[peer] = Answer(answer)
+                found[peer] = CapacityAnswer(answer)
             except TimeoutError:
-                found.setdefault(peer, Answer(why_not="it does not answer"))
+                found.setdefault(peer, CapacityAnswer(why_not="it does not answer"))
             except MeshdError as error:
-                found.setdefault(peer, Answer(why_not=error.what))
+                found.setdefault(peer, CapacityAnswer(why_not=error.what))
 
     parts = [[peer] for group in groups for peer in group] if at_once else groups
     try:

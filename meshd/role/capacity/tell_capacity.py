@@ -31,7 +31,7 @@ from meshd.wire.lease import OfferedDevice
 from meshd.wire.limits import MAX_CAPACITY_PATHS
 
 NOT_FOR_YOU = "its certificate lacks the role `use`"
-ASK_SECONDS = 30.0  # for the question, once the stream is open
+CAPACITY_ASK_SECONDS = 30.0  # for the question, once the stream is open
 LOG = log.get("worker")
 
 
@@ -82,7 +82,7 @@ class CapacityTeller:
         return release
 
     async def _answer(self, messages: MessageStream) -> None:
-        async with asyncio.timeout(ASK_SECONDS):
+        async with asyncio.timeout(CAPACITY_ASK_SECONDS):
             asked = decode(await messages.receive())
         if not isinstance(asked, AskCapacity):
             raise RemoteProtocolError("capacity: expected `ask`", code="capacity")

@@ -16,16 +16,17 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.partition import share_out
-from meshd.model.prediction import Prediction, Predictor, Split, Stage
+from meshd.model.prediction import PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc, shape_of, without_idle
 from meshd.wire.lease import OfferedDevice
 
-PROMPT_TOKENS, ANSWER_TOKENS = 512, 256  # of the answer by whose time splits are compared
+ASSUMED_PROMPT, ASSUMED_ANSWER = 512, 256  # of the answer by whose time splits are compared
 _MOST_NODES = 6  # workers of which all sets are looked at: the fastest
 _MOST_ORDERED = 3  # of a set of which all orders are
 _MOST_PLANNED = 12  # candidates that are planned in full
+_PLACES = ("head", "worker")  # of the output
 _WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
 
 
@@ -59,7 +60,7 @@ class SplitChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Division:
     """`counts`: layers for the devices of these offers in turn, then the head's own; empty: by memory."""
 
     offers: tuple[NodeOffer, ...]
@@ -73,19 +74,20 @@ def choose_split(
 
     Raises NotEnoughMemory, UserError, Refused where nothing fits, with the reason of the plan by memory.
     """
-    chooser = _Chooser(layers, work, machines, options)
+    chooser = _SplitChooser(layers, work, machines, options)
     found: list[SplitChoice] = []
     error: UserError | Refused | None = None
-    by_memory = _Candidate(machines.offers)
+    by_memory = _Division(machines.offers)
     for candidate in [by_memory, *chooser.ranked(least)]:
-        try:
-            found.append(chooser.planned(candidate))
-        except (UserError, Refused) as refusal:
-            error = error or refusal
-    found = [one for one in _without_twins(found) if _workers(one) >= least]
+        for output in _PLACES if options.output == "auto" else (options.output,):
+            try:
+                found.append(chooser.planned(candidate, output))
+            except (UserError, Refused) as refusal:
+                error = error or refusal
+    found = [one for one in _without_twins(sorted(found, key=_cost)) if _workers(one) >= least]
     if not found:
         raise error or Refused(f"no split uses {least} workers", code="workers")
-    return _explained(sorted(found, key=_cost))
+    return _explained(found)
 
 
 def _workers(choice: SplitChoice) -> int:
@@ -100,6 +102,7 @@ def _cost(choice: SplitChoice) -> float:
 
 
 def _without_twins(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
+    """Of each division of the layers the first."""
     seen: dict[tuple[tuple[str, str, int], ...], SplitChoice] = {}
     for one in choices:
         shares = tuple((s.device.node, s.device.name, s.layers) for s in one.plan.shares if s.layers)
@@ -125,7 +128,7 @@ def _explained(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
     return [replace(best, why=why), *choices[1:]]
 
 
-class _Chooser:
+class _SplitChooser:
     def __init__(
         self, layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
     ) -> None:
@@ -133,14 +136,14 @@ class _Chooser:
         self._machines = machines
         self._options = options
         self._shape: ContextShape = shape_of(layers, options)
-        self._predictor = Predictor(layers, work, prompt_tokens=PROMPT_TOKENS)
+        self._predictor = Predictor(layers, work, prompt_tokens=ASSUMED_PROMPT)
 
     # In full.
 
-    def planned(self, candidate: _Candidate) -> SplitChoice:
+    def planned(self, candidate: _Division, output: str) -> SplitChoice:
         """Raises NotEnoughMemory, UserError, Refused."""
-        given = self._options
-        options = replace(given, tensor_split=tuple(map(float, candidate.counts)) or given.tensor_split)
+        split = tuple(map(float, candidate.counts)) or self._options.tensor_split
+        options = replace(self._options, tensor_split=split, output=output)
         machines = self._machines
         plan, offers = plan_over(
             self._layers,
@@ -151,12 +154,12 @@ class _Chooser:
             own_excluded=machines.own_excluded,
         )
         plan, used = without_idle(plan, offers)
-        split = self._split_of(plan)
-        seconds = self._predictor.answer_seconds(split, ANSWER_TOKENS)
-        return SplitChoice(plan, tuple(used), options, self._predictor.predict(split), seconds)
+        found = self._split_of(plan)
+        seconds = self._predictor.answer_seconds(found, ASSUMED_ANSWER)
+        return SplitChoice(plan, tuple(used), options, self._predictor.predict(found), seconds)
 
     def _split_of(self, plan: Plan) -> Split:
-        stages: list[Stage] = []
+        stages: list[PlannedStage] = []
         begin = 0
         for share in plan.shares:
             if share.layers:
@@ -189,7 +192,7 @@ class _Chooser:
             paths=self._machines.paths,
         )
 
-    def _own_cpu(self) -> Stage:
+    def _own_cpu(self) -> PlannedStage:
         return self._stage(self._options.node_name, "CPU", 0, 0, 0, False, None, is_head=True)
 
     def _stage(
@@ -203,13 +206,13 @@ class _Chooser:
         path: DevicePath | None,
         *,
         is_head: bool,
-    ) -> Stage:
+    ) -> PlannedStage:
         speed = self._machines.speeds.get((node, device))
-        return Stage(node, device, begin, end, weights, is_gpu, speed, path, is_head)
+        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head)
 
     # Roughly.
 
-    def ranked(self, least: int) -> list[_Candidate]:
+    def ranked(self, least: int) -> list[_Division]:
         """The most promising."""
         if self._options.tensor_split:
             return []
@@ -218,13 +221,13 @@ class _Chooser:
             for counts in self._divisions(offers):
                 split = self._rough_split(offers, counts)
                 if split is not None:
-                    rough.append((self._predictor.answer_seconds(split, ANSWER_TOKENS), offers, counts))
+                    rough.append((self._predictor.answer_seconds(split, ASSUMED_ANSWER), offers, counts))
         rough.sort(key=lambda one: one[0])
         kept = rough[: _MOST_PLANNED - 4]
         for size in range(4):  # of each size the best, so that there is something to compare with
             of_size = [one for one in rough if len(one[1]) == size]
             kept += [one for one in of_size[:1] if one not in kept]
-        return [_Candidate(offers, counts) for _, offers, counts in kept]
+        return [_Division(offers, counts) for _, offers, counts in kept]
 
     def _orders(self, least: int) -> Iterator[tuple[NodeOffer, ...]]:
         able = [offer for offer in self._machines.offers if offer.devices]
@@ -254,7 +257,7 @@ class _Chooser:
     def _layer_seconds(self, offer: NodeOffer) -> list[float]:
         return [self._predictor.layer_seconds(self._whole(offer, device)) for device in offer.devices]
 
-    def _whole(self, offer: NodeOffer | None, device: OfferedDevice) -> Stage:
+    def _whole(self, offer: NodeOffer | None, device: OfferedDevice) -> PlannedStage:
         node = offer.node if offer is not None else self._options.node_name
         path = offer.path if offer is not None else None
         weights, gpu = sum(self._layers.layers), device.kind == "gpu"

@@ -11,7 +11,7 @@ from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.peer.interface import PeerState, PeerStatus
-from meshd.role.capacity.ask_capacity import Answer, ask_all
+from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all
 from meshd.role.head.split_choice import Machines
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
 from meshd.role.interface import RoleRuntime
@@ -33,14 +33,14 @@ class Surveyed:
 
 
 class Surveyor:
-    """Of one daemon. `threads`: with which this node's CPU computes layers."""
+    """Of one daemon; `speeds` are those of its own devices."""
 
-    def __init__(self, runtime: RoleRuntime, options: HeadOptions, *, threads: int) -> None:
+    def __init__(self, runtime: RoleRuntime, options: HeadOptions, speeds: DeviceSpeeds) -> None:
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._mesh = runtime.mesh
         self._options = options
         self._listing = Listing(native, run_to_end, paths, machine=options.machine)
-        self._speeds = DeviceSpeeds(native, run_to_end, paths, machine=options.machine, threads=threads)
+        self._speeds = speeds
 
     async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
         """Raises MeshdError when this node's own devices cannot be listed."""
@@ -73,7 +73,7 @@ class Surveyor:
     def _as_machines(
         self,
         peers: dict[PeerId, PeerStatus],
-        answers: dict[PeerId, Answer],
+        answers: dict[PeerId, CapacityAnswer],
         own: Sequence[OfferedDevice],
         timed: Sequence[str],
     ) -> Surveyed:

@@ -19,7 +19,7 @@ from meshd.role.native.speed_cache import Points, SpeedCache, with_kind
 from meshd.wire.capacity import TimedLayer
 from meshd.wire.lease import OfferedDevice
 
-STILL_SECONDS = 60.0  # without a line: a driver may compile its kernels for the first one
+NO_LINE_SECONDS = 60.0  # without a line: a driver may compile its kernels for the first one
 _TELL_SECONDS = 2.0
 LOG = log.get("worker")
 
@@ -84,13 +84,13 @@ class DeviceSpeeds:
         """None: it did not get on."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(STILL_SECONDS) as still:
+            async with asyncio.timeout(NO_LINE_SECONDS) as still:
 
                 def see(line: str) -> None:
                     time = read_line(line)
                     if time is not None and not still.expired():
                         found.setdefault(time.kind, []).append((time.tokens, time.nanoseconds))
-                        still.reschedule(loop.time() + STILL_SECONDS)
+                        still.reschedule(loop.time() + NO_LINE_SECONDS)
 
                 argv = command_lines.timing(str(self._native.mesh_server), device.name, self._threads, timed)
                 spec = ChildSpec(

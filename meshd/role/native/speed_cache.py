@@ -10,10 +10,10 @@ from meshd.base import log
 from meshd.base.replaced_file import replace_file
 from meshd.wire.capacity import MAX_POINTS, TimedLayer, checked_time
 
-MAX_SPEEDS = 256  # lines, the newest
+_MOST_SPEEDS = 256  # lines, the newest
 _POINTS = re.compile(r"[0-9]{1,4}:[0-9]{1,13}(,[0-9]{1,4}:[0-9]{1,13}){0,7}")
 _KEY_LETTERS = 64
-_MOST_BYTES = MAX_SPEEDS * 256
+_FILE_BYTES = _MOST_SPEEDS * 256
 LOG = log.get("worker")
 
 Points = tuple[tuple[int, int], ...]
@@ -36,7 +36,7 @@ class SpeedCache:
         merged = {**self._read(), **self._speeds}
         merged.pop(key, None)
         merged[key] = points[:MAX_POINTS]
-        self._speeds = dict(list(merged.items())[-MAX_SPEEDS:])
+        self._speeds = dict(list(merged.items())[-_MOST_SPEEDS:])
         if self._path is None:
             return
         try:
@@ -49,7 +49,7 @@ class SpeedCache:
             return {}
         try:
             with self._path.open("rb") as file:
-                lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()
+                lines = file.read(_FILE_BYTES).decode("ascii", "replace").splitlines()
         except OSError:
             return {}
         return dict(one for one in map(_parsed, lines) if one is not None)

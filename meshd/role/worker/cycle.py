@@ -6,10 +6,8 @@ ended, so its memory is back for certain.
 """
 
 import asyncio
-import os
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 
 from meshd.base import log
@@ -37,6 +35,7 @@ from meshd.role.worker.known_files import KnownFiles
 from meshd.role.worker.leases import MAX_LEASES, Held, Lease, Ledger
 from meshd.role.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.role.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
+from meshd.role.worker.worker_options import WorkerOptions
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
@@ -62,24 +61,6 @@ _ANSWER_SECONDS = 60.0  # the head plans in milliseconds; a silent one must not 
 MAX_ASKING = LEASES_ASKED.most  # each may hold descriptors of all files
 MAX_ASKING_PEER = LEASES_ASKED_OF_PEER.most
 LOG = log.get("worker")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU.
-
-    `threads` are those of the CPU, None for half of the processors.
-    """
-
-    devices: tuple[str, ...] = ()
-    memory: int | None = None
-    threads: int | None = None
-    machine: str = ""
-
-    @property
-    def cpu_threads(self) -> int:
-        """With which a CPU computes."""
-        return self.threads if self.threads is not None else max(1, (os.cpu_count() or 2) // 2)
 
 
 class Worker:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshd.admin import api
+from meshd.admin import api, plan_api
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -157,6 +157,63 @@ def full_status(pid: int = 4242) -> Status:
     )
 
 
+CAPACITY = plan_api.CapacityReply(
+    devices=(
+        plan_api.DeviceCapacity(
+            node="desk",
+            device="CPU",
+            free_bytes=8 << 30,
+            total_bytes=16 << 30,
+            weight_bytes_s=13.7e9,
+            flops=2e11,
+        ),
+        plan_api.DeviceCapacity(
+            node="garage",
+            device="CUDA0",
+            free_bytes=20 << 30,
+            total_bytes=24 << 30,
+            weight_bytes_s=None,
+            flops=None,
+        ),
+    ),
+    paths=(plan_api.PathCapacity(source="desk", to="garage", rtt_ms=0.85, bytes_s=None),),
+    left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),
+)
+
+
+def planned(why: str, *nodes: tuple[str, int], measured: bool = True) -> plan_api.PlanView:
+    """A plan over the CPUs of these nodes, with so many layers each."""
+    return plan_api.PlanView(
+        nodes=tuple(
+            plan_api.PlannedNode(node=node, device="CPU", layers=layers, memory_bytes=3 << 30)
+            for node, layers in nodes
+        ),
+        prompt_tok_s=123.4,
+        generate_tok_s=23.4,
+        streams_tok_s=61.0,
+        first_token_s=0.9,
+        load_s=2.5,
+        bytes_per_token=4608,
+        ctx_size=8192,
+        slots=4,
+        ubatch=256,
+        output_on="garage CPU",
+        measured=measured,
+        why=why,
+    )
+
+
+PLAN = plan_api.PlanReply(
+    model="SmolLM2.gguf",
+    choice=0,
+    plans=(
+        planned("do not split: it fits on `garage`, a split costs 27 %", ("garage", 30)),
+        planned("according to the tensor split", ("desk", 12), ("garage", 18), measured=False),
+    ),
+    left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),
+)
+
+
 def exposed(name: str, target: str, to: tuple[str, ...]) -> ExposedView:
     """A service as a daemon shows it; every node named has id and name alike."""
     return ExposedView(
@@ -269,6 +326,16 @@ class FakeControl(Answers):
     async def netcheck(self, request: NetcheckRequest) -> NetcheckReply:
         self.asked.append(("netcheck", request.fresh))
         return NETCHECK
+
+    @plan_api.CapacityRequest.answer
+    async def capacity(self, request: plan_api.CapacityRequest) -> plan_api.CapacityReply:
+        self.asked.append("capacity")
+        return CAPACITY
+
+    @plan_api.PlanRequest.answer
+    async def plan(self, request: plan_api.PlanRequest) -> plan_api.PlanReply:
+        self.asked.append(("plan", request.model, request.ctx_size, request.streams))
+        return PLAN
 
     @api.LeaveRequest.answer
     async def leave(self, request: api.LeaveRequest) -> api.Done:

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.admin import api
+from meshd.admin import api, plan_api
 from meshd.admin.codec import decode_line, decode_request, encode_request, from_json, to_json
 from meshd.admin.net_api import NetcheckRequest
 from meshd.admin.request import Request
@@ -28,6 +28,10 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.AcceptRequest(code="meshdreply1abc"): '{"request":"accept","code":"meshdreply1abc"}',
     api.LeaveRequest(drop_root=True): '{"request":"leave","drop_root":true}',
     api.StopRequest(): '{"request":"stop"}',
+    plan_api.CapacityRequest(): '{"request":"capacity"}',
+    plan_api.PlanRequest(model="/m.gguf", ctx_size=4096): (
+        '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0}'
+    ),
     NetcheckRequest(fresh=True): '{"request":"netcheck","fresh":true}',
     api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)): (
         '{"request":"expose","name":"web","target":"127.0.0.1:80","to":["garage"]}'

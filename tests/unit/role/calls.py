@@ -11,7 +11,8 @@ from meshd.base.errors import Broken, EndOfStream
 from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
 from meshd.peer.messages import MessageStream
-from meshd.role.worker.cycle import Worker, WorkerOptions
+from meshd.role.worker.cycle import Worker
+from meshd.role.worker.worker_options import WorkerOptions
 from meshd.store.interface import ContentStore
 from meshd.wire.lease import Acquire, Grant, LeaseMessage, Reserve, WorkerOffer, decode
 

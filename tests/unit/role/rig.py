@@ -65,6 +65,10 @@ class Bench:
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
         self.trial_seconds = 0.0
+        self.timings: list[tuple[str, ...]] = []  # the arguments of each
+        self.timing_lines: Sequence[str] | None = None  # None: 1 ms a token, for each kind
+        self.timing_ended: Ended | None = Ended(0, None, ())  # None: never
+        self.timing_seconds = 0.0
         self.stopped: set[int] = set()
         self.report_fails = False
         self.pairs_left = 1000
@@ -116,6 +120,8 @@ class Bench:
         assert spec.on_line is not None
         if "--try-device" in spec.argv:
             return await self._try(spec)
+        if "--time-device" in spec.argv:
+            return await self._time(spec)
         self.listings += 1
         await asyncio.sleep(self.listing_seconds)
         for line in self.device_lines:
@@ -138,6 +144,21 @@ class Bench:
             await asyncio.Event().wait()
         assert self.trial_ended is not None
         return self.trial_ended
+
+    async def _time(self, spec: ChildSpec) -> Ended:
+        assert spec.on_line is not None
+        self.timings.append(tuple(spec.argv))
+        lines = self.timing_lines
+        if lines is None:
+            kinds = range(spec.argv.count("--time"))
+            lines = [f"took {kind} {tokens} {1_000_000 * tokens}" for kind in kinds for tokens in (1, 128)]
+        for line in lines:
+            spec.on_line(line)
+        await asyncio.sleep(self.timing_seconds)
+        if self.timing_ended is None:
+            await asyncio.Event().wait()
+        assert self.timing_ended is not None
+        return self.timing_ended
 
     def _open_tunnel(self, asked: TunnelRequest) -> Tunnel:
         tunnel = StubTunnel(asked)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire import hello, joining, lease, news
+from meshd.wire import capacity, hello, joining, lease, news
+from meshd.wire.capacity import AskCapacity, Capacity, MeasuredDevice, MeasuredPath, Measuring, TimedLayer
 from meshd.wire.hello import Bans, Go, Hello, Refusal
 from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
 from meshd.wire.lease import (
@@ -78,6 +79,11 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Grant(bytes(16), compressed=1)),
     (lease.decode, Progress("hashing")),
     (lease.decode, Lost("failed", "it died", "start it again")),
+    (capacity.decode, AskCapacity(("30=mul_mat:q4_1:576:1536,rms_norm:576", "1=rope:64:9:64"), measure=True)),
+    (capacity.decode, AskCapacity()),
+    (capacity.decode, Measuring("GPU0")),
+    (capacity.decode, Capacity((MeasuredDevice(CPU, (TimedLayer(0, 1, 9), TimedLayer(7, 128, 10))),), "m")),
+    (capacity.decode, Capacity((), "", (MeasuredPath(bytes(32), 850, 0),), busy=True)),
     (news.decode, RecordNews(b"record")),
     (news.decode, BanNews(b"ban")),
     (news.decode, PresenceNews((b"p" * 108, b"q" * 108))),
@@ -99,7 +105,7 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
 
 OPTIONAL = (
     *("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id"),
-    *("protocol", "number"),
+    *("protocol", "number", "measure", "busy"),
 )
 
 

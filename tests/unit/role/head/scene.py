@@ -11,7 +11,8 @@ from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
 from meshd.role.head.cycle import Serve
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.worker.cycle import Worker, WorkerOptions
+from meshd.role.worker.cycle import Worker
+from meshd.role.worker.worker_options import WorkerOptions
 from meshd.rpc.mesh_head_view import MeshHeadView
 
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh, Net

@@ -10,7 +10,8 @@ from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.head.ask_workers import LATE_AGAIN_SECONDS, LATE_OFFER_SECONDS
 from meshd.role.head.lease_client import GRANT_SECONDS, OFFER_SECONDS
-from meshd.role.worker.cycle import Worker, WorkerOptions
+from meshd.role.worker.cycle import Worker
+from meshd.role.worker.worker_options import WorkerOptions
 from meshd.wire.lease import Acquire, OfferedDevice, Progress, Reserve, WorkerOffer, decode
 
 from tests.sim.loop import run

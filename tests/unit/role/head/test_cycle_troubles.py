@@ -15,7 +15,8 @@ from meshd.peer.interface import PeerState
 from meshd.process.interface import ChildFailed, ChildState
 from meshd.role.head.cycle import Serve
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.worker.cycle import Worker, WorkerOptions
+from meshd.role.worker.cycle import Worker
+from meshd.role.worker.worker_options import WorkerOptions
 
 from tests.sim.loop import run
 from tests.unit.role.fake_mesh import Net

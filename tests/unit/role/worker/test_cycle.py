@@ -12,8 +12,8 @@ from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
 from meshd.mux.events import Code
 from meshd.process.interface import ChildFailed, ChildState
-from meshd.role.worker.cycle import Worker, WorkerOptions
-from meshd.role.worker.may_work import check_may_work
+from meshd.role.worker.cycle import Worker
+from meshd.role.worker.worker_options import WorkerOptions, check_may_work
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import (
     Grant,

@@ -1,0 +1,36 @@
+"""What a worker lends, as its user decided, and whether this node may lend anything."""
+
+import os
+from dataclasses import dataclass
+
+from meshd.base.errors import UserError
+from meshd.identity.membership import Role
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """`memory` is bytes per device, None for all of it; `devices` empty means all GPUs, else the CPU.
+
+    `threads` are those of the CPU, None for half of the processors.
+    """
+
+    devices: tuple[str, ...] = ()
+    memory: int | None = None
+    threads: int | None = None
+    machine: str = ""
+
+    @property
+    def cpu_threads(self) -> int:
+        """With which a CPU computes."""
+        return self.threads if self.threads is not None else max(1, (os.cpu_count() or 2) // 2)
+
+
+def check_may_work(roles: frozenset[Role]) -> None:
+    """Raises UserError when a node whose certificate has these roles may not lend devices."""
+    if Role.WORK not in roles:
+        raise UserError(
+            "this node cannot lend its devices: its certificate lacks the role `work`",
+            hint="get a token with that role (`meshd invite --role work` on a member that can grant "
+            "it), run `meshd "
+            "leave` here, then start again with `--join TOKEN`",
+        )

@@ -1,0 +1,86 @@
+"""plan and capacity: against a daemon that answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.admin.fake import FakeControl
+
+from .shell import meshd, refused
+
+
+def test_a_plan_for_a_person(daemon: FakeControl, tmp_path: Path) -> None:
+    ran = meshd("plan", "--model", str(tmp_path / "m.gguf"))
+    assert ran.code == 0
+    for word in (
+        "SmolLM2.gguf: do not split: it fits on `garage`, a split costs 27 %",
+        "context 8192 tokens for each of 4 answers at once",
+        "output on garage CPU",
+        "garage:30",
+        "desk:12 garage:18",
+        "23.4 tok/s",
+        "61.0 tok/s",
+        "123 tok/s",
+        "2.5 s",
+        "4.6 kB",
+    ):
+        assert word in ran.out, word
+    assert "some speeds are estimated" in ran.err and "attic: left out: it does not answer" in ran.err
+    assert daemon.asked == [("plan", str(tmp_path / "m.gguf"), 0, 0)]
+
+
+def test_a_plan_for_a_script(daemon: FakeControl) -> None:
+    ran = meshd("plan", "--model", "/m.gguf", "--ctx-size", "4096", "--streams", "8", "--json")
+    assert ran.code == 0
+    body = json.loads(ran.out)
+    assert body["choice"] == 0 and body["plans"][0]["nodes"] == [
+        {"node": "garage", "device": "CPU", "layers": 30, "memory_bytes": 3 << 30}
+    ]
+    for name in ("prompt_tok_s", "generate_tok_s", "streams_tok_s", "load_s", "bytes_per_token"):
+        assert body["plans"][0][name] > 0
+    for name in ("ctx_size", "slots", "ubatch", "why"):
+        assert body["plans"][0][name]
+    assert daemon.asked == [("plan", "/m.gguf", 4096, 8)]
+
+
+def test_a_model_is_found_from_where_the_command_runs(
+    daemon: FakeControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert meshd("plan", "--model", "m.gguf").code == 0
+    assert daemon.asked == [("plan", str(tmp_path / "m.gguf"), 0, 0)]
+
+
+@pytest.mark.parametrize("option", ["--ctx-size", "--streams"])
+@pytest.mark.parametrize("number", ["-1", "99999999999"])
+def test_numbers_that_make_no_sense(daemon: FakeControl, option: str, number: str) -> None:
+    refused(meshd("plan", "--model", "/m.gguf", f"{option}={number}"), 2, option, "takes a number")
+    assert daemon.asked == []
+
+
+def test_capacity_for_a_person(daemon: FakeControl) -> None:
+    ran = meshd("capacity")
+    assert ran.code == 0
+    for word in ("desk", "8.0 GiB", "13.7 GB/s", "200 GFLOP/s", "garage", "CUDA0", "0.85 ms"):
+        assert word in ran.out, word
+    assert "attic: not measured: it does not answer" in ran.err
+
+
+def test_capacity_for_a_script(daemon: FakeControl) -> None:
+    body = json.loads(meshd("capacity", "--json").out)
+    assert body["devices"][0] == {
+        "node": "desk",
+        "device": "CPU",
+        "free_bytes": 8 << 30,
+        "total_bytes": 16 << 30,
+        "weight_bytes_s": 13.7e9,
+        "flops": 2e11,
+    }
+    assert body["devices"][1]["weight_bytes_s"] is None
+    assert body["paths"] == [{"from": "desk", "to": "garage", "rtt_ms": 0.85, "bytes_s": None}]
+    assert body["left_out"] == [{"node": "attic", "why": "it does not answer"}]
+
+
+def test_without_a_daemon(home: Path) -> None:
+    refused(meshd("capacity"), 1, "no daemon is running")

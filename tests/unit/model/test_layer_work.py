@@ -1,0 +1,101 @@
+"""What is timed of a model: its own types and sizes, each kind of layer once."""
+
+from collections.abc import Mapping
+
+from meshd.model.cache import ContextShape
+from meshd.model.ggml import TENSOR_TYPE_NAMES
+from meshd.model.gguf import Header, TensorInfo, Value
+from meshd.model.layer_work import LayerWork, layer_work
+from meshd.wire.limits import MAX_TIMED, MAX_TIMED_BYTES
+
+SHAPE = ContextShape(4096)
+LLAMA: Mapping[str, Value] = {
+    "general.architecture": "llama",
+    "llama.block_count": 3,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 128,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.rope.dimension_count": 16,
+}
+
+
+def tensor(name: str, kind: str, *dims: int) -> TensorInfo:
+    layout = TENSOR_TYPE_NAMES[kind]
+    elements = 1
+    for count in dims:
+        elements *= count
+    return TensorInfo(name, layout, dims, 0, elements // layout.block_elements * layout.block_bytes)
+
+
+def block(number: int, down: str = "q4_0") -> list[TensorInfo]:
+    return [
+        tensor(f"blk.{number}.attn_norm.weight", "f32", 64),
+        tensor(f"blk.{number}.attn_q.weight", "q4_0", 64, 64),
+        tensor(f"blk.{number}.ffn_gate.weight", "q4_0", 64, 128),
+        tensor(f"blk.{number}.ffn_down.weight", down, 128, 64),
+    ]
+
+
+def header(*tensors: TensorInfo, metadata: Mapping[str, Value] = LLAMA) -> Header:
+    return Header(3, metadata, {}, tuple(tensors), 32, 0)
+
+
+def work_of(*tensors: TensorInfo, metadata: Mapping[str, Value] = LLAMA, layers: int = 3) -> LayerWork:
+    return layer_work([header(*tensors, metadata=metadata)], SHAPE, layers)
+
+
+EMBEDDING = tensor("token_embd.weight", "q8_0", 64, 1000)
+
+
+def test_layers_with_the_same_matrices_are_one_kind() -> None:
+    work = work_of(EMBEDDING, *block(0), *block(1, "q8_0"), *block(2))
+    assert work.kinds == (0, 1, 0) and work.scales == (1.0, 1.0, 1.0)
+    first, second, output, near, far = work.texts
+    assert first.startswith("2=mul_mat:q4_0:64:64,mul_mat:q4_0:64:128,mul_mat:q4_0:128:64,")
+    assert second.startswith("1=") and "mul_mat:q8_0:128:64" in second
+    for word in ("rms_norm:64", "rope:16:4:16", "set_rows:f16:32", "glu:128"):
+        assert word in first.partition("=")[2].split(",")
+    assert "flash_attn:f16:f16:16:16:4:2:256" in first
+    assert (work.output, output) == (2, "1=mul_mat:q8_0:64:1000")
+    assert (work.near, work.far) == (3, 4)
+    assert near == "4=flash_attn:f16:f16:16:16:4:2:256" and far == "4=flash_attn:f16:f16:16:16:4:2:4096"
+
+
+def test_the_output_is_its_own_matrix_where_there_is_one() -> None:
+    work = work_of(EMBEDDING, *block(0), *block(1), *block(2), tensor("output.weight", "q6_k", 64, 1000))
+    assert work.output is not None and work.texts[work.output] == "1=mul_mat:q6_k:64:1000"
+
+
+def test_further_kinds_are_scaled_by_their_bytes() -> None:
+    kinds = ["q4_0", "q4_0", "q4_0", "q8_0", "q8_0", "q5_0", "q5_0", "f16"]
+    tensors = [one for number, kind in enumerate(kinds) for one in block(number, kind)]
+    work = work_of(EMBEDDING, *tensors, metadata={**LLAMA, "llama.block_count": 8}, layers=8)
+    assert len(work.texts) == 3 + 3
+    assert work.scales[:7] == (1.0,) * 7 and work.scales[7] > 1.0
+
+
+def test_experts_are_all_there_and_some_are_used() -> None:
+    metadata = {**LLAMA, "llama.expert_count": 8, "llama.expert_used_count": 2}
+    experts = tensor("blk.0.ffn_gate_exps.weight", "q4_0", 64, 128, 8)
+    work = work_of(EMBEDDING, *block(0), experts, metadata=metadata, layers=1)
+    assert "mul_mat_id:q4_0:64:128:8:2" in work.texts[0] and "route:8:2" in work.texts[0]
+
+
+def test_a_layer_that_keeps_a_state_has_no_attention() -> None:
+    metadata = {**LLAMA, "llama.ssm.state_size": 16, "llama.ssm.inner_size": 128, "llama.ssm.conv_kernel": 4}
+    state = [tensor("blk.0.ssm_in.weight", "q4_0", 64, 256), tensor("blk.0.ssm_out.weight", "q4_0", 128, 64)]
+    work = work_of(EMBEDDING, *state, *block(1), metadata=metadata, layers=2)
+    recurrent, attended = (work.texts[kind] for kind in work.kinds)
+    assert "ssm_scan" in recurrent and "flash_attn" not in recurrent
+    assert "flash_attn" in attended and "ssm_scan" not in attended
+
+
+def test_a_model_without_matrices_is_not_timed() -> None:
+    assert work_of(EMBEDDING) == LayerWork((), (), ())
+
+
+def test_what_is_asked_fits_the_wire() -> None:
+    many = [tensor(f"blk.0.part{i}.weight", "q4_0", 64, 64) for i in range(200)]
+    work = work_of(EMBEDDING, *many, layers=1)
+    assert len(work.texts) <= MAX_TIMED and all(len(text) <= MAX_TIMED_BYTES for text in work.texts)

@@ -1,0 +1,128 @@
+"""What a split will do: each part of the law of prediction.py, by itself."""
+
+from dataclasses import replace
+
+import pytest
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_work import LayerWork
+from meshd.model.output import DevicePath
+from meshd.model.prediction import HOP_SECONDS, STEP_SECONDS, PlannedStage, Predictor, Split
+from meshd.wire.capacity import TimedLayer
+
+from tests.unit.model.split_scene import split_model
+
+MODEL = split_model()
+WORK = LayerWork(("30=…", "1=…", "4=…", "4=…"), (0,) * 30, (1.0,) * 30, output=1, near=2, far=3)
+MS = 1_000_000
+
+
+def speed(layer_ms: float, *, output_ms: float = 2.0, cell_us: float = 0.0) -> DeviceSpeed:
+    """Times that grow with the tokens."""
+    far = int((0.1 + cell_us * (4096 - 256) / 1000) * MS)
+    return DeviceSpeed(
+        TimedLayer(kind, tokens, int(one * tokens * MS) or 1)
+        for kind, one in ((0, layer_ms), (1, output_ms), (2, 0.1), (3, far / MS))
+        for tokens in (1, 128)
+    )
+
+
+HEAD = PlannedStage("head", "CPU", 0, 30, 0, speed=speed(0.2), is_head=True)
+PREDICTOR = Predictor(MODEL, WORK, prompt_tokens=512, cells=256)
+
+
+def worker(name: str, begin: int, end: int, *, rtt: float, layer_ms: float = 0.2) -> PlannedStage:
+    return PlannedStage(name, "CPU", begin, end, 0, speed=speed(layer_ms), path=DevicePath(rtt, 1e12))
+
+
+def split(*stages: PlannedStage, output: PlannedStage = HEAD, pushed: bool = True, slots: int = 1) -> Split:
+    return Split(stages=stages, output=output, micro_batch=128, pushed=pushed, slots=slots)
+
+
+def token(one: Split) -> float:
+    return 1 / PREDICTOR.predict(one).generate_tok_s
+
+
+def test_one_machine_has_no_ways() -> None:
+    alone = PREDICTOR.predict(split(HEAD))
+    assert 1 / alone.generate_tok_s == pytest.approx(30 * 0.0002 + 0.002 + STEP_SECONDS)
+    assert alone.bytes_per_token == 0 and alone.ways_s == 0 and alone.is_measured
+    assert dict(alone.device_s) == {"head CPU": pytest.approx(0.008)}
+
+
+def test_n_workers_in_a_row_are_n_plus_one_ways() -> None:
+    near = [worker(name, 10 * i, 10 * i + 10, rtt=0.0) for i, name in enumerate("abc")]
+    far = [replace(one, path=DevicePath(0.02, 1e12)) for one in near]
+    assert token(split(*near)) == pytest.approx(0.006 + 0.002 + STEP_SECONDS + 4 * HOP_SECONDS, abs=1e-5)
+    assert token(split(*far)) - token(split(*near)) == pytest.approx(4 * 0.01, abs=1e-5)
+
+
+def test_without_pushes_each_border_is_two() -> None:
+    far = [worker(name, 10 * i, 10 * i + 10, rtt=0.02) for i, name in enumerate("abc")]
+    more = token(split(*far, pushed=False)) - token(split(*far))
+    assert more == pytest.approx(2 * (0.01 + HOP_SECONDS), abs=1e-5)
+
+
+def test_the_path_between_two_workers_is_theirs_where_it_is_known() -> None:
+    pair = split(worker("a", 0, 15, rtt=0.04), worker("b", 15, 30, rtt=0.04))
+    known = replace(pair, paths={("a", "b"): DevicePath(0.001, 1e12)})
+    assert token(pair) - token(known) == pytest.approx((0.04 - 0.001) / 2, abs=1e-6)
+
+
+def test_two_devices_of_one_node_have_no_way_between_them() -> None:
+    one = worker("a", 0, 15, rtt=0.04)
+    both = split(one, replace(one, device="GPU1", begin=15, end=30))
+    assert token(both) == pytest.approx(token(split(replace(one, end=30))), abs=1e-6)
+
+
+def test_the_output_takes_its_time_where_it_is() -> None:
+    last = replace(worker("a", 0, 30, rtt=0.0), speed=speed(0.2, output_ms=7.0))
+    assert token(split(last, output=last)) - token(split(last)) == pytest.approx(0.005, abs=1e-5)
+
+
+def test_logits_that_cross_cost_their_bytes() -> None:
+    last = replace(worker("a", 0, 30, rtt=0.0), path=DevicePath(0.0, 1e6))
+    sampled = split(last, output=last)
+    logits = replace(sampled, logits=True)
+    assert token(logits) - token(sampled) == pytest.approx((4 * 49152 - 400) / 1e6, rel=0.01)
+    assert PREDICTOR.predict(logits).bytes_per_token == 4 * 576 + 4 * 49152
+
+
+def test_streams_share_a_round() -> None:
+    far = worker("a", 0, 30, rtt=0.1)
+    one, four = (PREDICTOR.predict(split(far, slots=slots)) for slots in (1, 4))
+    assert one.streams_tok_s == pytest.approx(one.generate_tok_s)
+    assert 2 < four.streams_tok_s / one.streams_tok_s < 4
+
+
+def test_a_longer_cache_takes_longer() -> None:
+    reader = replace(HEAD, speed=speed(0.2, cell_us=0.01))
+    long = Predictor(MODEL, WORK, cells=4096)
+    more = 1 / long.predict(split(reader)).generate_tok_s - token(split(reader))
+    assert more == pytest.approx(30 * (4096 - 256) * 0.01e-6, rel=0.01)
+
+
+def test_a_prompt_is_a_pipeline_of_what_is_pushed() -> None:
+    """T = (k + N - 1) C / kN for N devices that are alike."""
+    whole = split(worker("a", 0, 30, rtt=0.0))
+    half = split(worker("a", 0, 15, rtt=0.0), worker("b", 15, 30, rtt=0.0))
+    alone, two = (PREDICTOR.predict(one).first_token_s for one in (whole, half))
+    assert two / alone == pytest.approx((4 + 1) / 8, rel=0.02)
+    serial = PREDICTOR.predict(replace(half, pushed=False)).first_token_s
+    assert serial == pytest.approx(alone, rel=0.02)
+
+
+def test_a_device_that_nobody_measured_is_estimated_by_its_bytes() -> None:
+    unknown = replace(HEAD, speed=None, weights=10_000_000_000)
+    found = PREDICTOR.predict(split(unknown))
+    assert 0.5 < found.generate_tok_s < 2 and not found.is_measured
+    half_known = replace(HEAD, speed=DeviceSpeed([TimedLayer(1, 1, 5)]), weights=10_000_000_000)
+    assert PREDICTOR.predict(split(half_known)).generate_tok_s == pytest.approx(
+        found.generate_tok_s, rel=0.01
+    )
+
+
+def test_a_load_takes_what_its_largest_part_and_its_farthest_path_take() -> None:
+    near, far = worker("a", 0, 15, rtt=0.0), worker("b", 15, 30, rtt=0.1)
+    quick = PREDICTOR.predict(split(near)).load_s
+    slow = PREDICTOR.predict(split(replace(near, weights=3_000_000_000), far)).load_s
+    assert slow - quick == pytest.approx(2.0 + 0.6, rel=0.01)

@@ -1,0 +1,61 @@
+"""A node that tells of its devices, and others that ask it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.base.tasks import Owner
+from meshd.identity.membership import Role
+from meshd.role.capacity.tell_capacity import CapacityTeller
+from meshd.role.native.device_speeds import DeviceSpeeds
+from meshd.wire.lease import OfferedDevice
+
+from tests.unit.role.fake_mesh import FakeMesh, Net
+from tests.unit.role.rig import Bench
+
+KINDS = ("30=rms_norm:64", "1=mul_mat:q8_0:64:1000")
+CPU = OfferedDevice("CPU", "cpu", "some processor", 5, 10)
+
+
+class Teller:
+    """One node with a CPU."""
+
+    def __init__(self, net: Net, folder: Path, name: str, machine: str) -> None:
+        self.mesh = net.mesh(name, "worker")
+        self.bench = Bench(self.mesh, folder)
+        self.busy = False
+        self.devices: Sequence[OfferedDevice] = (CPU,)
+        runtime = self.bench.runtime
+        paths = replace(runtime.paths, speed_cache=folder / f"speeds of {name}")
+        CapacityTeller(
+            self.mesh,
+            DeviceSpeeds(runtime.native, runtime.processes.run_to_end, paths, machine=machine, threads=1),
+            devices=self._listed,
+            machine=machine,
+            is_busy=lambda: self.busy,
+        )
+
+    async def _listed(self) -> Sequence[OfferedDevice]:
+        return self.devices
+
+
+class Scene:
+    """`head` may use workers; `others` as a test makes them."""
+
+    def __init__(self, net: Net, folder: Path) -> None:
+        self._net, self._folder = net, folder
+        self.head = net.mesh("head", "serve")
+
+    def teller(self, name: str, *, machine: str = "") -> Teller:
+        return Teller(self._net, self._folder, name, machine or f"machine of {name}")
+
+    def stranger(self, roles: frozenset[Role]) -> FakeMesh:
+        return self._net.mesh("stranger", "serve", roles=roles)
+
+
+@asynccontextmanager
+async def scene(folder: Path) -> AsyncIterator[Scene]:
+    async with Owner() as owner:
+        yield Scene(Net(owner), folder)
+        owner.cancel()

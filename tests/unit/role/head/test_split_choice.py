@@ -1,0 +1,144 @@
+"""Which machines a model runs on: the fastest, as few as are worth it, and never more than fits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_work import LayerWork
+from meshd.model.output import DevicePath
+from meshd.model.split_values import NotEnoughMemory
+from meshd.role.head.split_choice import Machines, SplitChoice, choose_split
+from meshd.role.head.split_plan import HeadOptions, NodeOffer
+from meshd.wire.capacity import TimedLayer
+from meshd.wire.lease import OfferedDevice, WorkerOffer
+
+from tests.unit.model.split_scene import GIB, split_model
+
+MODEL = split_model(layer_bytes=100_000_000)  # 3 GB
+WORK = LayerWork(("30=…", "1=…"), (0,) * 30, (1.0,) * 30, output=1)
+OPTIONS = HeadOptions(sample_on_worker=True, machine="m of head")
+NEAR = 0.0005
+
+
+def speed(layer_ms: float) -> DeviceSpeed:
+    """A prompt's token takes a fifth of one that is alone."""
+    return DeviceSpeed(
+        TimedLayer(kind, tokens, int(1e6 * layer_ms * max(1, tokens / 5)))
+        for kind in (0, 1)
+        for tokens in (1, 128)
+    )
+
+
+def device(free: float, name: str = "CPU") -> OfferedDevice:
+    return OfferedDevice(name, "cpu" if name == "CPU" else "gpu", "", int(free * GIB), int(free * GIB))
+
+
+def offer(node: str, free: float, rtt: float = NEAR) -> NodeOffer:
+    given = WorkerOffer((device(free),), False, f"m of {node}", bytes(16))
+    return NodeOffer(node, given, DevicePath(rtt, 1e9))
+
+
+def machines(
+    workers: Sequence[NodeOffer],
+    layer_ms: Mapping[str, float],
+    *,
+    own: float = 64.0,
+    paths: Mapping[tuple[str, str], DevicePath] | None = None,
+) -> Machines:
+    speeds = {(node, "CPU"): speed(ms) for node, ms in layer_ms.items()}
+    return Machines(tuple(workers), (device(own),), speeds, paths or {})
+
+
+def layers_of(choice: SplitChoice) -> dict[str, int]:
+    return {share.device.node: share.layers for share in choice.plan.shares if share.layers}
+
+
+def test_a_model_that_fits_on_the_fastest_machine_is_not_split() -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 2.0, "a": 1.0, "b": 2.0})
+    choices = choose_split(MODEL, WORK, there, OPTIONS)
+    assert layers_of(choices[0]) == {"a": 30}
+    assert choices[0].why.startswith("do not split: it fits on `a`, a split costs ")
+    assert any(len(layers_of(one)) > 1 for one in choices[1:]), "what a split would do is there to see"
+
+
+def test_the_head_alone_where_it_is_as_fast_and_nobody_must_take_part() -> None:
+    there = machines([offer("a", 16, rtt=0.05)], {"head": 1.0, "a": 1.0})
+    assert layers_of(choose_split(MODEL, WORK, there, OPTIONS)[0]) == {"head": 30}
+    assert "a" in layers_of(choose_split(MODEL, WORK, there, OPTIONS, least=1)[0])
+
+
+def test_a_distance_outweighs_a_faster_machine() -> None:
+    def best(rtt: float) -> dict[str, int]:
+        there = machines([offer("a", 16, rtt=rtt)], {"head": 1.5, "a": 1.0})
+        return layers_of(choose_split(MODEL, WORK, there, OPTIONS)[0])
+
+    assert best(0.0005) == {"a": 30} and best(0.1) == {"head": 30}
+
+
+def test_what_fits_on_no_machine_is_split_with_most_on_the_fastest() -> None:
+    there = machines([offer("a", 2.5), offer("b", 2.5)], {"head": 9.0, "a": 1.0, "b": 2.0}, own=1.0)
+    choice = choose_split(MODEL, WORK, there, OPTIONS)[0]
+    found = layers_of(choice)
+    assert set(found) == {"a", "b"} and sum(found.values()) == 30 and found["a"] > found["b"]
+    assert choice.why.startswith("split over ") and "no single machine" in choice.why
+
+
+def test_workers_that_are_near_each_other_follow_each_other() -> None:
+    """The path between workers counts, and not only theirs to the head."""
+    far, near = DevicePath(0.08, 1e9), DevicePath(0.001, 1e9)
+    paths = {
+        (x, y): near if {x, y} in ({"a", "c"}, {"c", "b"}) else far for x in "abc" for y in "abc" if x != y
+    }
+    there = machines(
+        [offer(node, 1.9, rtt=0.02) for node in "abc"],
+        {"head": 9.0, "a": 1.0, "b": 1.0, "c": 1.0},
+        own=1.0,
+        paths=paths,
+    )
+    order = [node for node in choose_split(MODEL, WORK, there, OPTIONS)[0].nodes if node != "head"]
+    assert order[1] == "c"
+
+
+def test_what_the_user_says_of_the_split_stays() -> None:
+    there = machines([offer("a", 16)], {"head": 9.0, "a": 1.0})
+    options = HeadOptions(sample_on_worker=True, tensor_split=(10.0, 20.0))
+    (only,) = choose_split(MODEL, WORK, there, options)
+    assert layers_of(only) == {"head": 20, "a": 10}
+
+
+def test_layers_stay_off_the_head_where_its_user_says_so() -> None:
+    there = machines([offer("a", 16, rtt=0.1)], {"head": 0.1, "a": 5.0})
+    options = HeadOptions(sample_on_worker=True, devices=("none",))
+    assert all("head" not in layers_of(one) for one in choose_split(MODEL, WORK, there, options))
+
+
+def test_what_fits_nowhere_is_refused_with_the_numbers() -> None:
+    there = machines([offer("a", 0.5)], {"head": 1.0, "a": 1.0}, own=0.5)
+    with pytest.raises(NotEnoughMemory, match="does not fit"):
+        choose_split(MODEL, WORK, there, OPTIONS)
+
+
+def test_so_many_workers_take_part_as_must() -> None:
+    there = machines([offer(node, 16) for node in "abc"], {"head": 1.0, "a": 1.0, "b": 1.0, "c": 1.0})
+    for least in (1, 2, 3):
+        choice = choose_split(MODEL, WORK, there, OPTIONS, least=least)[0]
+        assert len(set(layers_of(choice)) - {"head"}) >= least
+
+
+def test_many_workers_are_ranked_and_few_are_planned() -> None:
+    names = "abcdefgh"
+    there = machines([offer(node, 2) for node in names], {"head": 1.0, **dict.fromkeys(names, 1.0)}, own=1.0)
+    choices = choose_split(MODEL, WORK, there, OPTIONS)
+    assert 1 <= len(choices) <= 13
+    assert sum(layers_of(choices[0]).values()) == 30
+
+
+def test_the_prediction_is_that_of_the_plan() -> None:
+    there = machines([offer("a", 16)], {"head": 9.0, "a": 1.0})
+    choice = choose_split(MODEL, WORK, there, replace(OPTIONS, slots=4))[0]
+    token = 1 / choice.prediction.generate_tok_s
+    assert token == pytest.approx(30 * 0.001 + 0.001 + NEAR, abs=0.002)
+    assert (
+        choice.prediction.is_measured and choice.prediction.streams_tok_s > choice.prediction.generate_tok_s
+    )

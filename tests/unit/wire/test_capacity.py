@@ -1,0 +1,80 @@
+"""What a node says of its devices is hostile until it is read: numbers, names, words of a program."""
+
+import msgpack
+import pytest
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire.capacity import (
+    MAX_NANOSECONDS,
+    AskCapacity,
+    Capacity,
+    MeasuredDevice,
+    MeasuredPath,
+    TimedLayer,
+    decode,
+)
+from meshd.wire.lease import OfferedDevice
+
+CPU = OfferedDevice("CPU", "cpu", "some processor", 1 << 30, 1 << 31)
+GPU = OfferedDevice("GPU0", "gpu", "some card", 1 << 30, 1 << 31, "c" * 32)
+FULL = Capacity(
+    (MeasuredDevice(CPU, (TimedLayer(0, 1, 9),)), MeasuredDevice(GPU)), "m", (MeasuredPath(bytes(32), 5, 6),)
+)
+
+
+def changed(**fields: object) -> bytes:
+    made: bytes = msgpack.packb({**msgpack.unpackb(FULL.encode()), **fields})
+    return made
+
+
+def test_it_is_read_as_it_was_said() -> None:
+    assert decode(FULL.encode()) == FULL
+
+
+@pytest.mark.parametrize(
+    "text", ["--fd", "1=rms_norm:64 --fd", "=rms_norm:64", "1=", "1=A", "100=rms_norm:64", "1=rms_norm:64\n"]
+)
+def test_what_becomes_an_argument_is_a_layer_or_nothing(text: str) -> None:
+    asked: bytes = msgpack.packb({"type": "ask", "timed": [text]})
+    with pytest.raises(RemoteProtocolError, match="timed"):
+        decode(asked)
+    assert decode(AskCapacity(("1=rms_norm:64",)).encode()) == AskCapacity(("1=rms_norm:64",))
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        [8, 1, 1],
+        [-1, 1, 1],
+        [0, 0, 1],
+        [0, 1, 0],
+        [0, 1, MAX_NANOSECONDS + 1],
+        [0, 1],
+        [True, 1, 1],
+        "a",
+        1,
+        [0, 1.0, 1],
+    ],
+)
+def test_times_that_no_device_has(time: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="times"):
+        decode(changed(times=[[time], []]))
+
+
+def test_there_is_one_list_of_times_for_each_device() -> None:
+    wrong: list[dict[str, object]] = [{"times": [[]]}, {"cards": ["a"]}, {"times": [[], [], []]}]
+    for fields in wrong:
+        with pytest.raises(RemoteProtocolError, match="one length"):
+            decode(changed(**fields))
+    with pytest.raises(RemoteProtocolError, match="too many"):
+        decode(changed(times=[[[0, 1, 1]] * 65, []]))
+    row = msgpack.unpackb(FULL.encode())["devices"][0]
+    with pytest.raises(RemoteProtocolError, match="twice"):
+        decode(changed(devices=[row, row]))
+
+
+@pytest.mark.parametrize(
+    "path", [[bytes(31), 1, 1], [bytes(32), -1, 1], [bytes(32), 1, -1], [bytes(32), 1], ["a", 1, 1]]
+)
+def test_paths_that_no_node_has(path: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="paths"):
+        decode(changed(paths=[path]))
