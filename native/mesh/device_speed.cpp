@@ -20,7 +20,7 @@ static constexpr double WORK = 1e9;                 // multiplications and addit
 static constexpr int64_t TOKENS[] = { 1, 4, 32, 128 };
 static constexpr auto ENOUGH = std::chrono::milliseconds(30); // of runs for one figure
 static constexpr auto TOO_LONG = std::chrono::seconds(2);     // for one run: what takes longer is not tried
-static constexpr int64_t FILLED_ROWS = 64;                    // the others repeat them: values do not matter
+static constexpr int64_t FILLED_ROWS = 16;                    // the others repeat them: values do not matter
 
 struct timed_word {
     const trial_operation * operation;
@@ -119,21 +119,31 @@ public:
 
 private:
     void fill(ggml_tensor * matrix) {
-        const int64_t columns = matrix->ne[0];
-        std::vector<float> dense(static_cast<size_t>(columns * FILLED_ROWS));
-        uint64_t x = 1;
-        for (auto & value : dense) {
-            x = x * 6364136223846793005 + 1442695040888963407;
-            value = static_cast<float>(x >> 40) / 8388608.0f - 1.0f;
-        }
-        const std::vector<float> importance(static_cast<size_t>(columns), 1.0f);
-        std::vector<uint8_t> rows(ggml_row_size(matrix->type, columns) * FILLED_ROWS);
-        ggml_quantize_chunk(matrix->type, dense.data(), rows.data(), 0, FILLED_ROWS, columns, importance.data());
+        const std::vector<uint8_t> & some = rows(matrix->type, matrix->ne[0]);
         const size_t bytes = ggml_nbytes(matrix);
-        for (size_t at = 0; at < bytes; at += rows.size()) {
-            ggml_backend_tensor_set(matrix, rows.data(), at, std::min(rows.size(), bytes - at));
+        for (size_t at = 0; at < bytes; at += some.size()) {
+            ggml_backend_tensor_set(matrix, some.data(), at, std::min(some.size(), bytes - at));
         }
     }
+
+    // Made once for all matrices alike: to quantize takes longer than to compute
+    const std::vector<uint8_t> & rows(ggml_type type, int64_t columns) {
+        std::vector<uint8_t> & made = filled[{ type, columns }];
+        if (made.empty()) {
+            std::vector<float> dense(static_cast<size_t>(columns * FILLED_ROWS));
+            uint64_t x = 1;
+            for (auto & value : dense) {
+                x = x * 6364136223846793005 + 1442695040888963407;
+                value = static_cast<float>(x >> 40) / 8388608.0f - 1.0f;
+            }
+            const std::vector<float> importance(static_cast<size_t>(columns), 1.0f);
+            made.resize(ggml_row_size(type, columns) * FILLED_ROWS);
+            ggml_quantize_chunk(type, dense.data(), made.data(), 0, FILLED_ROWS, columns, importance.data());
+        }
+        return made;
+    }
+
+    std::map<std::pair<ggml_type, int64_t>, std::vector<uint8_t>> filled;
 };
 
 // The graph of some layers for so many tokens at once

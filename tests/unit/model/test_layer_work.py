@@ -59,7 +59,7 @@ def test_layers_with_the_same_matrices_are_one_kind() -> None:
     assert "flash_attn:f16:f16:16:16:4:2:256" in first
     assert (work.output, output) == (2, "1=mul_mat:q8_0:64:1000")
     assert (work.near, work.far) == (3, 4)
-    assert near == "4=flash_attn:f16:f16:16:16:4:2:256" and far == "4=flash_attn:f16:f16:16:16:4:2:4096"
+    assert near == "1=flash_attn:f16:f16:16:16:4:2:256" and far == "1=flash_attn:f16:f16:16:16:4:2:4096"
 
 
 def test_the_output_is_its_own_matrix_where_there_is_one() -> None:
