@@ -49,7 +49,7 @@ async def trio(
         async with Owner() as owner:
             worker = LocalNode(NodeSpec("worker", "worker", folder / "w", cache, ("--model", str(model))))
             await start_all(owner, worker)
-            options = ("--model", str(model), "--port", "0")
+            options = ("--model", str(model), "--port", "0", "--split", "always")
             rest = ("--", *extra) if extra else ()
             head = LocalNode(
                 NodeSpec(

@@ -12,7 +12,7 @@ from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar, in_time
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
-from meshd.model.status import ModelStatus, SplitPart
+from meshd.model.status import ModelStatus, Speeds, SplitPart
 
 WATCH_SECONDS = 1.0
 
@@ -141,6 +141,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
     )
     if model.answers is not None:
         out.line(f"        {model.answers.text}")
+    if (speed := _speeds(model)) is not None:
+        out.line(f"        {speed}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
         out.line(f"        {bar(worker.share)} {worker.node}")
     for tensor in model.tensors_from_network[:10]:
@@ -155,6 +157,22 @@ def _show_model(model: ModelStatus, out: Output) -> None:
                 for s in model.split
             ],
         )
+
+
+def _speeds(model: ModelStatus) -> str | None:
+    """Measured beside predicted, as far as either is known."""
+    measured, predicted = model.measured or Speeds(None, None), model.predicted or Speeds(None, None)
+    parts = [
+        _rates("generation", measured.generate_tok_s, predicted.generate_tok_s),
+        _rates("prompts", measured.prompt_tok_s, predicted.prompt_tok_s),
+    ]
+    return ", ".join(part for part in parts if part) or None
+
+
+def _rates(what: str, measured: float | None, predicted: float | None) -> str:
+    if measured is None:
+        return "" if predicted is None else f"{what}: {predicted:.1f} tokens/s predicted"
+    return f"{what}: {measured:.1f} tokens/s" + ("" if predicted is None else f" ({predicted:.1f} predicted)")
 
 
 def _push(part: SplitPart) -> str:

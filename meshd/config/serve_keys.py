@@ -58,6 +58,16 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="split",
+        form=choice("auto", "always"),
+        option="--split",
+        metavar="auto|always",
+        help="which workers to use: auto, those with which the model is fastest, as predicted, and at least "
+        "--min-workers; or always, all of them, with layers by free memory",
+        more="`meshd plan` shows the prediction. --tensor-split decides instead of it.",
+    ),
+    Key(
+        section="serve",
         field="ctx_size",
         form=whole(1, 1 << 24),
         option="--ctx-size",

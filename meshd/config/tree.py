@@ -104,6 +104,7 @@ class ServeConfig:
     devices: tuple[str, ...] = ()
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
+    split: str = "auto"
     no_push: bool = False
     activations: str = "f32"
     sample: str = "auto"

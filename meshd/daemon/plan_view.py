@@ -14,7 +14,8 @@ from meshd.admin.plan_api import (
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import REFERENCE_WEIGHTS
 from meshd.model.output import DevicePath
-from meshd.role.head.split_choice import Machines, SplitChoice
+from meshd.role.head.plan_prediction import Machines
+from meshd.role.head.split_choice import SplitChoice
 from meshd.wire.lease import OfferedDevice
 
 _TOLD_TOKENS = 128  # with which computing is told

@@ -10,7 +10,7 @@ from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.plan_view import capacity_reply, plan_reply
 from meshd.daemon.role_kind import RoleKind
-from meshd.daemon.role_runtime import local_machine
+from meshd.daemon.role_runtime import device_speeds
 from meshd.daemon.serve_role import head_options
 from meshd.model.gguf import Header
 from meshd.model.layer_work import REFERENCE_LAYERS, layer_work
@@ -19,7 +19,6 @@ from meshd.role.head.split_choice import choose_split
 from meshd.role.head.split_plan import HeadOptions, shape_of
 from meshd.role.head.survey import Surveyor
 from meshd.role.interface import RoleRuntime
-from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
@@ -64,13 +63,7 @@ class Planning:
 def make_planning(config: Config, member: MemberNode, runtime: RoleRuntime, role: RoleKind) -> Planning:
     """With the devices that this node uses in its role as its own."""
     options = replace(head_options(config, member), devices=tuple(role.devices(config)))
-    speeds = DeviceSpeeds(
-        runtime.native,
-        runtime.processes.run_to_end,
-        runtime.paths,
-        machine=local_machine(),
-        threads=role.threads(config),
-    )
+    speeds = device_speeds(runtime, role.threads(config))
     cache = HashCache(config.paths.cache / "weights")
     return Planning(Surveyor(runtime, options, speeds), options, cache)
 

@@ -34,6 +34,7 @@ from meshd.role.interface import (
     TunnelRequest,
     Tunnels,
 )
+from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.tunnel.compressed import COMPRESSED_VERSION
 from meshd.tunnel.compression_policy import judge
@@ -75,9 +76,10 @@ def machine_id(mesh: bytes) -> str:
     return hashlib.sha256(b"meshd machine\0" + mesh + seed).hexdigest()[:32]
 
 
-def local_machine() -> str:
-    """The same in all meshes until this machine is restarted: for what never leaves it."""
-    return machine_id(b"")
+def device_speeds(runtime: RoleRuntime, threads: int) -> DeviceSpeeds:
+    """Of this machine; they are the same in all meshes."""
+    run_to_end, paths = runtime.processes.run_to_end, runtime.paths
+    return DeviceSpeeds(runtime.native, run_to_end, paths, machine=machine_id(b""), threads=threads)
 
 
 def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime:

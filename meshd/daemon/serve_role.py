@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
-from meshd.daemon.role_runtime import machine_id
+from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture
@@ -71,7 +71,8 @@ class ClaimedServe:
         from meshd.gateway.server import Gateway
         from meshd.role.head.cycle import Serve
 
-        head = Serve(runtime, self.file, head_options(self.config, member))
+        speeds = device_speeds(runtime, ServeRole().threads(self.config))
+        head = Serve(runtime, self.file, head_options(self.config, member), speeds)
         return BuiltRole(head, Gateway(self.api.config, head, self.api))
 
 
@@ -87,6 +88,7 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
         devices=serve.devices,
         rpc=tuple(str(address) for address in serve.rpc),
         load_mode=serve.load_mode or LOAD_MODE,
+        split=serve.split,
         push=not serve.no_push,
         activations=serve.activations,
         output=serve.output,

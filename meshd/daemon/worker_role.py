@@ -8,10 +8,9 @@ from pathlib import Path
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
-from meshd.daemon.role_runtime import local_machine, machine_id
+from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.role.capacity.tell_capacity import CapacityTeller
 from meshd.role.interface import RoleRuntime
-from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.cycle import Worker
 from meshd.role.worker.worker_options import WorkerOptions, check_may_work
 from meshd.store.content_store import DiskContentStore
@@ -65,10 +64,7 @@ class ClaimedWorker:
         )
         worker = Worker(runtime, self.files, options, self.store)
         await worker.prepare()
-        run_to_end = runtime.processes.run_to_end
-        speeds = DeviceSpeeds(
-            runtime.native, run_to_end, runtime.paths, machine=local_machine(), threads=options.cpu_threads
-        )
+        speeds = device_speeds(runtime, options.cpu_threads)
         CapacityTeller(
             runtime.mesh,
             speeds,

@@ -28,6 +28,16 @@ class Readiness:
     workers: tuple[WorkerWeights, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerTimings:
+    """What llama-server says that an answer took; `prompt_tokens` without those that it had before."""
+
+    prompt_tokens: int
+    prompt_seconds: float
+    generated_tokens: int
+    generated_seconds: float
+
+
 class Upstream(Protocol):
     """What the gateway needs to know of the llama-server behind it."""
 
@@ -56,6 +66,10 @@ class Upstream(Protocol):
 
     def generated(self, total: int, *, alone: bool) -> None:
         """Told while an answer is streamed: it has `total` tokens by now; `alone`: no other is under way."""
+        ...
+
+    def answered(self, timings: AnswerTimings) -> None:
+        """Told of an answer beside which no other request was under way."""
         ...
 
 

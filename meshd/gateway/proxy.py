@@ -17,7 +17,7 @@ from aiohttp import web
 from meshd.base.errors import MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, exact_tokens
+from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, answer_timings, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
 from meshd.gateway.reply import ClientGone, StreamReply
@@ -158,8 +158,15 @@ class Proxy:
     def _count(self, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
         self._count_tokens(grown)
+        count.alone = count.alone and len(self._limits) == 1
         if grown:
             self._upstream.generated(count.total, alone=len(self._limits) == 1)
+        self._told(events, alone=count.alone)
+
+    def _told(self, body: bytes | bytearray, *, alone: bool) -> None:
+        """What llama-server says of an answer that is whole."""
+        if alone and (timings := answer_timings(body)) is not None:
+            self._upstream.answered(timings)
 
     async def _end_with(self, reply: StreamReply, call: ProxiedCall, failure: Failure) -> web.StreamResponse:
         if not reply.begun:
@@ -174,12 +181,14 @@ class Proxy:
         self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse
     ) -> web.StreamResponse:
         held = bytearray()
+        alone = len(self._limits) == 1
         while data := await _read(answer):
             held += data
             if len(held) > HELD_ANSWER_BYTES:
                 return await self._long(request, call, answer, bytes(held))
         if call.counts:
             self._count_tokens(exact_tokens(held))
+            self._told(held, alone=alone and len(self._limits) == 1)
         if answer.status >= 400:
             failure = _error_object(bytes(held))
             if failure is None:

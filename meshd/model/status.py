@@ -85,6 +85,14 @@ class AnswersAtOnce:
         return f"{self.slots} answers at once, {self.tokens} tokens each"
 
 
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Tokens a second of one answer at a time."""
+
+    prompt_tok_s: float | None
+    generate_tok_s: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """The model of a head."""
@@ -102,6 +110,8 @@ class ModelStatus:
     progress: float | None = None  # 0 to 1 while loading
     workers: tuple[WorkerWeights, ...] = ()  # while the model is loading, and afterwards
     answers: AnswersAtOnce | None = None  # null until it is loaded
+    predicted: Speeds | None = None  # of the split in use; null where a device was never measured
+    measured: Speeds | None = None  # of answers that were made alone; null before the first
 
 
 @dataclass(frozen=True, slots=True)

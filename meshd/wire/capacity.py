@@ -46,13 +46,18 @@ def checked_time(kind: int, tokens: int, nanoseconds: int) -> TimedLayer | None:
 
 @dataclass(frozen=True, slots=True)
 class AskCapacity:
-    """`timed`: what layers compute (model/layer_work.py). `measure`: what was not measured before, is now."""
+    """`timed`: what layers compute (model/layer_work.py). `measure`: what was not measured before, is now.
+
+    `recent`: the memory of devices does not matter, so they need not be listed for this.
+    """
 
     timed: tuple[str, ...] = ()
     measure: bool = False
+    recent: bool = False
 
     def encode(self) -> bytes:
-        return pack({"type": "ask", "timed": list(self.timed), "measure": self.measure})
+        timed = list(self.timed)
+        return pack({"type": "ask", "timed": timed, "measure": self.measure, "recent": self.recent})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,8 @@ def decode(data: bytes) -> CapacityMessage:
         timed = fields.texts("timed", most=MAX_TIMED_BYTES, count=MAX_TIMED)
         if not all(_TIMED.fullmatch(text) for text in timed):  # they become arguments of a program
             raise RemoteProtocolError("field `timed` has an invalid layer", code="message")
-        return AskCapacity(timed, fields.flag("measure", default=False))
+        measure, recent = (fields.flag(name, default=False) for name in ("measure", "recent"))
+        return AskCapacity(timed, measure, recent)
     if kind == "measuring":
         return Measuring(fields.text("text", most=MAX_TEXT_BYTES))
     if kind == "capacity":

@@ -81,8 +81,11 @@ class Fleet:
         listen: str = "127.0.0.1:0",
         prefix: tuple[str, ...] = (),
     ) -> NodeSpec:
-        """Of a node in this fleet's folder; `home` names its state where that is not its own name."""
-        environment = {"MESHD_JOIN": token} if token else {}
+        """Of a node in this fleet's folder; `home` names its state where that is not its own name.
+
+        All workers take part, however fast the model would be without them, unless its options say otherwise.
+        """
+        environment = {"MESHD_SPLIT": "always"} | ({"MESHD_JOIN": token} if token else {})
         if self._cache is None:
             environment["MESHD_KEEP_WEIGHTS"] = "0"
         return NodeSpec(

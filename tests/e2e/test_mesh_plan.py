@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.models import own_cache, smollm2
-from tests.e2e.nodes import Fleet, cli, play
+from tests.e2e.models import own_cache, smollm2, stock_text
+from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 QUIET = ("--threads", "1")
@@ -60,5 +60,41 @@ def test_a_plan_for_what_is_no_model_and_for_what_fits_nowhere(tmp_path: Path) -
             assert missing.returncode == 1 and "no model file" in missing.stderr
             huge = await cli(worker.spec.home, "plan", "--model", str(smollm2()), "--ctx-size", str(1 << 24))
             assert huge.returncode == 1 and "does not fit" in huge.stderr and "--ctx-size" in huge.stderr
+
+    play(check())
+
+
+def test_a_head_uses_the_workers_with_which_the_model_is_fastest(tmp_path: Path) -> None:
+    """Of two that are alike one is enough."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
+            token, _ = await fleet.workers(smollm2(), smollm2(), options=QUIET)
+            head = await fleet.head(smollm2(), "--split", "auto", "--device", "none", token=token)
+            status = await fleet.ready(head)
+            model = model_of(status)
+            assert [part.layers for part in model.split if part.layers] == [30], model.split
+            assert "do not split: it fits on `worker-" in model.reason
+            assert model.predicted is not None and (model.predicted.generate_tok_s or 0) > 1
+            assert model.measured is None
+            api = api_of(status)
+            assert await api.complete(PROMPT, 24) == stock_text(smollm2(), 24)
+            status = await head.until(lambda now: model_of(now).measured is not None)
+            measured = model_of(status).measured
+            assert measured is not None and measured.generate_tok_s is not None
+            assert measured.prompt_tok_s is None, "the prompt was too short to tell"
+
+    play(check())
+
+
+def test_as_many_workers_take_part_as_their_user_asks_for(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
+            token, _ = await fleet.workers(smollm2(), smollm2(), options=QUIET)
+            least = ("--split", "auto", "--min-workers", "2")
+            head = await fleet.head(smollm2(), *least, token=token)
+            model = model_of(await fleet.ready(head))
+            assert {"worker-0", "worker-1"} <= {part.node for part in model.split if part.layers}
+            assert model.predicted is not None
 
     play(check())

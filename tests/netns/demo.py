@@ -122,7 +122,7 @@ def _spec(
         cache=cache,
         options=(*homes.options, *options),
         listen=":0",
-        environment={"MESHD_JOIN": token} if token else {},
+        environment={"MESHD_SPLIT": "always"} | ({"MESHD_JOIN": token} if token else {}),
         prefix=host.space.prefix,
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from meshd.base.tasks import Owner
-from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.gateway.interface import AnswerTimings, GatewayConfig, Readiness
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState
@@ -165,10 +165,14 @@ class FakeUpstream:
     knows: str = ""  # why llama-server is of no use, if anybody knows more than the gateway
     told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
     device_sampling: DeviceSampling | None = None
+    timings: list[AnswerTimings] = field(default_factory=list)
 
     async def upstream_broke(self, why: str) -> str:
         self.broke.append(why)
         return self.knows or why
+
+    def answered(self, timings: AnswerTimings) -> None:
+        self.timings.append(timings)
 
     def generated(self, total: int, *, alone: bool) -> None:
         self.told.append((total, alone))

@@ -50,18 +50,24 @@ async def ask_capacity(
 
 
 async def ask_all(
-    mesh: Mesh, peers: Sequence[PeerId], timed: Sequence[str], on_progress: OnProgress
+    mesh: Mesh,
+    peers: Sequence[PeerId],
+    timed: Sequence[str],
+    on_progress: OnProgress,
+    *,
+    recent: bool = False,
 ) -> dict[PeerId, CapacityAnswer]:
     """Of each node what it knows; those with something to measure do so then, one by one on each machine:
-    two that measure at the same time disturb each other.
+    two that measure at the same time disturb each other. `recent` as in AskCapacity.
     """
     found: dict[PeerId, CapacityAnswer] = {}
-    await _ask(mesh, [list(peers)], AskCapacity(tuple(timed)), found, on_progress, at_once=True)
+    known = AskCapacity(tuple(timed), recent=recent)
+    await _ask(mesh, [list(peers)], known, found, on_progress, at_once=True)
     by_machine: dict[str, list[PeerId]] = {}
     for peer, answer in found.items():
         if answer.capacity is not None and _lacks(answer.capacity, len(timed)):
             by_machine.setdefault(answer.capacity.machine or str(peer), []).append(peer)
-    measuring = AskCapacity(tuple(timed), measure=True)
+    measuring = AskCapacity(tuple(timed), measure=True, recent=recent)
     await _ask(mesh, list(by_machine.values()), measuring, found, on_progress, at_once=False)
     return found
 

@@ -7,6 +7,7 @@ what was measured before is told.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
@@ -35,6 +36,12 @@ CAPACITY_ASK_SECONDS = 30.0  # for the question, once the stream is open
 LOG = log.get("worker")
 
 
+class ListDevices(Protocol):
+    """The devices that could be lent; `recent`: as they were the last time."""
+
+    def __call__(self, *, recent: bool) -> Awaitable[Sequence[OfferedDevice]]: ...
+
+
 class CapacityTeller:
     """`devices` lists what could be lent now; `is_busy`: they compute for somebody."""
 
@@ -43,7 +50,7 @@ class CapacityTeller:
         mesh: Mesh,
         speeds: DeviceSpeeds,
         *,
-        devices: Callable[[], Awaitable[Sequence[OfferedDevice]]],
+        devices: ListDevices,
         machine: str,
         is_busy: Callable[[], bool],
     ) -> None:
@@ -87,7 +94,7 @@ class CapacityTeller:
         if not isinstance(asked, AskCapacity):
             raise RemoteProtocolError("capacity: expected `ask`", code="capacity")
         peer = messages.stream.peer
-        devices = await self._devices()
+        devices = await self._devices(recent=asked.recent)
         busy = self._is_busy()
         lacks = asked.measure and self._speeds.lacks(devices, asked.timed)
         if lacks and not busy and self._asked.spend(peer, asyncio.get_running_loop().time()):

@@ -3,6 +3,8 @@
 One task owns the cycle *wait, ask, plan, reserve, load, serve*; whatever ends a cycle (a worker lost,
 llama-server gone) leads back to its beginning with the reason in the status. The gateway asks for
 `readiness` and never talks to the mesh.
+
+Over 350 lines: the cycle, and what gateway and status are told of its one state.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
-from meshd.gateway.interface import Readiness
+from meshd.gateway.interface import AnswerTimings, Readiness
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layers import ModelLayers, read_layers
@@ -30,9 +32,11 @@ from meshd.role.head.run_end import LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.stock_rpc import ask_plain
+from meshd.role.head.survey import Surveyor
 from meshd.role.head.unreachable import as_reached
 from meshd.role.head.worker_choice import Roster
 from meshd.role.interface import RoleRuntime, RoleStatus
+from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.interface import HashProgress, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
 
@@ -48,7 +52,14 @@ LOG = log.get("serve")
 class Serve:
     """Implements Role, and gateway.interface.Upstream."""
 
-    def __init__(self, runtime: RoleRuntime, file: WeightsFile, options: HeadOptions) -> None:
+    def __init__(
+        self,
+        runtime: RoleRuntime,
+        file: WeightsFile,
+        options: HeadOptions,
+        speeds: DeviceSpeeds | None = None,
+    ) -> None:
+        """`speeds`: of this node's devices; without them nothing is measured, and no speed predicted."""
         self._runtime = runtime
         self._file = file
         self._options = options
@@ -62,7 +73,8 @@ class Serve:
         self._failures = 0
         self._roster = Roster(runtime.mesh, least=options.min_workers)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
-        self._history = RunHistory(own, self._roster.backoff)
+        surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
+        self._history = RunHistory(own, self._roster.backoff, surveyor)
         self._restarts = 0  # of llama-server, those that nobody asked for
         self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
@@ -113,6 +125,11 @@ class Serve:
         if self._run is not None:
             self._run.token_cost.generated(total, alone=alone)
 
+    def answered(self, timings: AnswerTimings) -> None:
+        """See Upstream."""
+        if self._run is not None:
+            self._run.speed.answered(timings)
+
     # Role.
 
     @property
@@ -138,6 +155,8 @@ class Serve:
             bytes_per_token=self._bytes_per_token(),
             split=loaded.split,
             answers=loaded.answers,
+            predicted=loaded.predicted,
+            measured=self._run.speed.speeds if self._run is not None else None,
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )

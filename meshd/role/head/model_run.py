@@ -11,9 +11,10 @@ from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling
+from meshd.model.layer_work import layer_work
 from meshd.model.operations import operations
 from meshd.model.split_values import Plan
-from meshd.model.status import WorkerWeights
+from meshd.model.status import Speeds, WorkerWeights
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
@@ -21,11 +22,13 @@ from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import LeaseClient, why_unfit
 from meshd.role.head.llama_server import LlamaServer, Over
+from meshd.role.head.measured_speed import MeasuredSpeed
+from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
-from meshd.role.head.shared_memory import plan_over
+from meshd.role.head.serving_split import serving_split
 from meshd.role.head.split_plan import (
     NodeOffer,
     path_to,
@@ -33,13 +36,13 @@ from meshd.role.head.split_plan import (
     shape_of,
     split_of,
     why_idle,
-    without_idle,
 )
+from meshd.role.head.survey import MachineSpeeds
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
+from meshd.wire.lease import RPC_SERVER_CRASHED, Lost, OfferedDevice
 
 LOG = log.get("serve")
 
@@ -70,10 +73,13 @@ class HeadRun:
         self._devices_in_use = DevicesInUse(history.exclusions)
         shape = shape_of(model.layers, options)
         self._operations = operations(model.file.headers, shape)
+        self._work = layer_work(model.file.headers, shape, model.layers.count)
         native, processes, paths = runtime.native, runtime.processes, runtime.paths
         self._server = LlamaServer(native, processes, paths, model=model)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
+        self.speed = MeasuredSpeed()
+        self._predicted: Speeds | None = None
         self.token_cost = TokenCost(lambda: crossed(runtime.mesh, self.workers))
         self.started = False
         self.loaded = False
@@ -139,34 +145,49 @@ class HeadRun:
     async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[NodeOffer]]:
         """A plan, and the offers that it uses; the other workers are sent home. Raises MeshdError."""
         refusals: list[MeshdError] = []
+        names = self._label(workers)
         async with Owner() as owner:
-            listed = self._history.own_devices.find(self._operations, self._tell_own)
-            mine = owner.start(listed, name="own devices")
-            offers = await self._ask(workers, refusals)
-        own, excluded = mine.result()
+            looking = owner.start(self._look(names), name="own devices, and speeds")
+            offers = await self._ask(workers, names, refusals)
+        (own, excluded), found = looking.result()
+        machines = Machines(
+            tuple(offers), own, found.speeds, found.paths, tuple(self._model.plain_rpc), excluded
+        )
         try:
-            planned, offers = plan_over(
-                self._model.layers,
-                offers=offers,
-                plain_rpc=self._model.plain_rpc,
-                own=own,
-                options=self._options,
-                own_excluded=excluded,
-            )
+            split = serving_split(self._model.layers, self._work, machines, self._options)
         except UserError as error:
             if late := not_ready(refusals):
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
-        plan, used = without_idle(planned, offers)
-        reasons = [error.what for error in refusals] + self._release_idle(planned, used)
+        self._predicted = split.speeds
+        reasons = [error.what for error in refusals] + self._release_idle(split.plan, split.offers)
         least = self._options.min_workers
-        if len(used) < least:
+        if len(split.offers) < least:
             raise Refused(
-                f"{len(used)} of {least} workers can take part",
+                f"{len(split.offers)} of {least} workers can take part",
                 code="workers",
                 hint="; ".join(reasons) or "start another worker, or lower `--min-workers`",
             )
-        return plan, used
+        return split.plan, list(split.offers)
+
+    async def _look(
+        self, names: Mapping[PeerId, str]
+    ) -> tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds]:
+        """At this machine's devices; and how fast all are, where somebody wants to know."""
+        own = await self._history.own_devices.find(self._operations, self._tell_own)
+        surveyor = self._history.surveyor
+        if surveyor is None:
+            return own, MachineSpeeds({}, {}, {})
+        timed, me = self._work.texts, self._options.node_name
+        return own, await surveyor.speeds_of(names, own[0], timed, me, self._on_progress)
+
+    def _label(self, workers: Sequence[PeerStatus]) -> dict[PeerId, str]:
+        """Names that tell all nodes apart; this one's goes into the options."""
+        options = self._options
+        names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
+        called = naming.labels(names, self._model.plain_endpoints)
+        self._options = replace(options, node_name=called[options.node_id])
+        return {worker.peer: called[str(worker.peer)] for worker in workers}
 
     def _release_idle(self, planned: Plan, used: Sequence[NodeOffer]) -> list[str]:
         """Send the workers home that the plan does not use; returns why, each."""
@@ -179,12 +200,14 @@ class HeadRun:
                 self._leases.remove(lease)
         return reasons
 
-    async def _ask(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> list[NodeOffer]:
+    async def _ask(
+        self, workers: Sequence[PeerStatus], names: Mapping[PeerId, str], refusals: list[MeshdError]
+    ) -> list[NodeOffer]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
         asked = byte_format.in_number(len(workers), "worker")
         self._on_progress(f"asking {asked}" if workers else "planning")
-        self._make_leases(workers, refusals)
+        self._make_leases(workers, names, refusals)
         asking = Asking(
             self._leases,
             min_offers=self._options.min_workers,
@@ -198,12 +221,11 @@ class HeadRun:
             raise refusals[0]
         return self._offers(workers)
 
-    def _make_leases(self, workers: Sequence[PeerStatus], refusals: list[MeshdError]) -> None:
-        """One for each that runs a llama.cpp which fits ours, under names that tell all nodes apart."""
-        options, native = self._options, self._runtime.native
-        names = {options.node_id: options.node_name} | {str(one.peer): one.name for one in workers}
-        called = naming.labels(names, self._model.plain_endpoints)
-        self._options = replace(options, node_name=called[options.node_id])
+    def _make_leases(
+        self, workers: Sequence[PeerStatus], names: Mapping[PeerId, str], refusals: list[MeshdError]
+    ) -> None:
+        """One for each that runs a llama.cpp which fits ours."""
+        native = self._runtime.native
         for worker in workers:
             if (unfit := why_unfit(native.version, worker)) is not None:
                 refusals.append(unfit)
@@ -212,7 +234,7 @@ class HeadRun:
                 self._runtime.mesh,
                 self._runtime.tunnels,
                 peer=worker.peer,
-                name=called[str(worker.peer)],
+                name=names[worker.peer],
                 on_progress=self._on_progress,
                 mesh_end=self._server.mesh_end(),
             )
@@ -321,6 +343,7 @@ class HeadRun:
                 split=self._push_plan.parts(split_of(plan)),
                 report=report,
                 answers=plan.answers,
+                predicted=self._predicted,
                 sampling=self._sampling(plan, ready.settings),
             )
         )

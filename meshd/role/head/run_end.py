@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.status import AnswersAtOnce, SplitPart
+from meshd.model.status import AnswersAtOnce, Speeds, SplitPart
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.head.load_report import WeightsReport
 
@@ -60,6 +60,7 @@ class LoadedModel:
     split: tuple[SplitPart, ...] = ()
     report: WeightsReport = field(default_factory=lambda: WeightsReport({}))
     answers: AnswersAtOnce | None = None
+    predicted: Speeds | None = None
     sampling: DeviceSampling | None = None
     """Which requests take candidates from the worker that makes logits; None: it sends all logits."""
 

@@ -11,6 +11,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
+from meshd.role.head.survey import Surveyor
 from meshd.role.head.worker_backoff import WorkerBackoff
 from meshd.store.interface import WeightsFile
 
@@ -44,6 +45,8 @@ class RunHistory:
 
     own_devices: OwnDevices
     backoff: WorkerBackoff
+    surveyor: Surveyor | None = None
+    """Asks how fast machines are; None: nobody wants to know."""
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)
     late_before: set[PeerId] = field(default_factory=set)
     """Workers that were late the last time they were asked (ask_workers.py)."""

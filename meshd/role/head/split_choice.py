@@ -4,42 +4,28 @@ Sets and orders of workers, each with a few ways to divide the layers, are ranke
 best of them are planned in full (split_plan.py), with their memory, and predicted once more.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
 from meshd.base.errors import Refused, UserError
 from meshd.model.cache import ContextShape
 from meshd.model.compute import compute_bound
-from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
-from meshd.model.output import DevicePath
 from meshd.model.partition import share_out
-from meshd.model.prediction import PlannedStage, Prediction, Predictor, Split
+from meshd.model.prediction import PlannedStage, Prediction, Split
 from meshd.model.split_values import Plan
+from meshd.role.head.plan_prediction import ASSUMED_ANSWER, Machines, PlanPredictor
 from meshd.role.head.shared_memory import plan_over
-from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc, shape_of, without_idle
+from meshd.role.head.split_plan import HeadOptions, NodeOffer, shape_of, without_idle
 from meshd.wire.lease import OfferedDevice
 
-ASSUMED_PROMPT, ASSUMED_ANSWER = 512, 256  # of the answer by whose time splits are compared
 _MOST_NODES = 6  # workers of which all sets are looked at: the fastest
 _MOST_ORDERED = 3  # of a set of which all orders are
 _MOST_PLANNED = 12  # candidates that are planned in full
 _PLACES = ("head", "worker")  # of the output
 _WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
-
-
-@dataclass(frozen=True, slots=True)
-class Machines:
-    """What there is. `speeds` by node and device, `paths` from node to node."""
-
-    offers: tuple[NodeOffer, ...]
-    own: tuple[OfferedDevice, ...]
-    speeds: Mapping[tuple[str, str], DeviceSpeed] = field(default_factory=dict)
-    paths: Mapping[tuple[str, str], DevicePath] = field(default_factory=dict)
-    plain_rpc: tuple[PlainRpc, ...] = ()
-    own_excluded: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +102,8 @@ def _explained(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
     if len(best.nodes) == 1:
         why = f"do not split: it fits on `{best.nodes[0]}`"
         if others:
-            slower = 100 * (1 - best.seconds / others[0].seconds)
-            why += f", a split costs {slower:.0f} %"
+            cost = round(100 * (1 - best.seconds / others[0].seconds))
+            why += f", a split costs {cost} %" if cost > 0 else ", and a split gains next to nothing"
     else:
         why = f"split over {' → '.join(f'`{node}`' for node in best.nodes)}"
         if others:
@@ -136,7 +122,8 @@ class _SplitChooser:
         self._machines = machines
         self._options = options
         self._shape: ContextShape = shape_of(layers, options)
-        self._predictor = Predictor(layers, work, prompt_tokens=ASSUMED_PROMPT)
+        self._plans = PlanPredictor(layers, work, machines, options)
+        self._predictor = self._plans.predictor
 
     # In full.
 
@@ -154,61 +141,8 @@ class _SplitChooser:
             own_excluded=machines.own_excluded,
         )
         plan, used = without_idle(plan, offers)
-        found = self._split_of(plan)
-        seconds = self._predictor.answer_seconds(found, ASSUMED_ANSWER)
-        return SplitChoice(plan, tuple(used), options, self._predictor.predict(found), seconds)
-
-    def _split_of(self, plan: Plan) -> Split:
-        stages: list[PlannedStage] = []
-        begin = 0
-        for share in plan.shares:
-            if share.layers:
-                weights = sum(self._layers.layers[begin : begin + share.layers])
-                device = share.device
-                stages.append(
-                    self._stage(
-                        device.node,
-                        device.name,
-                        begin,
-                        begin + share.layers,
-                        weights,
-                        device.is_gpu,
-                        device.path,
-                        is_head=device.is_head,
-                    )
-                )
-                begin += share.layers
-        worker = plan.output_worker
-        last = stages[-1]
-        on_head_gpu = worker is None and last.is_head and last.is_gpu
-        output = last if worker is not None or on_head_gpu else self._own_cpu()
-        return Split(
-            stages=tuple(stages),
-            output=output,
-            micro_batch=plan.shape.step_tokens,
-            slots=plan.shape.parallel,
-            pushed=self._options.push,
-            logits=worker is not None and not (worker.has_top_k and self._options.sample_on_worker),
-            paths=self._machines.paths,
-        )
-
-    def _own_cpu(self) -> PlannedStage:
-        return self._stage(self._options.node_name, "CPU", 0, 0, 0, False, None, is_head=True)
-
-    def _stage(
-        self,
-        node: str,
-        device: str,
-        begin: int,
-        end: int,
-        weights: int,
-        is_gpu: bool,
-        path: DevicePath | None,
-        *,
-        is_head: bool,
-    ) -> PlannedStage:
-        speed = self._machines.speeds.get((node, device))
-        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head)
+        seconds = self._plans.answer_seconds(plan)
+        return SplitChoice(plan, tuple(used), options, self._plans.predict(plan), seconds)
 
     # Roughly.
 
@@ -261,7 +195,7 @@ class _SplitChooser:
         node = offer.node if offer is not None else self._options.node_name
         path = offer.path if offer is not None else None
         weights, gpu = sum(self._layers.layers), device.kind == "gpu"
-        return self._stage(
+        return self._plans.stage(
             node, device.name, 0, self._layers.count, weights, gpu, path, is_head=offer is None
         )
 
@@ -328,7 +262,7 @@ class _SplitChooser:
                 begin += count
         last = stages[-1]
         sampled = self._options.sample_on_worker
-        output = last if sampled or last.is_head else self._own_cpu()
+        output = last if sampled or last.is_head else self._plans.own_cpu()
         return Split(
             stages=tuple(stages),
             output=output,

@@ -43,6 +43,7 @@ class HeadOptions:
     devices: tuple[str, ...] = ()
     rpc: tuple[str, ...] = ()
     load_mode: str = "mmap"
+    split: str = "always"  # "auto": the fastest workers, as predicted
     push: bool = True
     activations: str = "f32"
     output: str = "auto"
@@ -97,14 +98,16 @@ def make_plan(
     _check_able(offers, options.min_workers)
     devices: list[PlanDevice] = []
     for item in offers:
-        devices += [_remote(item.node, device, item.offer.machine, item.path) for device in item.devices]
+        devices += [
+            remote_device(item.node, device, item.offer.machine, item.path) for device in item.devices
+        ]
     for server in plain_rpc:
-        plain = [_remote(server.endpoint, device, "", None) for device in server.devices]
+        plain = [remote_device(server.endpoint, device, "", None) for device in server.devices]
         devices += [replace(device, is_plain=True) for device in plain]
     able, excluded = _own(own, own_excluded or {}, options)
     devices += able
     excluded += [
-        LeftOut(_remote(item.node, device, "", None), why)
+        LeftOut(remote_device(item.node, device, "", None), why)
         for item in offers
         for device in item.offer.devices
         if (why := item.exclusion_reason(device))
@@ -185,7 +188,8 @@ def _check_able(offers: Sequence[NodeOffer], least: int) -> None:
         raise Refused(f"{able} of {least} workers can take part", code="workers", hint="; ".join(reasons))
 
 
-def _remote(node: str, device: OfferedDevice, machine: str, path: DevicePath | None) -> PlanDevice:
+def remote_device(node: str, device: OfferedDevice, machine: str, path: DevicePath | None) -> PlanDevice:
+    """A device of another node, as plans have it."""
     return PlanDevice(
         node=node,
         name=device.name,

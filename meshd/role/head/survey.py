@@ -3,16 +3,16 @@
 Nothing is reserved. What somebody computes meanwhile is not disturbed: then devices have no new times.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
-from meshd.peer.interface import PeerState, PeerStatus
+from meshd.peer.interface import PeerState
 from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all
-from meshd.role.head.split_choice import Machines
+from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_list import Listing
@@ -22,6 +22,15 @@ from meshd.wire.capacity import Capacity
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
 OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpeeds:
+    """`speeds` by node and device, `paths` from node to node; what each node answered."""
+
+    speeds: Mapping[tuple[str, str], DeviceSpeed]
+    paths: Mapping[tuple[str, str], DevicePath]
+    answers: Mapping[PeerId, CapacityAnswer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +52,65 @@ class Surveyor:
         self._speeds = speeds
 
     async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
-        """Raises MeshdError when this node's own devices cannot be listed."""
+        """All that there is. Raises MeshdError when this node's own devices cannot be listed."""
         peers = {
             peer.peer: peer
             for peer in self._mesh.peers()
             if peer.role == WORKER_ROLE and peer.state is PeerState.CONNECTED
         }
         own = await self._own()
+        names = {peer: status.name for peer, status in peers.items()}
+        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress, recent=False)
+        offers: list[NodeOffer] = []
+        left_out: list[tuple[str, str]] = []
+        for peer, answer in found.answers.items():
+            if answer.capacity is None:
+                left_out.append((names[peer], answer.why_not))
+            else:
+                offer = _as_offer(answer.capacity)
+                offers.append(NodeOffer(names[peer], offer, path_to(peers[peer].paths)))
+        offers.sort(key=lambda offer: offer.node)
+        machines = Machines(tuple(offers), tuple(own), found.speeds, found.paths)
+        return Surveyed(machines, tuple(left_out))
+
+    async def speeds_of(
+        self,
+        names: Mapping[PeerId, str],
+        own: Sequence[OfferedDevice],
+        timed: Sequence[str],
+        me: str,
+        on_progress: OnProgress,
+        *,
+        recent: bool = True,
+    ) -> MachineSpeeds:
+        """Of these nodes and this one, which is called `me`; measured now, where that was not done before.
+
+        `recent`: how much memory is free is known from elsewhere.
+        """
 
         async def tell(text: str) -> None:
-            on_progress(f"{self._options.node_name}: {text}")
+            on_progress(f"{me}: {text}")
 
         await self._speeds.measure(own, timed, tell)
         answers = await ask_all(
-            self._mesh, list(peers), timed, lambda peer, text: on_progress(f"{peers[peer].name}: {text}")
+            self._mesh,
+            list(names),
+            timed,
+            lambda peer, text: on_progress(f"{names[peer]}: {text}"),
+            recent=recent,
         )
-        return self._as_machines(peers, answers, own, timed)
+        speeds = {(me, device.name): DeviceSpeed(self._speeds.known(device, timed)) for device in own}
+        paths: dict[tuple[str, str], DevicePath] = {}
+        by_id = {peer.raw: name for peer, name in names.items()}
+        for peer, answer in answers.items():
+            if answer.capacity is None:
+                continue
+            for one in answer.capacity.devices:
+                speeds[names[peer], one.device.name] = DeviceSpeed(one.times)
+            for path in answer.capacity.paths:
+                if path.peer in by_id:
+                    paths[names[peer], by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
+        return MachineSpeeds(speeds, paths, answers)
 
     async def _own(self) -> tuple[OfferedDevice, ...]:
         """The CPU, and the GPUs that may be used."""
@@ -69,33 +121,6 @@ class Surveyor:
             return cpu
         chosen = pick(listed, [name for name in asked if name != "CPU"])
         return (*cpu, *(device for device in chosen if device.kind == "gpu"))
-
-    def _as_machines(
-        self,
-        peers: dict[PeerId, PeerStatus],
-        answers: dict[PeerId, CapacityAnswer],
-        own: Sequence[OfferedDevice],
-        timed: Sequence[str],
-    ) -> Surveyed:
-        names = {peer.raw: status.name for peer, status in peers.items()}
-        me = self._options.node_name
-        offers: list[NodeOffer] = []
-        speeds = {(me, device.name): DeviceSpeed(self._speeds.known(device, timed)) for device in own}
-        paths: dict[tuple[str, str], DevicePath] = {}
-        left_out: list[tuple[str, str]] = []
-        for peer, answer in answers.items():
-            name = peers[peer].name
-            if answer.capacity is None:
-                left_out.append((name, answer.why_not))
-                continue
-            offers.append(NodeOffer(name, _as_offer(answer.capacity), path_to(peers[peer].paths)))
-            speeds |= {(name, one.device.name): DeviceSpeed(one.times) for one in answer.capacity.devices}
-            for path in answer.capacity.paths:
-                if path.peer in names:
-                    paths[name, names[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
-        offers.sort(key=lambda offer: offer.node)
-        machines = Machines(tuple(offers), tuple(own), speeds, paths)
-        return Surveyed(machines, tuple(left_out))
 
 
 def _as_offer(capacity: Capacity) -> WorkerOffer:

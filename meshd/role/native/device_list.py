@@ -21,6 +21,10 @@ class Listing:
         self._covers = 0
         self._devices: tuple[OfferedDevice, ...] = ()
 
+    async def recent(self) -> tuple[OfferedDevice, ...]:
+        """As they were listed last. Raises MeshdError."""
+        return self._devices or await self.devices()
+
     async def devices(self) -> tuple[OfferedDevice, ...]:
         """As they are now. Raises MeshdError."""
         self._asked += 1

@@ -117,10 +117,11 @@ class Worker:
         except ExceptionGroup as group:
             raise first_error(group) from None
 
-    async def devices(self) -> tuple[OfferedDevice, ...]:
-        """What could be lent, with the memory that is free now; none of it held back for anybody."""
-        listed = pick(await self._listing.devices(), self._options.devices)
-        return self._ledger.offer(listed, (), looks=(self._held(), self._held()))
+    async def devices(self, *, recent: bool) -> tuple[OfferedDevice, ...]:
+        """What could be lent, with the memory that is free now (`recent`: as it was the last time)."""
+        found = await (self._listing.recent() if recent else self._listing.devices())
+        held = self._held()
+        return self._ledger.offer(pick(found, self._options.devices), looks=(held, held))
 
     async def _devices(self) -> tuple[OfferedDevice, ...]:
         return pick(await self._listing.devices(), self._options.devices)

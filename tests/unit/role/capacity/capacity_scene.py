@@ -25,6 +25,7 @@ class Teller:
         self.mesh = net.mesh(name, "worker")
         self.bench = Bench(self.mesh, folder)
         self.busy = False
+        self.listed: list[bool] = []  # whether the last listing would do
         self.devices: Sequence[OfferedDevice] = (CPU,)
         runtime = self.bench.runtime
         paths = replace(runtime.paths, speed_cache=folder / f"speeds of {name}")
@@ -36,7 +37,8 @@ class Teller:
             is_busy=lambda: self.busy,
         )
 
-    async def _listed(self) -> Sequence[OfferedDevice]:
+    async def _listed(self, *, recent: bool) -> Sequence[OfferedDevice]:
+        self.listed.append(recent)
         return self.devices
 
 

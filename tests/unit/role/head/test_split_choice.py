@@ -8,7 +8,8 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath
 from meshd.model.split_values import NotEnoughMemory
-from meshd.role.head.split_choice import Machines, SplitChoice, choose_split
+from meshd.role.head.plan_prediction import Machines
+from meshd.role.head.split_choice import SplitChoice, choose_split
 from meshd.role.head.split_plan import HeadOptions, NodeOffer
 from meshd.wire.capacity import TimedLayer
 from meshd.wire.lease import OfferedDevice, WorkerOffer

@@ -1,0 +1,99 @@
+"""From a plan, and what is known of the machines, to what it will do (model/prediction.py). Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.model.output import DevicePath
+from meshd.model.prediction import PlannedStage, Prediction, Predictor, Split
+from meshd.model.split_values import Plan
+from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
+from meshd.wire.lease import OfferedDevice
+
+ASSUMED_PROMPT, ASSUMED_ANSWER = 512, 256  # tokens of the answer by whose time splits are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What there is. `speeds` by node and device, `paths` from node to node."""
+
+    offers: tuple[NodeOffer, ...]
+    own: tuple[OfferedDevice, ...]
+    speeds: Mapping[tuple[str, str], DeviceSpeed] = field(default_factory=dict)
+    paths: Mapping[tuple[str, str], DevicePath] = field(default_factory=dict)
+    plain_rpc: tuple[PlainRpc, ...] = ()
+    own_excluded: Mapping[str, str] = field(default_factory=dict)
+
+
+class PlanPredictor:
+    """Of one model on these machines."""
+
+    def __init__(
+        self, layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+    ) -> None:
+        self._layers = layers
+        self._machines = machines
+        self._options = options
+        self.predictor = Predictor(layers, work, prompt_tokens=ASSUMED_PROMPT)
+
+    def predict(self, plan: Plan) -> Prediction:
+        """What the plan will do."""
+        return self.predictor.predict(self._split_of(plan))
+
+    def answer_seconds(self, plan: Plan) -> float:
+        """Of the answer by which splits are compared."""
+        return self.predictor.answer_seconds(self._split_of(plan), ASSUMED_ANSWER)
+
+    def _split_of(self, plan: Plan) -> Split:
+        stages: list[PlannedStage] = []
+        begin = 0
+        for share in plan.shares:
+            if share.layers:
+                weights = sum(self._layers.layers[begin : begin + share.layers])
+                device = share.device
+                stages.append(
+                    self.stage(
+                        device.node,
+                        device.name,
+                        begin,
+                        begin + share.layers,
+                        weights,
+                        device.is_gpu,
+                        device.path,
+                        is_head=device.is_head,
+                    )
+                )
+                begin += share.layers
+        worker = plan.output_worker
+        last = stages[-1]
+        on_head_gpu = worker is None and last.is_head and last.is_gpu
+        output = last if worker is not None or on_head_gpu else self.own_cpu()
+        return Split(
+            stages=tuple(stages),
+            output=output,
+            micro_batch=plan.shape.step_tokens,
+            slots=plan.shape.parallel,
+            pushed=self._options.push,
+            logits=worker is not None and not (worker.has_top_k and self._options.sample_on_worker),
+            paths=self._machines.paths,
+        )
+
+    def own_cpu(self) -> PlannedStage:
+        return self.stage(self._options.node_name, "CPU", 0, 0, 0, False, None, is_head=True)
+
+    def stage(
+        self,
+        node: str,
+        device: str,
+        begin: int,
+        end: int,
+        weights: int,
+        is_gpu: bool,
+        path: DevicePath | None,
+        *,
+        is_head: bool,
+    ) -> PlannedStage:
+        speed = self._machines.speeds.get((node, device))
+        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head)
