@@ -37,6 +37,14 @@ def find_model(text: str, config: Config, out: Output) -> Path:
     return found.paths[0]
 
 
+def local_model(text: str, config: Config, out: Output) -> Path:
+    """As `find_model`, without a download: an error says how to start it. Raises UserError."""
+    from meshd.library.resolve import Resolver
+    from meshd.library.stores import Stores
+
+    return Resolver(Stores.here(config.paths.cache), reporter(out)).local(as_given(text)).paths[0]
+
+
 def as_given(text: str) -> Path | str:
     """As `--model` reads it: a word that is a file here is that file."""
     from meshd.library.walk import is_file

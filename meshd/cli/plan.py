@@ -5,11 +5,10 @@ which takes a few seconds each.
 
 examples:
   meshd plan --model model.gguf
-  meshd plan --model model.gguf --ctx-size 32768 --streams 4
+  meshd plan --model qwen3 --ctx-size 32768 --streams 4
 """
 
 import argparse
-from pathlib import Path
 
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
@@ -17,9 +16,10 @@ from meshd.admin.plan_api import PlanReply, PlanRequest, PlanView
 from meshd.base.byte_format import in_bytes, in_memory
 from meshd.base.errors import UsageError
 from meshd.cli.capacity import MEASURE_SECONDS
+from meshd.cli.find_models import local_model
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.config import home_here
+from meshd.config import Config, home_here
 
 _LARGEST_CONTEXT = 1 << 24
 _MOST_STREAMS = 64
@@ -28,7 +28,9 @@ _SHOWN = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--model, --ctx-size, --streams, --json."""
-    parser.add_argument("--model", metavar="FILE", required=True, help="GGUF file to plan for")
+    parser.add_argument(
+        "--model", metavar="MODEL", required=True, help="GGUF file, or the name of a model on this machine"
+    )
     parser.add_argument("--ctx-size", "--ctx", metavar="N", type=int, default=0, help="context in tokens")
     parser.add_argument("--streams", metavar="S", type=int, default=0, help="answers generated at once")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
@@ -40,10 +42,9 @@ def run(args: Arguments, out: Output) -> int:
         raise UsageError(f"--ctx-size takes a number from 1 to {_LARGEST_CONTEXT}")
     if not 0 <= args.streams <= _MOST_STREAMS:
         raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
-    request = PlanRequest(
-        model=str(Path(args.model).expanduser().absolute()), ctx_size=args.ctx_size, streams=args.streams
-    )
     with Client(home_here()) as client:
+        file = local_model(args.model, Config(), out)
+        request = PlanRequest(model=str(file), ctx_size=args.ctx_size, streams=args.streams)
         out.progress("asking the nodes, and measuring what is not known yet")
         reply = client.ask(request, seconds=MEASURE_SECONDS)
     if args.json:

@@ -5,13 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.gguf_bytes import gguf, language_model
 from tests.unit.admin.fake import FakeControl
 
 from .shell import meshd, refused
 
 
-def test_a_plan_for_a_person(daemon: FakeControl, tmp_path: Path) -> None:
-    ran = meshd("plan", "--model", str(tmp_path / "m.gguf"))
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of the size of a header."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(*language_model()))
+    return path
+
+
+def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
+    ran = meshd("plan", "--model", str(file))
     assert ran.code == 0
     for word in (
         "SmolLM2.gguf: do not split: it fits on `garage`, a split costs 27 %",
@@ -27,11 +36,11 @@ def test_a_plan_for_a_person(daemon: FakeControl, tmp_path: Path) -> None:
     ):
         assert word in ran.out, word
     assert "some speeds are estimated" in ran.err and "attic: left out: it does not answer" in ran.err
-    assert daemon.asked == [("plan", str(tmp_path / "m.gguf"), 0, 0)]
+    assert daemon.asked == [("plan", str(file), 0, 0)]
 
 
-def test_a_plan_for_a_script(daemon: FakeControl) -> None:
-    ran = meshd("plan", "--model", "/m.gguf", "--ctx-size", "4096", "--streams", "8", "--json")
+def test_a_plan_for_a_script(daemon: FakeControl, file: Path) -> None:
+    ran = meshd("plan", "--model", str(file), "--ctx-size", "4096", "--streams", "8", "--json")
     assert ran.code == 0
     body = json.loads(ran.out)
     assert body["choice"] == 0 and body["plans"][0]["nodes"] == [
@@ -41,15 +50,21 @@ def test_a_plan_for_a_script(daemon: FakeControl) -> None:
         assert body["plans"][0][name] > 0
     for name in ("ctx_size", "slots", "ubatch", "why"):
         assert body["plans"][0][name]
-    assert daemon.asked == [("plan", "/m.gguf", 4096, 8)]
+    assert daemon.asked == [("plan", str(file), 4096, 8)]
 
 
 def test_a_model_is_found_from_where_the_command_runs(
-    daemon: FakeControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(file.parent)
     assert meshd("plan", "--model", "m.gguf").code == 0
-    assert daemon.asked == [("plan", str(tmp_path / "m.gguf"), 0, 0)]
+    assert daemon.asked == [("plan", str(file), 0, 0)]
+
+
+def test_a_model_that_is_not_here_is_not_downloaded_for_a_plan(daemon: FakeControl) -> None:
+    refused(meshd("plan", "--model", "hf:nobody/nothing:Q4_0"), 1, "meshd model pull")
+    refused(meshd("plan", "--model", "./none.gguf"), 1, "none.gguf")
+    assert daemon.asked == []
 
 
 @pytest.mark.parametrize("option", ["--ctx-size", "--streams"])
