@@ -6,7 +6,7 @@ import json
 import pytest
 from aiohttp import ClientResponse, web
 from meshd.gateway.events import EVENT_BYTES
-from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.gateway.interface import AnswerTimings, GatewayConfig, Readiness
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
@@ -20,6 +20,7 @@ from tests.process.gateway_fake import (
     last_chunk,
     open_files,
     raw_post,
+    says,
     streams,
     world,
 )
@@ -68,6 +69,47 @@ def test_bytes_are_unchanged_however_they_are_cut() -> None:
 
     for size in (1, 3, 64, 10_000):
         asyncio.run(scenario(size))
+
+
+TIMED = b'data: {"timings":{"prompt_n":80,"prompt_ms":40.0,"predicted_n":2,"predicted_ms":10.0}}\n\n'
+
+
+def test_an_answer_that_was_made_alone_tells_how_fast_the_model_is() -> None:
+    async def scenario(*, beside: bool) -> list[AnswerTimings]:
+        started = asyncio.Event()
+
+        async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+            response = await begin_stream(request)
+            await response.write(chunk("a"))
+            if beside:
+                await started.wait()
+            await response.write(TIMED)
+            return response
+
+        async with world(answer) as here:
+            first = await here.chat(stream=True)
+            await first.content.readuntil(b"\n\n")
+            second = await here.chat(stream=True) if beside else None
+            if second is not None:
+                await second.content.readuntil(b"\n\n")
+            started.set()
+            await first.read()
+            if second is not None:
+                await second.read()
+            return here.upstream.timings
+
+    assert asyncio.run(scenario(beside=False)) == [AnswerTimings(80, 0.04, 2, 0.01)]
+    assert asyncio.run(scenario(beside=True)) == []
+
+
+def test_a_whole_answer_tells_as_well() -> None:
+    async def scenario() -> None:
+        body = {"usage": {"completion_tokens": 2}, "timings": json.loads(TIMED[5:])["timings"]}
+        async with world(says(200, body)) as here:
+            await (await here.chat(stream=False)).read()
+            assert here.upstream.timings == [AnswerTimings(80, 0.04, 2, 0.01)]
+
+    asyncio.run(scenario())
 
 
 QUICK = GatewayConfig(port=0, keepalive_seconds=0.02)

@@ -33,10 +33,9 @@ def serving_split(
 ) -> ServingSplit:
     """Raises NotEnoughMemory, UserError, Refused."""
     is_free = options.split == "auto" and not options.tensor_split and not machines.plain_rpc
-    if is_free and machines.speeds:
+    if is_free and _is_measured(work, machines, options):
         best = choose_split(layers, work, machines, options, least=options.min_workers)[0]
-        if best.prediction.is_measured:
-            return _as_chosen(best, machines)
+        return _as_chosen(best, machines)
     planned, offers = plan_over(
         layers,
         offers=machines.offers,
@@ -48,6 +47,16 @@ def serving_split(
     plan, used = without_idle(planned, offers)
     prediction = PlanPredictor(layers, work, machines, options).predict(plan)
     return ServingSplit(plan, used, _speeds(prediction))
+
+
+def _is_measured(work: LayerWork, machines: Machines, options: HeadOptions) -> bool:
+    """All devices are: an estimate does not compare with a measurement."""
+    devices = [(options.node_name, device.name) for device in machines.own]
+    devices += [(offer.node, device.name) for offer in machines.offers for device in offer.devices]
+    found = [machines.speeds.get(one) for one in devices]
+    return bool(work.kinds) and all(
+        speed is not None and all(kind in speed for kind in set(work.kinds)) for speed in found
+    )
 
 
 def _as_chosen(choice: SplitChoice, machines: Machines) -> ServingSplit:

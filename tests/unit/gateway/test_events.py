@@ -6,7 +6,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, exact_tokens
+from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, answer_timings, exact_tokens
+from meshd.gateway.interface import AnswerTimings
 
 LINE_ENDS = ("\n", "\r\n", "\r")
 
@@ -120,3 +121,27 @@ def test_every_name_of_the_exact_number_is_known(name: str) -> None:
 def test_any_bytes_can_be_counted(junk: bytes) -> None:
     for form in StreamForm:
         assert TokenCount(form).feed(junk) >= 0
+    answer_timings(junk)
+
+
+TIMINGS = {"prompt_n": 12, "prompt_ms": 24.0, "predicted_n": 50, "predicted_ms": 1000.0, "cache_n": 3}
+
+
+def test_what_llama_server_says_of_the_time_is_read() -> None:
+    body = json.dumps({"choices": [], "usage": {"completion_tokens": 50}, "timings": TIMINGS}).encode()
+    assert answer_timings(b"data: " + body + b"\n\n") == AnswerTimings(12, 0.024, 50, 1.0)
+    assert answer_timings(b'data: {"choices":[]}\n\n') is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"prompt_n": -1}, {"prompt_ms": "1"}, {"predicted_n": 1e13}, {"predicted_ms": None}, {"prompt_n": [1]}],
+)
+def test_times_that_make_no_sense_are_none(wrong: dict[str, object]) -> None:
+    assert answer_timings(json.dumps({"timings": {**TIMINGS, **wrong}}).encode()) is None
+
+
+@given(st.text())
+def test_generated_text_cannot_pass_for_a_time(text: str) -> None:
+    liar = f'{text}"timings": {json.dumps(TIMINGS)}'
+    assert answer_timings(chat({"content": liar})) is None

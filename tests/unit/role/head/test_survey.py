@@ -1,0 +1,76 @@
+"""A head looks at all machines: their memory, speed and paths, by the names that a plan uses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from meshd.peer.interface import PeerState
+from meshd.role.head.split_plan import HeadOptions
+from meshd.role.head.survey import Surveyor
+from meshd.role.native.device_speeds import DeviceSpeeds
+
+from tests.sim.loop import run
+from tests.unit.role.capacity.capacity_scene import CPU, KINDS, Scene, scene
+from tests.unit.role.rig import Bench
+
+OPTIONS = HeadOptions(node_name="head", machine="machine of head")
+
+
+def surveyor(it: Scene, folder: Path, options: HeadOptions = OPTIONS) -> tuple[Surveyor, Bench]:
+    bench = Bench(it.head, folder)
+    runtime = bench.runtime
+    paths = replace(runtime.paths, speed_cache=folder / "speeds of head")
+    speeds = DeviceSpeeds(
+        runtime.native, runtime.processes.run_to_end, paths, machine="machine of head", threads=1
+    )
+    return Surveyor(runtime, options, speeds), bench
+
+
+def test_machines_are_what_a_plan_needs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            workers = [it.teller(name) for name in ("b", "a")]
+            looks, bench = surveyor(it, tmp_path)
+            found = await looks.survey(KINDS, lambda _: None)
+            assert [offer.node for offer in found.machines.offers] == ["a", "b"]
+            assert [device.name for device in found.machines.own] == ["CPU"]
+            assert set(found.machines.speeds) == {("a", "CPU"), ("b", "CPU"), ("head", "CPU")}
+            assert all(0 in speed and 1 in speed for speed in found.machines.speeds.values())
+            assert found.left_out == () and len(bench.timings) == 1
+            assert all(worker.listed == [False, False] for worker in workers), "free memory is to be known"
+
+    run(main())
+
+
+def test_who_is_away_or_silent_is_left_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.teller("a")
+            it.teller("away").mesh.say(PeerState.SUSPENDED)
+            it.head.net.mesh("old", "worker").handle(
+                "capacity", _ended, allow=lambda _member, _metadata: "unknown service"
+            )
+            looks, _ = surveyor(it, tmp_path)
+            found = await looks.survey(KINDS, lambda _: None)
+            assert [offer.node for offer in found.machines.offers] == ["a"]
+            assert found.left_out == (("old", "unknown service"),)
+
+    run(main())
+
+
+def test_for_a_lease_that_is_asked_for_beside_it_devices_are_not_listed_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            worker = it.teller("a")
+            looks, bench = surveyor(it, tmp_path)
+            told: list[str] = []
+            names = {worker.mesh.key.peer: "a-1"}
+            found = await looks.speeds_of(names, [CPU], KINDS, "head-1", told.append)
+            assert set(found.speeds) == {("head-1", "CPU"), ("a-1", "CPU")}
+            assert worker.listed == [True, True] and bench.listings == 0
+            assert told == ["head-1: measuring CPU", "a-1: measuring CPU"]
+
+    run(main())
+
+
+async def _ended(_stream: object) -> None:
+    return
