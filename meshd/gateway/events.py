@@ -29,7 +29,7 @@ class StreamForm(StrEnum):
 _EXACT = re.compile(rb'"(?:completion_tokens|output_tokens|predicted_n|tokens_predicted)"\s*:\s*(\d{1,12})')
 _TIMINGS = re.compile(rb'"timings"\s*:\s*(\{[^{}]{1,1000}\})')
 _TIMED = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
-_MOST = 1e12  # of tokens and of milliseconds
+_LARGEST_FIGURE = 1e12  # of tokens and of milliseconds
 _PIECES = {
     StreamForm.OPENAI: re.compile(rb'"(?:content|reasoning_content|text|arguments)"\s*:\s*"[^"]'),
     StreamForm.RESPONSES: re.compile(rb'"type"\s*:\s*"response\.[a-z_.]{1,40}\.delta"'),
@@ -89,7 +89,7 @@ def answer_timings(body: bytes | bytearray) -> AnswerTimings | None:
     except ValueError:
         return None
     values = [said.get(name) for name in _TIMED] if isinstance(said, dict) else []
-    numbers = [value for value in values if isinstance(value, int | float) and 0 <= value < _MOST]
+    numbers = [value for value in values if isinstance(value, int | float) and 0 <= value < _LARGEST_FIGURE]
     if len(numbers) != len(_TIMED):
         return None
     prompt, prompt_ms, generated, generated_ms = numbers

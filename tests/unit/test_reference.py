@@ -166,7 +166,7 @@ def test_a_synopsis_has_every_way_to_call_a_verb() -> None:
     ]
     assert made["synopsis of logs"] == "    meshd logs [CHILD] [-f | --follow] [--lines N]"
     assert made["synopsis of serve"].startswith("    meshd serve --model FILE|NAME [--join TOKEN] ")
-    assert made["synopsis of serve"].endswith(" [OPTIONS] [-- LLAMA_SERVER_ARGS...]")
+    assert " ".join(made["synopsis of serve"].split()).endswith(" [OPTIONS] [-- LLAMA_SERVER_ARGS...]")
 
 
 # The status document.
