@@ -47,6 +47,17 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="workers",
+        form=listed(forms.WORD),
+        option="--workers",
+        metavar="A,B,…",
+        list_separator=",",
+        help="use only these workers, by name or the beginning of an id",
+        default="all that are connected",
+        example='["garage", "attic"]',
+    ),
+    Key(
+        section="serve",
         field="tensor_split",
         form=listed(forms.WEIGHT),
         option="--tensor-split",

@@ -99,6 +99,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = DEFAULT_API_PORT
     min_workers: int = 1
+    workers: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] = ()
     ctx_size: int | None = None
     devices: tuple[str, ...] = ()

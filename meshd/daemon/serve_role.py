@@ -83,6 +83,7 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
     serve = config.serve
     return HeadOptions(
         min_workers=serve.min_workers,
+        workers=serve.workers,
         tensor_split=serve.tensor_split,
         ctx_size=serve.ctx_size,
         devices=serve.devices,

@@ -71,7 +71,7 @@ class Serve:
         self._loaded = LoadedModel()
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
-        self._roster = Roster(runtime.mesh, least=options.min_workers)
+        self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
         self._history = RunHistory(own, self._roster.backoff, surveyor)

@@ -38,6 +38,7 @@ class HeadOptions:
     """What the user decided for a serving node."""
 
     min_workers: int = 1
+    workers: tuple[str, ...] = ()  # names or beginnings of ids; empty: whoever is there
     tensor_split: tuple[float, ...] = ()
     ctx_size: int | None = None
     devices: tuple[str, ...] = ()

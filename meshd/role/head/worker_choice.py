@@ -1,7 +1,9 @@
 """Which workers a head asks: those that may and are of use, and of the others no more than it needs."""
 
 import asyncio
+from collections.abc import Sequence
 
+from meshd.identity import naming
 from meshd.identity.membership import Role
 from meshd.identity.record import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
@@ -9,11 +11,12 @@ from meshd.role.head.worker_backoff import WorkerBackoff
 
 
 class Roster:
-    """`least` workers are needed to begin."""
+    """`least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use."""
 
-    def __init__(self, mesh: Mesh, *, least: int) -> None:
+    def __init__(self, mesh: Mesh, *, least: int, only: Sequence[str] = ()) -> None:
         self._mesh = mesh
         self._least = least
+        self._only = tuple(only)
         self.backoff = WorkerBackoff()
         self.all_needed = False
         """The model cannot be run without those that are left out while there are enough others."""
@@ -64,6 +67,8 @@ class Roster:
         member = self._mesh.member(peer.peer)
         if member is None or not member.may(Role.WORK):
             return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
+        if self._only and not any(naming.meant(text, {str(peer.peer): peer.name}) for text in self._only):
+            return f"{peer.name} is not named by `--workers`"
         return self.backoff.exclusion_reason(peer, asyncio.get_running_loop().time())
 
     def _unsteady(self, peer: PeerStatus) -> str | None:

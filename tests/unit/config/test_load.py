@@ -83,6 +83,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.rpc": ("10.0.0.2:50052", (HostPort("10.0.0.2", 50052),)),
     "serve.load_mode": ("mmap", "mmap"),
     "serve.split": ("always", "always"),
+    "serve.workers": ("garage,attic", ("garage", "attic")),
     "serve.no_push": ("true", True),
     "serve.activations": ("f16", "f16"),
     "serve.sample": ("head", "head"),

@@ -16,12 +16,12 @@ from tests.unit.role.fake_mesh import Net
 class Scene:
     """Three workers, of which `bad` and `worse` end their leases too soon."""
 
-    def __init__(self, owner: Owner, *, least: int) -> None:
+    def __init__(self, owner: Owner, *, least: int, only: tuple[str, ...] = ()) -> None:
         net = Net(owner)
         head = net.mesh("head", "serve")
         self.meshes = {name: net.mesh(name) for name in ("bad", "good", "worse")}
         self.now = asyncio.get_running_loop().time()
-        self.roster = Roster(head, least=least)
+        self.roster = Roster(head, least=least, only=only)
         for name, ends in (("bad", ENDS), ("worse", ENDS + 1)):
             for _ in range(ends):
                 self.roster.backoff.ended(self.status(name), "it went", self.now, lasted=1.0)
@@ -34,9 +34,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*, least: int) -> AsyncIterator[Scene]:
+async def scene(*, least: int, only: tuple[str, ...] = ()) -> AsyncIterator[Scene]:
     async with Owner() as owner:
-        yield Scene(owner, least=least)
+        yield Scene(owner, least=least, only=only)
         owner.cancel()
 
 
@@ -82,5 +82,18 @@ def test_a_model_that_needs_all_gets_all() -> None:
             it.roster.all_needed = True
             assert it.asked() == ["bad", "good", "worse"]
             assert not it.roster.spares()
+
+    run(main())
+
+
+def test_only_those_that_the_user_names_are_asked() -> None:
+    async def main() -> None:
+        async with scene(least=1, only=("good",)) as it:
+            assert it.asked() == ["good"]
+            assert "bad is not named by `--workers`" in it.roster.left_out()
+        async with scene(least=3) as it:
+            beginning = str(it.status("bad").peer)[:12]
+        async with scene(least=1, only=(beginning, "nobody")) as it:
+            assert it.asked() == ["bad"], "the same keys in each scene"
 
     run(main())
