@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
-from meshd.identity.keys import PeerId
-from meshd.link.interface import Link, Signals
+from meshd.link.interface import Signals
 from meshd.link.port_prediction.links import PortPredictionLinks
-from meshd.wire.dialable import Dialable, trusted
+from meshd.wire.dialable import trusted
 from meshd.wire.netfacts import Filtering, Mapping, NetFacts, Ports, Udp
 
 from tests.conformance.nodes import Node
@@ -36,26 +35,26 @@ COUNTING = NetFacts(
 SYMMETRIC = {Kind.SYMMETRIC_RANDOM: RANDOM, Kind.SYMMETRIC_COUNTING: COUNTING}
 
 
-class Impatient(PortPredictionLinks):
-    """Searches again at once after one in vain, so that each try counts."""
-
-    async def dial(self, peer: PeerId, candidates: Sequence[Dialable] = ()) -> Link:
-        self.addresses_changed()
-        return await super().dial(peer, candidates)
-
-
 def searching(mine: NetFacts, theirs: NetFacts, servers: Sequence[str]) -> Make:
-    """What a node of such a network has, that knows of the other one."""
+    """What a node of such a network has, that knows of the other one.
 
-    def make(node: Node, signals: Signals) -> Impatient:
-        return Impatient(
+    On both sides a search begins as in a new network: after one in vain, the next one counts as well.
+    """
+
+    def make(node: Node, signals: Signals) -> PortPredictionLinks:
+        def facts() -> NetFacts:
+            links.addresses_changed()
+            return mine
+
+        links = PortPredictionLinks(
             node.now,
             signals,
             servers=lambda: servers,
-            facts=lambda: mine,
+            facts=facts,
             facts_of=lambda _: theirs,
             may_dial=lambda _peer, told, _source: trusted(told),
         )
+        return links
 
     return make
 

@@ -55,17 +55,18 @@ async def ask_all(
     timed: Sequence[str],
     on_progress: OnProgress,
     *,
+    measure: bool = True,
     recent: bool = False,
 ) -> dict[PeerId, CapacityAnswer]:
-    """Of each node what it knows; those with something to measure do so then, one by one on each machine:
-    two that measure at the same time disturb each other. `recent` as in AskCapacity.
+    """Of each node what it knows. `measure`: those that lack something measure it then, one by one on each
+    machine, as two at the same time disturb each other. `recent` as in AskCapacity.
     """
     found: dict[PeerId, CapacityAnswer] = {}
     known = AskCapacity(tuple(timed), recent=recent)
     await _ask(mesh, [list(peers)], known, found, on_progress, at_once=True)
     by_machine: dict[str, list[PeerId]] = {}
     for peer, answer in found.items():
-        if answer.capacity is not None and _lacks(answer.capacity, len(timed)):
+        if measure and answer.capacity is not None and _lacks(answer.capacity, len(timed)):
             by_machine.setdefault(answer.capacity.machine or str(peer), []).append(peer)
     measuring = AskCapacity(tuple(timed), measure=True, recent=recent)
     await _ask(mesh, list(by_machine.values()), measuring, found, on_progress, at_once=False)

@@ -148,6 +148,8 @@ class HeadRun:
         names = self._label(workers)
         async with Owner() as owner:
             looking = owner.start(self._look(names), name="own devices, and speeds")
+            if self._options.picks_by_speed:
+                await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
         (own, excluded), found = looking.result()
         machines = Machines(
@@ -173,13 +175,20 @@ class HeadRun:
     async def _look(
         self, names: Mapping[PeerId, str]
     ) -> tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds]:
-        """At this machine's devices; and how fast all are, where somebody wants to know."""
+        """At this machine's devices; and how fast all are. Nothing is measured for a split that is given."""
         own = await self._history.own_devices.find(self._operations, self._tell_own)
         surveyor = self._history.surveyor
         if surveyor is None:
             return own, MachineSpeeds({}, {}, {})
-        timed, me = self._work.texts, self._options.node_name
-        return own, await surveyor.speeds_of(names, own[0], timed, me, self._on_progress)
+        return own, await surveyor.speeds_of(
+            names,
+            own[0],
+            self._work.texts,
+            self._options.node_name,
+            self._on_progress,
+            measure=self._options.picks_by_speed,
+            recent=True,
+        )
 
     def _label(self, workers: Sequence[PeerStatus]) -> dict[PeerId, str]:
         """Names that tell all nodes apart; this one's goes into the options."""

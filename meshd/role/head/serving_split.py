@@ -32,8 +32,7 @@ def serving_split(
     layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
 ) -> ServingSplit:
     """Raises NotEnoughMemory, UserError, Refused."""
-    is_free = options.split == "auto" and not options.tensor_split and not machines.plain_rpc
-    if is_free and _is_measured(work, machines, options):
+    if options.picks_by_speed and _is_measured(work, machines, options):
         best = choose_split(layers, work, machines, options, least=options.min_workers)[0]
         return _as_chosen(best, machines)
     planned, offers = plan_over(

@@ -57,6 +57,11 @@ class HeadOptions:
     incarnation: bytes = b""
     grace: float = 120.0  # how long answers wait for a worker out of reach
 
+    @property
+    def picks_by_speed(self) -> bool:
+        """Which workers take part, and with how many layers, is not decided by the user."""
+        return self.split == "auto" and not self.tensor_split and not self.rpc
+
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:

@@ -60,7 +60,7 @@ class Surveyor:
         }
         own = await self._own()
         names = {peer: status.name for peer, status in peers.items()}
-        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress, recent=False)
+        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
         offers: list[NodeOffer] = []
         left_out: list[tuple[str, str]] = []
         for peer, answer in found.answers.items():
@@ -81,22 +81,26 @@ class Surveyor:
         me: str,
         on_progress: OnProgress,
         *,
-        recent: bool = True,
+        measure: bool = True,
+        recent: bool = False,
     ) -> MachineSpeeds:
-        """Of these nodes and this one, which is called `me`; measured now, where that was not done before.
+        """Of these nodes and this one, which is called `me`.
 
-        `recent`: how much memory is free is known from elsewhere.
+        `measure`: now, where that was not done before. `recent`: how much memory is free is known from
+        elsewhere.
         """
 
         async def tell(text: str) -> None:
             on_progress(f"{me}: {text}")
 
-        await self._speeds.measure(own, timed, tell)
+        if measure:
+            await self._speeds.measure(own, timed, tell)
         answers = await ask_all(
             self._mesh,
             list(names),
             timed,
             lambda peer, text: on_progress(f"{names[peer]}: {text}"),
+            measure=measure,
             recent=recent,
         )
         speeds = {(me, device.name): DeviceSpeed(self._speeds.known(device, timed)) for device in own}

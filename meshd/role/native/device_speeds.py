@@ -39,16 +39,17 @@ class DeviceSpeeds:
         self._machine = machine
         self._threads = threads
         self._cache = SpeedCache(paths.speed_cache)
+        self._failed: set[str] = set()  # in vain: not tried again before a restart
         self._running = asyncio.Lock()
 
     def known(self, device: OfferedDevice, timed: Sequence[str]) -> tuple[TimedLayer, ...]:
         """What was measured of these before."""
-        found = [self._cache.find(self._key(device, text)) or () for text in timed]
+        found = [self._cache.find(key) or () for key in self._keys(device, timed)]
         return tuple(time for kind, points in enumerate(found) for time in with_kind(kind, points))
 
     def lacks(self, devices: Sequence[OfferedDevice], timed: Sequence[str]) -> bool:
         """Whether something is to be measured."""
-        return any(self._cache.find(self._key(device, text)) is None for device in devices for text in timed)
+        return any(self._unknown(key) for device in devices for key in self._keys(device, timed))
 
     async def measure(
         self, devices: Sequence[OfferedDevice], timed: Sequence[str], on_progress: OnProgress
@@ -65,13 +66,14 @@ class DeviceSpeeds:
                 raise first_error(group) from None
 
     async def _measure(self, device: OfferedDevice, timed: Sequence[str]) -> None:
-        missing = [text for text in timed if self._cache.find(self._key(device, text)) is None]
+        missing = [text for text in timed if self._unknown(self._key(device, text))]
         if not missing:
             return
         found: dict[int, list[tuple[int, int]]] = {}
         ended = await self._run(device, missing, found)
         if ended is None or ended.signal is not None or ended.code != 0:
             LOG.warning("device_not_measured", device=device.name)
+            self._failed.update(self._keys(device, missing))
             return
         for kind, text in enumerate(missing):
             points: Points = tuple(sorted(found.get(kind, ())))
@@ -103,6 +105,12 @@ class DeviceSpeeds:
                 return await self._run_to_end(spec)
         except TimeoutError:
             return None
+
+    def _unknown(self, key: str) -> bool:
+        return self._cache.find(key) is None and key not in self._failed
+
+    def _keys(self, device: OfferedDevice, timed: Sequence[str]) -> list[str]:
+        return [self._key(device, text) for text in timed]
 
     def _key(self, device: OfferedDevice, text: str) -> str:
         """Which layer it is, however many of them."""

@@ -53,6 +53,6 @@ def test_what_the_user_says_of_the_layers_is_done() -> None:
 
 def test_plain_rpc_servers_take_part_as_before() -> None:
     there = Machines(TWO.offers, TWO.own, TWO.speeds, plain_rpc=(PlainRpc("10.0.0.9:1", (device(16),)),))
-    found = serving_split(MODEL, WORK, there, AUTO)
+    found = serving_split(MODEL, WORK, there, replace(AUTO, rpc=("10.0.0.9:1",)))
     assert "10.0.0.9:1" in layers_of(found) and found.speeds is None
     assert isinstance(found.speeds, Speeds | None)

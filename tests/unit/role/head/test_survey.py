@@ -64,10 +64,25 @@ def test_for_a_lease_that_is_asked_for_beside_it_devices_are_not_listed_again(tm
             looks, bench = surveyor(it, tmp_path)
             told: list[str] = []
             names = {worker.mesh.key.peer: "a-1"}
-            found = await looks.speeds_of(names, [CPU], KINDS, "head-1", told.append)
+            found = await looks.speeds_of(names, [CPU], KINDS, "head-1", told.append, recent=True)
             assert set(found.speeds) == {("head-1", "CPU"), ("a-1", "CPU")}
             assert worker.listed == [True, True] and bench.listings == 0
             assert told == ["head-1: measuring CPU", "a-1: measuring CPU"]
+
+    run(main())
+
+
+def test_nothing_is_measured_for_a_split_that_is_given(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            worker = it.teller("a")
+            looks, bench = surveyor(it, tmp_path)
+            names = {worker.mesh.key.peer: "a"}
+            for measure in (False, True, False):
+                found = await looks.speeds_of(names, [CPU], KINDS, "head", lambda _: None, measure=measure)
+                known = [0 in found.speeds[node, "CPU"] for node in ("a", "head")]
+                assert known == [bool(bench.timings)] * 2
+            assert len(bench.timings) == 1
 
     run(main())
 

@@ -98,9 +98,12 @@ def test_a_device_that_cannot_be_measured_has_no_times(tmp_path: Path, ended: En
             measured = speeds(it.bench, tmp_path)
             began = asyncio.get_running_loop().time()
             await measured.measure([CPU], KINDS, silent)
-            assert measured.known(CPU, KINDS) == () and measured.lacks([CPU], KINDS)
             took = asyncio.get_running_loop().time() - began
             assert took == pytest.approx(NO_LINE_SECONDS if ended is None else 0.0)
+            assert measured.known(CPU, KINDS) == () and not measured.lacks([CPU], KINDS)
+            await measured.measure([CPU], KINDS, silent)
+            assert len(it.bench.timings) == 1, "in vain once is enough"
+            assert speeds(it.bench, tmp_path).lacks([CPU], KINDS), "until a restart"
 
     run(main())
 
