@@ -1,5 +1,6 @@
 #include "connection.h"
 
+#include "answered_values.h"
 #include "half_rows.h"
 #include "printable.h"
 #include "report.h"
@@ -119,6 +120,13 @@ uint64_t connection::ask(
     message number, const blob & body, message wanted, void * target, size_t size, uint64_t loads) {
     const pending answer = { wanted, target, size, nullptr };
     return post(number, body, nullptr, 0, loads, &answer);
+}
+
+uint64_t connection::ask_places(const read_body & body, void * target, size_t size, int64_t limit) {
+    writer out;
+    body.put(out);
+    const pending answer = { message::data, target, size, nullptr, {}, limit };
+    return post(message::read, out.data, nullptr, 0, 0, &answer);
 }
 
 bool connection::demand(const allocate_body & body, const std::string & otherwise) {
@@ -253,6 +261,15 @@ void connection::take_progress(const wire_header & header) {
     settle(now.done);
 }
 
+// llama-server follows tokens that it reads wherever they lead
+static void check_places(const blob & said, int64_t limit) {
+    const auto * values = reinterpret_cast<const int32_t *>(said.data());
+    const int32_t * wrong = limit > 0 ? find_beyond(values, said.size() / sizeof *values, limit) : nullptr;
+    if (wrong != nullptr) {
+        throw bad_message("it answers with place " + std::to_string(*wrong) + " of " + std::to_string(limit));
+    }
+}
+
 // Throws bad_message where it is not what was promised
 void connection::take_in(const pending & answer, const blob & said) {
     if (answer.otherwise) {
@@ -263,6 +280,7 @@ void connection::take_in(const pending & answer, const blob & said) {
     } else if (answer.whole != nullptr) {
         *answer.whole = said;
     } else if (!said.empty()) {
+        check_places(said, answer.limit);
         std::memcpy(answer.target, said.data(), said.size());
     }
 }

@@ -48,6 +48,8 @@ public:
         body.put(out);
         return ask(Body::number, out.data, wanted, target, size);
     }
+    // The same for bytes that are int32 from 0 to below the limit, or the worker is lost; 0: they may be anything
+    uint64_t ask_places(const read_body & body, void * target, size_t size, int64_t limit);
 
     // Memory that the worker has promised: one that does not keep its word is lost, with this as the reason, and so
     // nobody waits for its answer. false: it is lost
@@ -89,6 +91,7 @@ private:
         size_t size;
         blob * whole;                              // in place of target: all of it, whatever its size
         std::optional<std::string> otherwise = {}; // in place of both: why it is lost if it does not say 1
+        int64_t limit = 0;                         // as ask_places
     };
 
     uint64_t post(

@@ -1,0 +1,73 @@
+#include "answered_values.h"
+
+#include "activations.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace mesh {
+
+// Chains of samplers are shorter
+static constexpr int MOST_STEPS = 64;
+
+static bool is_same_values(const ggml_tensor * tensor) {
+    switch (tensor->op) {
+    case GGML_OP_VIEW:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE:
+    case GGML_OP_CONT:
+    case GGML_OP_DUP:
+    case GGML_OP_CPY:
+    case GGML_OP_GET_ROWS: // of the source's values
+        return true;
+    default:
+        return false;
+    }
+}
+
+// Of a number that samplers compute as a float: a place in the row of logits
+static int64_t row_of_logits(const ggml_tensor * tensor) {
+    for (int step = 0; tensor != nullptr && step < MOST_STEPS; step++, tensor = tensor->src[0]) {
+        if (is_logits(tensor)) {
+            return tensor->ne[0];
+        }
+    }
+    return 0;
+}
+
+int64_t limit_of_places(const ggml_tensor * tensor) {
+    if (tensor->type != GGML_TYPE_I32) {
+        return 0;
+    }
+    for (int step = 0; tensor != nullptr && tensor->type == GGML_TYPE_I32 && step < MOST_STEPS; step++) {
+        if (tensor->op == GGML_OP_ARGMAX || tensor->op == GGML_OP_ARGSORT ||
+            std::strcmp(ggml_op_name(tensor->op), "TOP_K") == 0) { // not every release has it
+            return tensor->src[0] != nullptr ? tensor->src[0]->ne[0] : 0;
+        }
+        if (!is_same_values(tensor)) {
+            return 0;
+        }
+        tensor = tensor->src[0] != nullptr ? tensor->src[0] : tensor->view_src;
+    }
+    return tensor != nullptr && tensor->type == GGML_TYPE_F32 ? row_of_logits(tensor) : 0;
+}
+
+const int32_t * find_beyond(const int32_t * values, size_t count, int64_t limit) {
+    const int32_t * end = values + count;
+    const int32_t * found = std::find_if(values, end, [limit](int32_t one) { return one < 0 || one >= limit; });
+    return found != end ? found : nullptr;
+}
+
+bool are_finite(const float * values, size_t count) {
+    constexpr uint32_t EXPONENT = 0x7f800000; // all of its bits are set only in these
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; i++) { // to the end, which compilers turn into a few instructions for many values
+        uint32_t bits;
+        std::memcpy(&bits, values + i, sizeof bits);
+        found |= (bits & EXPONENT) == EXPONENT ? 1 : 0;
+    }
+    return found == 0;
+}
+
+} // namespace mesh
