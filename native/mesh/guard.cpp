@@ -2,6 +2,7 @@
 
 #include "choice.h"
 #include "operations.h"
+#include "protocol.h"
 #include "wire.h"
 
 #include "ggml-impl.h"
@@ -135,62 +136,122 @@ size_t graph_guard::parts() const {
     return count;
 }
 
-// Each element, wherever strides put it
-template <class Value, class Look> static void for_each(const ggml_tensor * tensor, const uint8_t * data, Look look) {
-    for (int64_t i3 = 0; i3 < tensor->ne[3]; i3++) {
-        for (int64_t i2 = 0; i2 < tensor->ne[2]; i2++) {
-            for (int64_t i1 = 0; i1 < tensor->ne[1]; i1++) {
-                const uint8_t * row = data + i3 * static_cast<int64_t>(tensor->nb[3]) +
-                                      i2 * static_cast<int64_t>(tensor->nb[2]) +
-                                      i1 * static_cast<int64_t>(tensor->nb[1]);
-                for (int64_t i0 = 0; i0 < tensor->ne[0]; i0++) {
-                    Value value;
-                    std::memcpy(&value, row + i0 * static_cast<int64_t>(tensor->nb[0]), sizeof value);
-                    look(value);
-                }
+// So many bytes of a device are in this process at once, and from so many places of a tensor at most: with strides, a
+// few indices may lie all over what a device lends
+static constexpr uint64_t PLACE_BYTES = PIECE_BYTES;
+static constexpr uint64_t MOST_PLACES = 4096;
+
+// The bytes of a tensor, of which each part is asked for before it is looked at
+class tensor_bytes {
+public:
+    // `first`: where all of them are already, or nullptr: the device has them
+    tensor_bytes(ggml_backend_t backend, const ggml_tensor * tensor, const uint8_t * first) :
+        backend(backend), tensor(tensor), first(first) {}
+
+    uint64_t most() const { return first != nullptr ? UINT64_MAX : PLACE_BYTES; }
+
+    // Behind what the device has been given; where it has to be asked, that is waited for
+    const uint8_t * get(uint64_t offset, uint64_t size) {
+        if (first != nullptr) {
+            return first + offset;
+        }
+        if (++places > MOST_PLACES) {
+            throw bad_message("indices that lie too far from each other");
+        }
+        part.resize(size);
+        ggml_backend_tensor_get_async(backend, tensor, part.data(), offset, size);
+        ggml_backend_synchronize(backend);
+        return part.data();
+    }
+
+private:
+    ggml_backend_t backend;
+    const ggml_tensor * tensor;
+    const uint8_t * first;
+    uint64_t places = 0;
+    blob part;
+};
+
+// A row, or a part of one that is as long as may be looked at at once
+struct row_part {
+    uint64_t offset;
+    int64_t count; // elements
+    uint64_t end;  // behind the last of them
+};
+
+// Which part of which row comes at this place of all
+static row_part part_at(const ggml_tensor * tensor, int64_t place, int64_t most) {
+    const int64_t parts = (tensor->ne[0] + most - 1) / most;
+    const int64_t column = place % parts * most;
+    int64_t row = place / parts;
+    uint64_t offset = static_cast<uint64_t>(column) * tensor->nb[0];
+    for (int i = 1; i < GGML_MAX_DIMS; i++) {
+        offset += static_cast<uint64_t>(row % tensor->ne[i]) * tensor->nb[i];
+        row /= tensor->ne[i];
+    }
+    const int64_t count = std::min(tensor->ne[0] - column, most);
+    return { offset, count, offset + static_cast<uint64_t>(count - 1) * tensor->nb[0] + ggml_type_size(tensor->type) };
+}
+
+// Each element, wherever strides put it; rows that lie behind each other are looked at together
+template <class Value, class Look> static void for_each(const ggml_tensor * tensor, tensor_bytes & bytes, Look look) {
+    if (ggml_is_empty(tensor)) {
+        return;
+    }
+    const uint64_t most_bytes = bytes.most();
+    const uint64_t fitting = (most_bytes - sizeof(Value)) / std::max<uint64_t>(tensor->nb[0], 1);
+    const int64_t most = static_cast<int64_t>(std::min(static_cast<uint64_t>(tensor->ne[0] - 1), fitting)) + 1;
+    const int64_t places = (tensor->ne[0] + most - 1) / most * ggml_nrows(tensor);
+    for (int64_t place = 0; place < places;) {
+        const row_part first = part_at(tensor, place, most);
+        int64_t next = place + 1;
+        uint64_t end = first.end;
+        for (; next < places; next++) {
+            const row_part more = part_at(tensor, next, most);
+            if (more.offset < first.offset || more.end < end || more.end - first.offset > most_bytes) {
+                break;
+            }
+            end = more.end;
+        }
+        const uint8_t * data = bytes.get(first.offset, end - first.offset);
+        for (; place < next; place++) {
+            const row_part one = part_at(tensor, place, most);
+            for (int64_t i = 0; i < one.count; i++) {
+                Value value;
+                const uint64_t at = one.offset - first.offset + static_cast<uint64_t>(i) * tensor->nb[0];
+                std::memcpy(&value, data + at, sizeof value);
+                look(value);
             }
         }
     }
 }
 
-template <class Index> static void check_indices(const ggml_tensor * tensor, const uint8_t * data, int64_t limit) {
-    for_each<Index>(tensor, data, [limit](Index index) {
+template <class Index> static void check_indices(const ggml_tensor * tensor, tensor_bytes & bytes, int64_t limit) {
+    for_each<Index>(tensor, bytes, [limit](Index index) {
         if (index < 0 || index >= limit) {
-            throw bad_message("index " + std::to_string(index) + " of " + std::to_string(limit));
+            throw bad_value("index " + std::to_string(index) + " of " + std::to_string(limit));
         }
     });
-}
-
-// Behind what the device has been given; where it has to be asked, that is waited for
-static blob read_values(ggml_backend_t backend, const ggml_tensor * tensor) {
-    blob values(ggml_nbytes(tensor));
-    ggml_backend_tensor_get_async(backend, tensor, values.data(), 0, values.size());
-    ggml_backend_synchronize(backend);
-    return values;
 }
 
 void graph_guard::check_values(ggml_backend_t backend, const question & one, const recent_writes & known) {
     const ggml_tensor * tensor = one.tensor;
     const auto * data = static_cast<const uint8_t *>(tensor->data);
-    blob values;
     if (!ggml_backend_buffer_is_host(tensor->buffer)) {
         // between two parts of the graph nodes have written
         data = one.before == 0 ? known.find(tensor->buffer, data, ggml_nbytes(tensor)) : nullptr;
-        if (data == nullptr) {
-            values = read_values(backend, tensor);
-            data = values.data();
-        }
     }
+    tensor_bytes bytes(backend, tensor, data);
     if (one.limit == 0) {
-        for_each<float>(tensor, data, [](float value) {
+        for_each<float>(tensor, bytes, [](float value) {
             if (std::isnan(value)) {
-                throw bad_message("a value to be sorted is not a number");
+                throw bad_value("not a number, to be sorted");
             }
         });
     } else if (tensor->type == GGML_TYPE_I64) {
-        check_indices<int64_t>(tensor, data, one.limit);
+        check_indices<int64_t>(tensor, bytes, one.limit);
     } else {
-        check_indices<int32_t>(tensor, data, one.limit);
+        check_indices<int32_t>(tensor, bytes, one.limit);
     }
 }
 

@@ -11,7 +11,7 @@ TEST(indices_of_a_node_that_is_not_computed_are_nobodys_concern) {
     ggml_tensor * got = ggml_get_rows(s.ctx(), s.make(GGML_TYPE_F32, 4, 3), ids);
     s.ready(got);
     s.set<int32_t>(ids, { 2, 3 });
-    CHECK(s.why() == "index 3 of 3");
+    CHECK(s.why() == "wrong value: index 3 of 3");
     got->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
     CHECK(s.why() == "");
 }
@@ -25,7 +25,7 @@ TEST(places_that_are_not_computed_are_looked_at) {
     best->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
     s.set<float>(scores, { NAN, NAN, NAN }); // which nobody sorts
     s.set<int32_t>(best, { 1, 7 });
-    CHECK(s.why() == "index 7 of 3");
+    CHECK(s.why() == "wrong value: index 7 of 3");
 }
 
 TEST(indices_from_outside_are_looked_at_once_before_all) {
@@ -40,12 +40,12 @@ TEST(indices_from_outside_are_looked_at_once_before_all) {
     s.set<int64_t>(rows, { 4, 0 });
     CHECK(s.why() == "" && s.parts() == 1);
     s.set<int32_t>(ids, { 0, 3 });
-    CHECK(s.why() == "index 3 of 3");
+    CHECK(s.why() == "wrong value: index 3 of 3");
     s.set<int32_t>(ids, { -1, 0 });
-    CHECK(s.why() == "index -1 of 3");
+    CHECK(s.why() == "wrong value: index -1 of 3");
     s.set<int32_t>(ids, { 0, 0 });
     s.set<int64_t>(rows, { 0, 1ll << 40 });
-    CHECK(s.why() == "index 1099511627776 of 5");
+    CHECK(s.why() == "wrong value: index 1099511627776 of 5");
 }
 
 TEST(experts_that_are_chosen_in_the_graph_need_no_look) {
@@ -61,7 +61,7 @@ TEST(experts_that_are_chosen_in_the_graph_need_no_look) {
     CHECK(s.why() == "");
     CHECK(s.parts() == 2); // what is sorted is looked at
     s.set<float>(weights, { 3, NAN, 2 });
-    CHECK(s.why() == "a value to be sorted is not a number");
+    CHECK(s.why() == "wrong value: not a number, to be sorted");
 }
 
 // A device that fuses the choice of experts writes no more than the chosen places
@@ -99,7 +99,7 @@ TEST(more_places_than_experts_are_looked_at) {
     s.set<float>(weights, { 1, 3, 2 });
     CHECK(s.why() == "" && s.parts() == 2);
     s.set<float>(weights, { 1, 2, 3 });
-    CHECK(s.why() == "index 2 of 2");
+    CHECK(s.why() == "wrong value: index 2 of 2");
 }
 
 TEST(indices_that_a_node_writes_are_looked_at_behind_it) {
@@ -111,5 +111,5 @@ TEST(indices_that_a_node_writes_are_looked_at_behind_it) {
     s.set<float>(numbers, { 1 });
     CHECK(s.why() == "" && s.parts() == 2);
     s.set<float>(numbers, { 2 });
-    CHECK(s.why() == "index 4 of 3");
+    CHECK(s.why() == "wrong value: index 4 of 3");
 }

@@ -215,13 +215,13 @@ TEST(indices_are_known_before_the_device_has_them) {
     one.head.worker.write_body(13, again);
     one.device.release();
     const auto said = one.head.take();
-    CHECK(std::string(said.second.begin(), said.second.end()) == "index 3 of 3");
+    CHECK(std::string(said.second.begin(), said.second.end()) == "wrong value: index 3 of 3");
     one.head.server.end();
 }
 
 TEST(indices_that_came_in_another_way_are_asked_of_the_device) {
     CHECK(told_of([](late_hand &) {}).empty());
-    CHECK(told_of([](late_hand & one) { one.write(12, 510, "\0\0\3\0\0", 5); }) == "index 3 of 3");
+    CHECK(told_of([](late_hand & one) { one.write(12, 510, "\0\0\3\0\0", 5); }) == "wrong value: index 3 of 3");
     CHECK(told_of([](late_hand & one) {
         copy_body copy;
         copy.from_buffer = copy.to_buffer = 1;
@@ -229,7 +229,7 @@ TEST(indices_that_came_in_another_way_are_asked_of_the_device) {
         copy.to_offset = 512;
         copy.size = sizeof BAD;
         one.head.worker.write_body(12, copy);
-    }) == "index 3 of 3");
+    }) == "wrong value: index 3 of 3");
     CHECK(told_of([](late_hand & one) {
         fill_body fill;
         fill.buffer = 1;
@@ -237,7 +237,7 @@ TEST(indices_that_came_in_another_way_are_asked_of_the_device) {
         fill.offset = 513;
         fill.size = 1;
         one.head.worker.write_body(12, fill);
-    }) == "index 258 of 3");
+    }) == "wrong value: index 258 of 3");
     CHECK(told_of([](late_hand & one) { // a graph that writes there: 1 + 2, which as a number of a row is very large
         small_graph sum;
         sum.rows[2].offset = 512;
@@ -245,7 +245,7 @@ TEST(indices_that_came_in_another_way_are_asked_of_the_device) {
         one.write(12, 0, values, sizeof values);
         const std::string bytes = sum.bytes();
         one.head.worker.write_body(13, sum.body, bytes.data(), bytes.size());
-    }) == "index 1065353216 of 3");
+    }) == "wrong value: index 1065353216 of 3");
 }
 
 TEST(a_graph_that_waits_is_not_computed_once_the_head_is_gone) {
