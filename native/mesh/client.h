@@ -66,9 +66,9 @@ struct worker_socket {
 };
 
 // Greets these workers, the first of them at this place of the head's list, and lists their devices: those are named
-// from the same number on. Throws std::runtime_error
+// from the same number on. `patience`: for the answers of all of them. Throws std::runtime_error
 std::vector<client_device *> open_workers(const std::vector<worker_socket> & sockets, ggml_backend_reg_t registry,
-    const weights_index & index, uint32_t first = 0);
+    const weights_index & index, uint32_t first = 0, std::chrono::milliseconds patience = std::chrono::seconds(30));
 
 // client_buffer.cpp
 void fill_buffer_type(client_device & device);

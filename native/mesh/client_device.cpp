@@ -188,11 +188,11 @@ static std::vector<client_device *> take_welcome(
 }
 
 // Its devices, named from `first` on
-static std::vector<client_device *> await_devices(
-    client_worker & worker, size_t first, ggml_backend_reg_t registry, uint32_t count) {
+static std::vector<client_device *> await_devices(client_worker & worker, size_t first, ggml_backend_reg_t registry,
+    uint32_t count, std::chrono::steady_clock::time_point until) {
     worker.link.call("MESH" + std::to_string(first));
     blob welcome;
-    if (!worker.link.await_welcome(welcome)) {
+    if (!worker.link.await_welcome(welcome, until)) {
         throw std::runtime_error("the worker of " + worker.link.name() + " cannot be used");
     }
     try {
@@ -204,7 +204,7 @@ static std::vector<client_device *> await_devices(
 }
 
 std::vector<client_device *> open_workers(const std::vector<worker_socket> & sockets, ggml_backend_reg_t registry,
-    const weights_index & index, uint32_t first) {
+    const weights_index & index, uint32_t first, std::chrono::milliseconds patience) {
     // devices are for as long as the process is, and so is what they speak through
     const auto all = std::make_shared<std::vector<client_worker *>>();
     for (const worker_socket & one : sockets) {
@@ -212,9 +212,11 @@ std::vector<client_device *> open_workers(const std::vector<worker_socket> & soc
         all->back()->all = all;
         all->back()->link.greet(ggml_release()); // what becomes of it is seen below
     }
+    const auto until =
+        std::chrono::steady_clock::now() + patience; // for all: many slow ones are not waited for in turn
     std::vector<client_device *> devices;
     for (size_t i = 0; i < all->size(); i++) {
-        const auto found = await_devices(*all->at(i), first + devices.size(), registry, sockets[i].count);
+        const auto found = await_devices(*all->at(i), first + devices.size(), registry, sockets[i].count, until);
         devices.insert(devices.end(), found.begin(), found.end());
     }
     static watch & watched = *new watch(watch::grace_of_parent()); // as long as its workers: to the end of the process

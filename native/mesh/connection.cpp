@@ -197,9 +197,9 @@ bool connection::greet(const std::string & release) {
     return post(message::hello, out.data, nullptr, 0, 0, &answer) != 0;
 }
 
-bool connection::await_welcome(blob & welcome, std::chrono::milliseconds patience) {
+bool connection::await_welcome(blob & welcome, std::chrono::steady_clock::time_point until) {
     std::unique_lock<std::mutex> lock(mutex);
-    if (!changed.wait_for(lock, patience, [&] { return gone || answers.count(1) == 0; })) {
+    if (!changed.wait_until(lock, until, [&] { return gone || answers.count(1) == 0; })) {
         lock.unlock();
         lose("it does not say WELCOME");
         return false;

@@ -26,8 +26,8 @@ public:
 
     // Says HELLO, and waits for nothing: others may be greeted meanwhile. false: it is lost
     bool greet(const std::string & release);
-    // What it answers; false: it is lost, refuses, or says nothing for so long (its program may be starting)
-    bool await_welcome(blob & welcome, std::chrono::milliseconds patience = std::chrono::seconds(30));
+    // What it answers; false: it is lost, refuses, or says nothing until then (its program may be starting)
+    bool await_welcome(blob & welcome, std::chrono::steady_clock::time_point until);
 
     // From now on a loss ends the process
     void serve();

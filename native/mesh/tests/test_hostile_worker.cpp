@@ -49,7 +49,7 @@ TEST(progress_before_welcome_is_refused) {
     plain_channel end(pair.ends[1], sender::head);
     end.write_body(0, progress_body());
     blob welcome;
-    CHECK(!link.greet("") || !link.await_welcome(welcome));
+    CHECK(!link.greet("") || !link.await_welcome(welcome, std::chrono::steady_clock::now() + std::chrono::seconds(30)));
     CHECK(parent.all() == "lost 0 it says PROGRESS as an answer, or before WELCOME\n");
 }
 

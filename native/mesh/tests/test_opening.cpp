@@ -88,6 +88,27 @@ TEST(all_workers_are_greeted_before_one_is_waited_for) {
     lose(workers.devices);
 }
 
+// A worker that is nearly too late leaves the next one no more time than there was
+TEST(all_workers_have_one_time_for_their_welcome) {
+    constexpr std::chrono::milliseconds PATIENCE{ 1000 };
+    told parent;
+    late_worker first;
+    late_worker silent;
+    const auto began = std::chrono::steady_clock::now();
+    auto opened = std::async(std::launch::async, [&] {
+        return thrown_by([&] {
+            open_workers({ { first.pair.ends[0] }, { silent.pair.ends[0] } }, &no_registry, no_weights, 0, PATIENCE);
+        });
+    });
+    first.hears(message::hello);
+    std::this_thread::sleep_for(PATIENCE * 3 / 4);
+    first.end.write(message::welcome, 1, welcome_words().bytes());
+    CHECK(opened.get() == "the worker of MESH1 cannot be used");
+    CHECK(std::chrono::steady_clock::now() - began < PATIENCE * 3 / 2);
+    CHECK(parent.all() == "lost 1 it does not say WELCOME\n");
+    first.end.shut();
+}
+
 TEST(a_worker_is_named_by_the_devices_before_it) {
     welcome_words two;
     two.devices = 2;

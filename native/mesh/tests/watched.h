@@ -22,7 +22,8 @@ public:
             end.write_body(1, welcome_body());
         });
         blob welcome;
-        CHECK(link.greet("") && link.await_welcome(welcome));
+        CHECK(
+            link.greet("") && link.await_welcome(welcome, std::chrono::steady_clock::now() + std::chrono::seconds(30)));
         welcoming.join();
         all.add(link, place);
     }
