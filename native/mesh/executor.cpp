@@ -56,6 +56,9 @@ void executor::settle() {
 }
 
 void executor::handle(const wire_header & header, blob bytes) {
+    if (doing.cancelled) {
+        throw interrupted(); // what was read ahead is of no use to anybody
+    }
     under_way.check();
     if (header.id == 0) {
         throw bad_message("a request has no id"); // what is done would look like nothing
@@ -236,9 +239,6 @@ void executor::compute(uint64_t id, const compute_body & body) {
 }
 
 void executor::compute(uint64_t id, const stored_graph & graph, uint32_t device) {
-    if (doing.cancelled) {
-        throw interrupted();
-    }
     doing.nodes = graph.nodes();
     traced computing("compute", device);
     const ggml_status status = graph.compute(devices[device].backend, recent);

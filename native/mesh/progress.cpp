@@ -34,7 +34,7 @@ bool progress_watch::moved(uint64_t received) {
 
 progress_body progress_watch::tick(uint64_t received) {
     seconds = moved(received) || last_request == 0 ? 0 : seconds + 1;
-    cancelled = doing.cancelled && last_request != 0 ? cancelled + 1 : 0;
+    cancelled = doing.cancelled ? cancelled + 1 : 0;
     progress_body body;
     // in this order: what has been given to a device meanwhile is not done, and what was before has been answered
     const uint64_t done = doing.done;

@@ -27,7 +27,7 @@ TEST(seconds_count_while_nothing_moves_on) {
     CHECK(counted.tick(5).seconds == 0);
 }
 
-TEST(who_waited_long_before_the_head_went_is_not_stuck) {
+TEST(who_waited_long_before_the_head_went_is_not_stuck) { // but has as long as anybody from then on
     progress doing;
     progress_watch counted(doing, false);
     doing.request = 7;
@@ -40,9 +40,21 @@ TEST(who_waited_long_before_the_head_went_is_not_stuck) {
     }
     counted.tick(0);
     CHECK(counted.is_stuck());
-    doing.steps++; // slow, and not stuck
-    counted.tick(0);
-    CHECK(!counted.is_stuck());
+}
+
+TEST(what_moves_on_without_a_head_ends_all_the_same) {
+    progress doing;
+    progress_watch counted(doing, true);
+    doing.request = 7;
+    doing.cancelled = true;
+    for (uint32_t i = 1; i < HUNG_SECONDS; i++) {
+        doing.steps++;
+        doing.request++;
+        CHECK(counted.tick(i).seconds == 0 && !counted.is_stuck());
+    }
+    doing.steps++;
+    counted.tick(HUNG_SECONDS);
+    CHECK(counted.is_stuck());
 }
 
 TEST(a_cpu_that_computes_moves_on) {
@@ -91,6 +103,7 @@ TEST(a_graph_counts_its_nodes_and_ends_when_it_is_cancelled) {
         CHECK(steps > 0);
         worker.doing.cancelled = true;
         CHECK(thrown_by([&] { ask(message::graph, graph); }) == interrupted().what());
+        CHECK(thrown_by([&] { ask(message::allocate, allocate); }) == interrupted().what()); // nor anything else
     }
     ggml_backend_free(cpu);
 }
