@@ -39,6 +39,11 @@ void local_weights::fill(std::vector<wanted_weights> & all, progress & doing) co
         }
         wanted = again;
     }
+    for (auto & one : all) { // what the head has not named by its hash may be there
+        if (one.result != load_result::loaded && one.source != nullptr) {
+            tensor_range(one.target, one.size).clear();
+        }
+    }
 }
 
 // Where to read from: the same content may lie in several files, and the first one that can be read will do. false:

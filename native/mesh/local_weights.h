@@ -14,7 +14,7 @@ struct wanted_weights {
     uint64_t size = 0;
     weights_hash hash = {};
 
-    load_result result = load_result::no_such_hash; // when it is not `loaded`, the tensor may hold anything
+    load_result result = load_result::no_such_hash; // when it is not `loaded`, the target is as it was, or zero
     const weights_tensor * source = nullptr;        // what was read
     size_t tried = 0;                               // places with this content
 };

@@ -20,6 +20,7 @@ public:
     }
 
     ggml_tensor * get() { return &tensor; }
+    void clear() { ggml_backend_tensor_memset(&tensor, 0, 0, static_cast<size_t>(tensor.ne[0])); }
     void write(const void * data, uint64_t offset, uint64_t size) {
         ggml_backend_tensor_set(&tensor, data, offset, size);
     }

@@ -1,0 +1,78 @@
+// What a worker reads from its files, where those change meanwhile.
+#include "check.h"
+#include "late_device.h"
+#include "local_weights.h"
+
+#include <cstdlib>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+using namespace mesh;
+
+static constexpr uint64_t SIZE = 64;
+
+// A file of ones, and an index of the first of them
+class ones_file {
+public:
+    ones_file() {
+        char name[] = "/tmp/mesh-tests-XXXXXX";
+        descriptor = mkstemp(name);
+        unlink(name);
+        const blob ones(SIZE, 1);
+        struct stat is = {};
+        CHECK(write(descriptor, ones.data(), SIZE) == SIZE && fstat(descriptor, &is) == 0);
+#ifdef __APPLE__
+        const timespec changed = is.st_mtimespec;
+        const timespec noted = is.st_ctimespec;
+#else
+        const timespec changed = is.st_mtim;
+        const timespec noted = is.st_ctim;
+#endif
+        const auto ns = [](const timespec & at) { return std::to_string(at.tv_sec * 1000000000ll + at.tv_nsec); };
+        index = weights_index("meshd-weights 1\nfile 0 " + std::to_string(descriptor) + " " + std::to_string(SIZE) +
+                              " " + ns(changed) + " " + ns(noted) + " " + std::to_string(is.st_ino) +
+                              "\ntensor 0 0 0 " + std::to_string(SIZE) + " " + std::string(64, '0') + " one\nend\n");
+    }
+    ~ones_file() { close(descriptor); }
+
+    weights_index index;
+    int descriptor;
+};
+
+static int to_be_changed = -1; // while its bytes are on their way
+
+static void (*set_at_first)(ggml_backend_buffer_t, ggml_tensor *, const void *, size_t, size_t) = nullptr;
+
+static void set_and_change(
+    ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    set_at_first(buffer, tensor, data, offset, size);
+    if (to_be_changed >= 0) {
+        CHECK(ftruncate(to_be_changed, SIZE / 2) == 0);
+    }
+}
+
+// What becomes of the target, which has the old content, and what is said of it
+static std::pair<load_result, blob> loaded(bool changes) {
+    const ones_file file;
+    late_device & device = *new late_device();
+    const ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(&device.memory, SIZE));
+    set_at_first = buffer->iface.set_tensor;
+    buffer->iface.set_tensor = set_and_change;
+    to_be_changed = changes ? file.descriptor : -1;
+    std::vector<wanted_weights> wanted(1);
+    wanted[0].target = { buffer.get(), static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer.get())) };
+    wanted[0].size = SIZE;
+    progress doing;
+    local_weights(file.index).fill(wanted, doing);
+    const std::vector<uint8_t> bytes = device.last_buffer();
+    return { wanted[0].result, blob(bytes.begin(), bytes.end()) };
+}
+
+// A head may read it: what is there is not what it has named
+TEST(bytes_of_a_file_that_changes_while_it_is_read_do_not_stay) {
+    const auto kept = loaded(false);
+    CHECK(kept.first == load_result::loaded && kept.second == blob(SIZE, 1));
+    const auto changed = loaded(true);
+    CHECK(changed.first == load_result::file_changed && changed.second == blob(SIZE, 0));
+}
