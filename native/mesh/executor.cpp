@@ -215,8 +215,15 @@ void executor::copy(const copy_body & body) {
     if (from.device != to.device) {
         under_way.order(to.device, from.device); // what is there may still be read
     }
-    ggml_backend_tensor_copy_async(devices[from.device].backend, devices[to.device].backend,
-        tensor_range(from, body.size).get(), tensor_range(to, body.size).get());
+    // where two devices cannot copy to each other, ggml takes as much memory of this process
+    const uint64_t most = from.device != to.device ? PIECE_BYTES : body.size;
+    for (uint64_t done = 0; done < body.size; done += most) {
+        const uint64_t size = std::min(body.size - done, most);
+        const place first = { from.buffer, from.data + done, from.device };
+        const place second = { to.buffer, to.data + done, to.device };
+        ggml_backend_tensor_copy_async(devices[from.device].backend, devices[to.device].backend,
+            tensor_range(first, size).get(), tensor_range(second, size).get());
+    }
 }
 
 void executor::graph(uint64_t id, reader & in) {

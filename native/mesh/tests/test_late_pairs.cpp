@@ -5,6 +5,8 @@
 #include "ggml-alloc.h"
 #include "ggml-cpp.h"
 
+#include <algorithm>
+
 using namespace mesh;
 
 // In case of a hang the test ends with the others, by their time limit
@@ -71,13 +73,15 @@ public:
         ask(read);
     }
 
+    ggml_backend_t backend(size_t number) const { return devices[number].backend; }
+
     late_device & first = *new late_device();
     late_device & second = *new late_device();
     std::vector<float> sums;
 
 private:
-    const std::vector<lent_device> devices = { { first.open(), 1 << 20, find_size_rule(&first.memory) },
-        { second.open(), 1 << 20, find_size_rule(&second.memory) } };
+    const std::vector<lent_device> devices = { { first.open(), 16 << 20, find_size_rule(&first.memory) },
+        { second.open(), 16 << 20, find_size_rule(&second.memory) } };
     const local_weights files;
     neighbours others{ {} };
     uint64_t id = 0;
@@ -90,6 +94,44 @@ public:
                         }
                     } };
 };
+
+static bool (*copy_at_first)(ggml_backend_t, ggml_backend_t, const ggml_tensor *, ggml_tensor *) = nullptr;
+static uint64_t most_copied = 0;
+
+static bool copy_counted(ggml_backend_t source, ggml_backend_t target, const ggml_tensor * from, ggml_tensor * to) {
+    most_copied = std::max<uint64_t>(most_copied, ggml_nbytes(from));
+    return copy_at_first(source, target, from, to);
+}
+
+// Where devices cannot copy to each other, ggml takes as much memory
+TEST(much_is_copied_to_another_device_in_pieces) {
+    constexpr uint64_t SIZE = 2 * uint64_t(PIECE_BYTES) + 100;
+    two_devices them;
+    copy_at_first = them.backend(1)->iface.cpy_tensor_async;
+    them.backend(1)->iface.cpy_tensor_async = copy_counted;
+    for (uint32_t i = 0; i < 2; i++) {
+        allocate_body memory;
+        memory.buffer = i + 3;
+        memory.device = i;
+        memory.size = SIZE + 64;
+        them.ask(memory);
+    }
+    fill_body fill;
+    fill.buffer = 3;
+    fill.value = 7;
+    fill.size = SIZE + 64;
+    them.ask(fill);
+    copy_body copy;
+    copy.from_buffer = 3;
+    copy.to_buffer = 4;
+    copy.to_offset = 32;
+    copy.size = SIZE;
+    them.ask(copy);
+    them.worker.settle();
+    const std::vector<uint8_t> copied = them.second.last_buffer();
+    CHECK(std::count(copied.begin(), copied.end(), 7) == SIZE && copied[31] != 7 && copied[32] == 7);
+    CHECK(most_copied == PIECE_BYTES);
+}
 
 TEST(devices_of_one_worker_hand_over_in_order) {
     two_devices them;
