@@ -1,12 +1,12 @@
 """Whose doing it was that one life of a model came to its end."""
 
 from collections.abc import Collection, Iterable
+from itertools import combinations
 
 from meshd.base import log
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
 from meshd.role.head.worker_backoff import WorkerBackoff
-from meshd.wire.lease import Lost
 
 LOG = log.get("serve")
 
@@ -28,25 +28,27 @@ class Blame:
         """A worker is to blame."""
         return bool(self.failed or self._left or self._given_up or self._in_doubt)
 
-    def ended(self, peer: PeerId, lost: Lost) -> None:
-        """Its lease is over, the first of this life."""
-        self._of_now()[peer] = lost.text
+    def ended(self, peer: PeerId, why: str, others: Collection[PeerId] = ()) -> None:
+        """Its lease is over, the first of this life, or its connection is. `others`: may have made it end.
+
+        A mesh-server ends when a push fails, or when it cannot compute with a value that it has: any of them
+        may be at fault, and nobody can tell who. They push to each other no more: what goes through the head
+        is looked at there, so the next time it is certain.
+        """
+        if not others:
+            self._of_now()[peer] = why
+            return
+        for one in (peer, *others):
+            self.doubt(one, why)
+        self._pairs += combinations((peer, *others), 2)
+
+    def doubt(self, peer: PeerId, why: str) -> None:
+        """It may have been this one."""
+        self._in_doubt[peer] = why
 
     def given_up(self, peer: PeerId, why: str) -> None:
         """The head does not wait for it any more."""
         self._given_up[peer] = why
-
-    def broke(self, peer: PeerId, why: str, others: Collection[PeerId]) -> None:
-        """Its connection has ended, and its lease has not. `others`: push to it, or take from it.
-
-        A mesh-server ends its connection with the head when a push fails, so any of them may be at fault, and
-        nobody can tell who. They push to each other no more: the next time it is certain.
-        """
-        if not others:
-            self._of_now()[peer] = why
-        for one in (peer, *others) if others else ():
-            self._in_doubt[one] = why
-        self._pairs += [(peer, other) for other in others]
 
     def _of_now(self) -> dict[PeerId, str]:
         return self.failed if self.loaded_at is None else self._left

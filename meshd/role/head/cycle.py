@@ -230,8 +230,10 @@ class Serve:
             self._end_run(run, workers)
         if run.loaded:
             self._why_lost = why
-        tried_enough = self._server_failures_same >= SERVER_TRIES or self._server_failures >= SERVER_TRIES_ANY
-        if run.server_died is not None and tried_enough:
+        tried = (
+            self._server_failures_same >= SERVER_TRIES and not self._roster.spares()
+        )  # or one less is next
+        if run.server_died is not None and (tried or self._server_failures >= SERVER_TRIES_ANY):
             await self._server_failed(why)
         return why
 

@@ -280,7 +280,7 @@ class HeadRun:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
             self._devices_in_use.crashed(lease.peer, lost.text)
         if not self.loaded or not self.end.known:
-            self.blame.ended(lease.peer, lost)
+            self.blame.ended(lease.peer, lost.text, self._push_plan.others(lease.peer, lost.text))
         self.end.say(f"worker {lease.name} is lost: {lost.text}")
 
     # llama-server.
@@ -294,7 +294,7 @@ class HeadRun:
                 owner.cancel()
         await self._server_lost(over, plan)
 
-    async def _server_lost(self, over: Over, plan: Plan) -> None:
+    async def _server_lost(self, over: Over, plan: Plan, *, at_first_token: bool = False) -> None:
         """That may be a worker's doing: its own word is waited for, and comes first.
 
         Next comes what llama-server reported of a worker, whatever it answered or ended with then. It may be
@@ -311,11 +311,19 @@ class HeadRun:
         known = self.end.known or (not self.loaded and self._devices_in_use.failed)
         lease = self._lease_at(over.endpoint)
         if not known and lease is not None:
-            others = self._push_plan.others(lease.peer, over.why)
-            self.blame.broke(lease.peer, over.why, others)
+            self.blame.ended(lease.peer, over.why, self._push_plan.others(lease.peer, over.why))
         elif not known and not self.loaded:
             self.server_died = ServerDied(split_of(plan), over.tail)
+            if at_first_token:
+                self._doubt_last(plan, over.why)
         self.end.say(over.why)
+
+    def _doubt_last(self, plan: Plan, why: str) -> None:
+        """If it is a worker: of what it computes llama-server makes the token."""
+        (*_, last) = [share.device.node for share in plan.shares if share.layers] or [""]
+        for lease in self._leases:
+            if lease.name == last:
+                self.blame.doubt(lease.peer, why)
 
     def _lease_at(self, endpoint: str) -> LeaseClient | None:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
@@ -333,7 +341,7 @@ class HeadRun:
         if not self.started:
             return  # one has refused
         if not ready.ready:
-            await self._server_lost(Over(ready.reason), plan)
+            await self._server_lost(Over(ready.reason), plan, at_first_token=True)
             return
         if not (self._model.file.stat_unchanged() and self._model.file.paths_unchanged()):
             self.end.say(f"the model file `{self._model.file.name}` was changed while it was loaded")

@@ -15,11 +15,19 @@ from meshd.model.status import SplitPart
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.split_plan import followers
 
+_WRONG_VALUE = ": wrong value: "  # a mesh-server cannot compute with this (`bad_value` in native/mesh/wire.h)
+_SENT_WRONG = ": it sent values that are not finite"  # to llama-server (client_copies.cpp)
 OFF = "disabled (`--no-push`)"
 WHY_APART = "during this push one of the two ended a lease before, and it is unknown which"
 _NAMED_NEIGHBOUR = re.compile(r"neighbour ([0-9]{1,2})\b")
 UNCONNECTED = "the two have no connection"
 LOG = log.get("serve")
+
+
+def names_neighbour(why: str) -> bool:
+    """A mesh-server has ended because of another one, as it says."""
+    return _NAMED_NEIGHBOUR.search(why) is not None
+
 
 Place = tuple[str, str]  # node and device
 
@@ -50,11 +58,14 @@ class PushPlan:
         self._are_apart = are_apart
         self._routes: dict[Place, PushRoute] = {}  # by where they lead
         self._no_push_reasons: dict[Place, str] = {}
+        self._chain: list[PeerId] = []  # workers in the order of their layers
 
     async def introduce(self, plan: Plan, leases: Sequence[LeaseClient]) -> None:
         """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
         numbers = {lease.name: number for number, lease in enumerate(leases)}
         by_name = {lease.name: lease for lease in leases}
+        nodes = [share.device.node for share in plan.shares if share.layers]
+        self._chain = [by_name[node].peer for node in nodes if node in by_name]
         for before, behind in followers(plan):
             place = behind.device.node, behind.device.name
             source, target = by_name.get(before.device.node), by_name.get(behind.device.node)
@@ -79,7 +90,16 @@ class PushPlan:
             await lease.say_introduced()
 
     def others(self, peer: PeerId, why: str) -> tuple[PeerId, ...]:
-        """Who may have made its server end the connection: the neighbour that `why` names, if any."""
+        """Who else may be at fault for its loss, by what `why` says.
+
+        The neighbour that it names. All with layers before its own, if it cannot compute with a value: they
+        may have sent what leads to that. If llama-server got hidden states from it that are not finite, those
+        whose own were pushed on to it: of all others llama-server has seen that they were finite.
+        """
+        if _SENT_WRONG in why:
+            return self._pushed_on_to(peer)
+        if _WRONG_VALUE in why:
+            return self._before(peer)
         named = _NAMED_NEIGHBOUR.search(why)
         found = []
         for route in self._routes.values():
@@ -90,6 +110,23 @@ class PushPlan:
             if named is not None and int(named[1]) == other.place:
                 found.append(other.peer)
         return tuple(dict.fromkeys(found))
+
+    def _before(self, peer: PeerId) -> tuple[PeerId, ...]:
+        last = max((place for place, one in enumerate(self._chain) if one == peer), default=0)
+        return tuple(dict.fromkeys(one for one in self._chain[:last] if one != peer))
+
+    def _pushed_on_to(self, peer: PeerId) -> tuple[PeerId, ...]:
+        found, last = [peer], 0
+        while last < len(found):
+            found += [
+                route.source.peer
+                for route in self._routes.values()
+                if route.target.peer == found[last]
+                and route.source.peer not in found
+                and self._result(route)[0]
+            ]
+            last += 1
+        return tuple(found[1:])
 
     def parts(self, split: Sequence[SplitPart]) -> tuple[SplitPart, ...]:
         """The split as it is now, with how each part gets its activations."""

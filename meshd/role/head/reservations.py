@@ -9,6 +9,7 @@ from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.load_report import WeightsReport
+from meshd.role.head.push_plan import names_neighbour
 from meshd.role.head.split_plan import NodeOffer
 from meshd.wire.lease import HEAD_ENDED, Lost
 
@@ -87,6 +88,7 @@ class Reserving:
 
     async def _watch(self, lease: LeaseClient) -> None:
         lost = await lease.until_lost()
-        if lost.code == HEAD_ENDED:  # a consequence, if it is true: llama-server's own end is noticed first
+        # a consequence, if it is true: the end of llama-server, or of the other worker, is noticed first
+        if lost.code == HEAD_ENDED or names_neighbour(lost.text):
             await asyncio.sleep(AFTER_HEAD_SECONDS)
         self._ended(lease, lost)

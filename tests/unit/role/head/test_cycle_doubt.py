@@ -7,6 +7,7 @@ import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.role.head.cycle import Serve
 from meshd.role.head.push_plan import WHY_APART
+from meshd.role.head.split_plan import HeadOptions
 from meshd.role.head.worker_backoff import ENDS
 
 from tests.sim.loop import run
@@ -20,12 +21,12 @@ from tests.unit.rpc import mesh_talk as talk
 class Attack:
     """`a` pushes to `b`, if the head lets it; each life of the model ends by the doing of one of the two."""
 
-    def __init__(self, it: Stage, *, loaded: bool) -> None:
+    def __init__(self, it: Stage, *, loaded: bool, devices: tuple[str, ...] = ()) -> None:
         self.it, self.loaded = it, loaded
         self.first, self.second = it.worker("a"), it.worker("b")
         self.lives = 0
         self.set_ready(loaded)
-        self.serve = it.serve()
+        self.serve = it.serve_with(HeadOptions(min_workers=1, devices=devices, incarnation=bytes(16)))
 
     def set_ready(self, now: bool) -> None:
         self.it.bench.ready = asyncio.get_running_loop().create_future()
@@ -127,6 +128,118 @@ def test_what_is_certain_is_one_workers_doing(tmp_path: Path) -> None:
                 await attack.lost(attack.second)
                 assert ends(attack.serve, attack.first, attack.second) == [0, number + 1]
             assert await attack.life() == {"a"}
+
+    run(main())
+
+
+WRONG = "it says: wrong value: not a number, to be sorted"
+NOT_FINITE = "it sent values that are not finite"
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["before the load", "after it"])
+@pytest.mark.parametrize("connected", [False, True])
+def test_one_that_cannot_compute_with_a_value_is_not_to_blame_alone(
+    tmp_path: Path, loaded: bool, connected: bool
+) -> None:
+    """Whoever has layers before its own may have sent it. They push to each other no more."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            attack = Attack(it, loaded=loaded)
+            assert await attack.life() == {"a", "b"} and attack.pushes()
+            if connected:
+                attack.connect()
+            await attack.lost(attack.second, WRONG)
+            assert ends(attack.serve, attack.first, attack.second) == [1, 1]
+            assert await attack.life() == {"a", "b"} and not attack.pushes()
+
+    run(main())
+
+
+def test_the_word_of_its_lease_is_heard_as_that_of_llama_server(tmp_path: Path) -> None:
+    """A mesh-server that refuses ends, and its worker says so at once."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            attack = Attack(it, loaded=True)
+            assert await attack.life() == {"a", "b"}
+            attack.second.children[-1].die(f"exit code 1: {WRONG.removeprefix('it says: ')}", code=1)
+            assert await attack.life() == {"a", "b"} and not attack.pushes()
+            assert ends(attack.serve, attack.first, attack.second) == [1, 1]
+
+    run(main())
+
+
+def test_a_worker_that_ends_for_its_neighbour_is_not_to_blame_alone(tmp_path: Path) -> None:
+    """What its lease says comes behind what llama-server or the neighbour's lease says, which may be more."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            attack = Attack(it, loaded=True)
+            assert await attack.life() == {"a", "b"}
+            attack.connect()
+            attack.second.children[-1].die("exit code 1: lost neighbour 0: it ended", code=1)
+            await asyncio.sleep(0.5)
+            assert ends(attack.serve, attack.first, attack.second) == [0, 0]
+            assert await attack.life() == {"a", "b"} and not attack.pushes()
+            assert ends(attack.serve, attack.first, attack.second) == [1, 1]
+
+    run(main())
+
+
+def test_the_first_worker_has_its_values_from_the_head(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            attack = Attack(it, loaded=True)
+            assert await attack.life() == {"a", "b"}
+            await attack.lost(attack.first, WRONG)
+            assert ends(attack.serve, attack.first, attack.second) == [1, 0]
+
+    run(main())
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_values_that_are_not_finite_are_of_who_sent_them_or_pushed_them_on(
+    tmp_path: Path, connected: bool
+) -> None:
+    """What goes through llama-server is looked at there."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            attack = Attack(it, loaded=True)
+            assert await attack.life() == {"a", "b"}
+            if connected:
+                attack.connect()
+            await attack.lost(attack.second, NOT_FINITE)
+            assert ends(attack.serve, attack.first, attack.second) == [int(connected), 1]
+            assert await attack.life() == {"a", "b"} and attack.pushes() is not connected
+
+    run(main())
+
+
+async def fail_first_tokens(attack: Attack) -> None:
+    """Each life until a token is asked of a head and one worker."""
+    for number in range(1, ENDS + 1):
+        assert await attack.life() == {"a", "b"}
+        asked = attack.it.bench.ready
+        assert asked is not None
+        attack.set_ready(number == ENDS)
+        asked.set_result(ReadyReport(False, "the first token failed: unordered_map::at"))
+        await until(attack.serve, lambda model: "the first token failed" in model.reason)
+        assert model_of(attack.serve).state == "loading"
+        await asyncio.sleep(1.5)
+
+
+def test_first_tokens_that_fail_are_tried_without_the_worker_that_makes_them(tmp_path: Path) -> None:
+    """It may be its doing, and llama-server need not report it."""
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            attack = Attack(it, loaded=False, devices=("none",))
+            await fail_first_tokens(attack)
+            assert ends(attack.serve, attack.first, attack.second) == [0, ENDS]
+            assert await ready(attack.serve) == {"a"}
+            assert "worker b is left out for 60 s" in model_of(attack.serve).reason
 
     run(main())
 
