@@ -98,6 +98,10 @@ class CountedPair:
         with self._judging:
             return self._wall.from_peer(data) if from_head else self._wall.to_peer(data)
 
+    def lie(self, change: Callable[[bytes], bytes]) -> None:
+        """From now on."""
+        self._change = change
+
     def insert(self, data: bytes) -> None:
         """Something that the head's side did not say, while nothing else is on its way."""
         self._inner[1].sendall(data)
