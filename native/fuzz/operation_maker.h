@@ -17,7 +17,7 @@ struct operation_maker {
     }
     // small, often 1, which is where strides stop to matter
     int64_t n() { return d.one_in(3) ? 1 : d.within(1, 5); }
-    int64_t wide() { return d.one_in(4) ? 32 * d.within(1, 3) : d.within(1, 40); }
+    int64_t wide() { return d.one_in(30) ? d.within(41, 700) : d.one_in(4) ? 32 * d.within(1, 3) : d.within(1, 40); }
     // what came before, if that is of this type: chains of nodes
     ggml_tensor * any(ggml_type type = GGML_TYPE_F32) {
         if (before != nullptr && before->type == type && ggml_is_contiguous(before) && d.one_in(2)) {
@@ -45,7 +45,11 @@ struct operation_maker {
             GGML_TYPE_IQ1_M, GGML_TYPE_TQ1_0, GGML_TYPE_TQ2_0, GGML_TYPE_MXFP4, GGML_TYPE_NVFP4 });
     }
     ggml_type floating() { return d.of({ GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16 }); }
-    ggml_type weight() { return d.one_in(2) ? quantized() : d.of({ GGML_TYPE_F32, GGML_TYPE_F16 }); }
+    ggml_type weight() { return d.one_in(2) ? quantized() : floating(); }
+    // what a product with such a weight takes beside it
+    ggml_type right(ggml_type weight) {
+        return d.one_in(4) && (weight == GGML_TYPE_F16 || weight == GGML_TYPE_BF16) ? weight : GGML_TYPE_F32;
+    }
     int64_t row(ggml_type type) { return ggml_blck_size(type) > 1 ? ggml_blck_size(type) * d.within(1, 2) : wide(); }
     ggml_tensor * ids(ggml_type type, int64_t limit, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1) {
         ggml_tensor * t = leaf(type, ne0, ne1, ne2);

@@ -19,7 +19,7 @@ ggml_tensor * operation_maker::binary() {
 ggml_tensor * operation_maker::mul_mat() {
     const ggml_type type = weight();
     ggml_tensor * a = leaf(type, row(type), d.within(1, 40), n(), n());
-    ggml_tensor * b = leaf(GGML_TYPE_F32, a->ne[0], d.within(1, 20), a->ne[2] * n(), a->ne[3] * d.within(1, 2));
+    ggml_tensor * b = leaf(right(type), a->ne[0], d.within(1, 20), a->ne[2] * n(), a->ne[3] * d.within(1, 2));
     return ggml_mul_mat(ctx, a, b);
 }
 

@@ -59,6 +59,22 @@ const int32_t * find_beyond(const int32_t * values, size_t count, int64_t limit)
     return found != end ? found : nullptr;
 }
 
+bool are_places(const ggml_tensor * tensor, const void * data) {
+    const int64_t limit = tensor->nb[0] == sizeof(int32_t) ? limit_of_places(tensor) : 0;
+    for (int64_t row = 0; limit > 0 && row < ggml_nrows(tensor); row++) {
+        const int64_t i1 = row % tensor->ne[1];
+        const int64_t i2 = row / tensor->ne[1] % tensor->ne[2];
+        const int64_t i3 = row / tensor->ne[1] / tensor->ne[2];
+        const auto at = static_cast<size_t>(i1) * tensor->nb[1] + static_cast<size_t>(i2) * tensor->nb[2] +
+                        static_cast<size_t>(i3) * tensor->nb[3];
+        const auto * values = reinterpret_cast<const int32_t *>(static_cast<const uint8_t *>(data) + at);
+        if (find_beyond(values, static_cast<size_t>(tensor->ne[0]), limit) != nullptr) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool are_finite(const float * values, size_t count) {
     constexpr uint32_t EXPONENT = 0x7f800000; // all of its bits are set only in these
     uint32_t found = 0;

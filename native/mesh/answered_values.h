@@ -16,6 +16,9 @@ int64_t limit_of_places(const ggml_tensor * tensor);
 // The first of these int32 that is not from 0 to below the limit; nullptr: there is none
 const int32_t * find_beyond(const int32_t * values, size_t count, int64_t limit);
 
+// Whether all that this tensor has is below its limit, or it has none: of its elements, not of what is between its rows
+bool are_places(const ggml_tensor * tensor, const void * data);
+
 // Whether none of these is infinite, or no number
 bool are_finite(const float * values, size_t count);
 

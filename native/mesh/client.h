@@ -84,8 +84,8 @@ bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t 
 // it is
 bool write_activation(const ggml_tensor * from, const ggml_tensor * to);
 bool read_activation(const ggml_tensor * tensor, void * data);
-// Of one that was read: its worker is lost if it cannot be computed with
-void check_activation(const ggml_tensor * tensor, void * data);
+// Of all of a tensor: its worker is lost if it cannot be computed with
+void check_read(const ggml_tensor * tensor, void * data);
 // Within a worker, or to a neighbour of it. false: it has to go through the head
 bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to);
 

@@ -92,7 +92,7 @@ static void get_tensor(
     if (!read_tensor(tensor, data, offset, size) || !link.wait_all()) {
         std::memset(data, 0, size); // only while a model is loaded, which fails then
     } else if (offset == 0 && size == ggml_nbytes(tensor)) {
-        check_activation(tensor, data);
+        check_read(tensor, data);
     }
 }
 

@@ -61,6 +61,21 @@ TEST(of_other_tensors_nothing_is_known) {
     CHECK(limit_of_places(ggml_cast(c.ctx(), c.make(GGML_TYPE_F32, 5), GGML_TYPE_I32)) == 0);
 }
 
+// Devices that choose experts in one go write the chosen places alone
+TEST(what_lies_between_rows_of_places_may_be_anything) {
+    chain c;
+    ggml_tensor * scores = ggml_new_tensor_2d(c.ctx(), GGML_TYPE_F32, 4, 2);
+    ggml_tensor * sorted = ggml_argsort(c.ctx(), scores, GGML_SORT_ORDER_DESC);
+    const ggml_tensor * chosen = ggml_view_2d(c.ctx(), sorted, 2, 2, sorted->nb[1], 0);
+    std::vector<int32_t> places = { 3, 0, 99, -1, 0, 2, 99, 99 };
+    CHECK(are_places(chosen, places.data()) && !are_places(sorted, places.data()));
+    for (const size_t at : { 0, 1, 4, 5 }) {
+        std::vector<int32_t> wrong = places;
+        wrong[at] = 4;
+        CHECK(!are_places(chosen, wrong.data()));
+    }
+}
+
 TEST(values_are_looked_at_one_by_one) {
     const int32_t places[4] = { 0, 99, 100, -1 };
     CHECK(find_beyond(places, 2, 100) == nullptr && find_beyond(places, 3, 100) == &places[2]);
@@ -144,6 +159,29 @@ TEST(a_worker_whose_hidden_states_are_not_finite_is_lost) {
             CHECK(worker.parent.all() == "lost 0 it sent values that are not finite\n");
         }
         choose_activations("");
+    }
+}
+
+TEST(a_worker_whose_choice_of_experts_cannot_be_is_lost) {
+    for (const int32_t place : { 3, 4 }) {
+        with_state worker;
+        worker.state->type = GGML_TYPE_I32; // 64 places, as 16 rows of 4, of which two are chosen
+        worker.state->op = GGML_OP_ARGSORT;
+        ggml_context_ptr context(ggml_init({ ggml_tensor_overhead() * 4, nullptr, true }));
+        worker.state->src[0] = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, 4, 16);
+        ggml_tensor * chosen = ggml_view_2d(context.get(), worker.state, 2, 16, 16, 0);
+        CHECK(ggml_backend_view_init(chosen) == GGML_STATUS_SUCCESS);
+        std::vector<int32_t> places(64, 99);
+        for (size_t i = 0; i < 64; i += 4) {
+            places[i] = places[i + 1] = i == 60 ? place : 0;
+        }
+        ggml_backend_tensor_set(worker.state, places.data(), 0, 256);
+        ggml_backend_tensor_get(chosen, places.data(), 0, ggml_nbytes(chosen));
+        CHECK(places[60] == (place == 3 ? 3 : 0));
+        CHECK(!worker.device->worker->link.wait_for_room() == (place == 4));
+        worker.device->worker->link.lose("the test is over");
+        const char * why = place == 3 ? "the test is over" : "it answers with a place that there is not";
+        CHECK(worker.parent.all() == std::string("lost 0 ") + why + "\n");
     }
 }
 
