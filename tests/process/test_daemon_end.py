@@ -165,9 +165,8 @@ def test_an_idle_worker_is_small(tmp_path: Path) -> None:
         async with Fleet(tmp_path) as fleet:
             worker = await fleet.worker("worker", model=smollm2())
             token = await worker.token()
-            head = await fleet.start(
-                fleet.spec("head", "serve", "--model", str(smollm2()), "--min-workers", "2", token=token)
-            )
+            options = ("--model", str(smollm2()), "--min-workers", "2", "--port", "0")
+            head = await fleet.start(fleet.spec("head", "serve", *options, token=token))
             status = await worker.until(lambda s: any(peer.state == "connected" for peer in s.peers))
             assert head.pid is not None
             print(f"idle worker: {status.node.rss_bytes} bytes")  # noqa: T201
