@@ -46,6 +46,7 @@ FIELDS: Mapping[str, str] = {
 EVENTS: Mapping[str, str] = {
     "accept_paused": "no file descriptor is free for new connections: close something, or raise the limit",
     "addresses_changed": "this machine's addresses changed; all links are tested at once",
+    "answer_differs": "an interrupted answer came out otherwise; the rest is asked for, if possible",
     "api_listening": "the API is up",
     "ban_refused": "an invalid ban came from a peer, and was dropped",
     "banned": "the first member that considers this node banned, and what to do; logged once",

@@ -4,6 +4,8 @@ from meshd.config import forms
 from meshd.config.forms import choice, listed, whole
 from meshd.config.key import Key
 
+MAX_CONTINUE = 3600  # seconds
+
 LOAD_MODES = ("auto", "mmap", "mmap+mlock")  # llama.cpp's in which a head knows its weights by their places
 SERVE_KEYS: tuple[Key, ...] = (
     Key(
@@ -189,6 +191,16 @@ SERVE_KEYS: tuple[Key, ...] = (
         list_separator=",",
         help="websites whose pages may call the API, such as https://chat.example",
         more="Scheme, host and port, as the browser shows them.",
+    ),
+    Key(
+        section="serve",
+        field="continue_answers",
+        form=whole(0, MAX_CONTINUE),
+        option="--continue-answers",
+        metavar="SECONDS",
+        help="how long an interrupted answer waits for the model to be ready again and then goes on; 0: it "
+        "ends with an error",
+        more="An answer is interrupted when a worker, or llama-server, is lost while it is generated.",
     ),
     Key(
         section="serve",

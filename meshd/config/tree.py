@@ -113,6 +113,7 @@ class ServeConfig:
     api_key_file: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    continue_answers: int = 300  # seconds
     llama_args: tuple[str, ...] = ()
 
 

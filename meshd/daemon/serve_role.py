@@ -116,5 +116,6 @@ async def _claim_api(config: Config) -> "ApiPort":
             api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
             allowed_hosts=serve.allowed_hosts,
             allowed_origins=serve.allowed_origins,
+            continue_seconds=float(serve.continue_answers),
         )
     )

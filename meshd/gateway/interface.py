@@ -64,6 +64,10 @@ class Upstream(Protocol):
         """What decides which requests take candidates from a worker, or may ask it; None: nobody cares."""
         ...
 
+    def requested(self, active: int) -> None:
+        """Told when the number of requests under way has changed."""
+        ...
+
     def generated(self, total: int, *, alone: bool) -> None:
         """Told while an answer is streamed: it has `total` tokens by now; `alone`: no other is under way."""
         ...
@@ -79,7 +83,8 @@ class GatewayConfig:
 
     `allowed_origins` are whole origins (`https://chat.example`). `max_body_bytes` bounds one request,
     `max_bodies_bytes` all that are held together; `max_requests` may be under way at once.
-    `keepalive_seconds` of silence in a stream are followed by a comment line.
+    `keepalive_seconds` of silence in a stream are followed by a comment line. For `continue_seconds` an
+    answer waits for a model that was lost under it, and goes on then.
     """
 
     host: str = "127.0.0.1"
@@ -91,6 +96,7 @@ class GatewayConfig:
     max_bodies_bytes: int = 128 << 20
     max_requests: int = 64
     keepalive_seconds: float = 10.0
+    continue_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
 """Forwards a request to llama-server and the answer to the client, byte for byte, at the client's pace.
 
+Where llama-server is lost, the request waits for the next one and is sent again: what the client has of the
+answer is not sent twice (sent_events.py).
+
 Each request opens its own connection: llama-server may be a new process behind the same socket path,
 a connection kept open would hold one of its few threads, and closing it is what frees the slot when
 the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as long as it takes.
 """
 
-import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 from aiohttp import web
@@ -20,8 +21,12 @@ from meshd.base.tasks import Owner
 from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, answer_timings, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
+from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
+from meshd.gateway.running_answers import RunningAnswers
+from meshd.gateway.sent_events import OtherAnswer, SentEvents
 from meshd.gateway.upstream import open_session
+from meshd.gateway.upstream_failure import plain_failure, told_failure
 from meshd.model.status import ModelState
 
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
@@ -48,18 +53,27 @@ class ProxiedCall:
     counts: bool
     form: StreamForm
     headers: dict[str, str]  # to be added to the answer
+    own_seed: bool = False  # the client has given none
 
 
 class Proxy:
     """Forwards calls to the llama-server of `upstream`. Use as an async context manager."""
 
-    def __init__(self, upstream: Upstream, *, silence: float, count_tokens: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        silence: float,
+        count_tokens: Callable[[int], None],
+        continue_seconds: float = 0.0,
+    ) -> None:
+        """`continue_seconds`: how long an answer waits for a model that was lost under it."""
         self._upstream = upstream
+        self._continue_seconds = continue_seconds
         self._silence = silence
         self._count_tokens = count_tokens
         self._session: aiohttp.ClientSession | None = None
-        self._limits: set[asyncio.Timeout] = set()
-        self._stopping = ""
+        self._running = RunningAnswers()
 
     async def __aenter__(self) -> "Proxy":
         self._session = open_session(self._upstream.socket_path)
@@ -72,32 +86,42 @@ class Proxy:
 
     def end_all(self, why: str) -> None:
         """End every answer under way with an error that says `why`, and refuse later ones."""
-        self._stopping = why
-        now = asyncio.get_running_loop().time()
-        for limit in tuple(self._limits):
-            limit.reschedule(now)
+        self._running.end_all(why)
 
     async def forward(self, request: web.BaseRequest, call: ProxiedCall) -> web.StreamResponse:
-        """Answer `request` with what llama-server says to `call`. Raises Refusal."""
-        try:
-            if call.stream:
-                return await self._forward_stream(request, call)
-            async with self._until_stopped(), self._ask(call) as answer:
-                if _is_event_stream(answer):
-                    return await self._forward_stream(request, call, answer)
-                return await self._whole(request, call, answer)
-        except UpstreamLost as lost:
-            raise HttpRefusal(await self._lost(lost)) from lost
+        """Answer `request` with what llama-server says to `call`; once more if it is lost. Raises Refusal."""
+        repeats = Repeats(self._upstream, self._continue_seconds if call.method == "POST" else 0.0)
+        if call.stream:
+            return await self._forward_stream(request, call, repeats)
+        while True:
+            try:
+                async with self._running.until_stopped(), self._ask(call) as answer:
+                    if _is_event_stream(answer):
+                        return await self._forward_stream(request, call, repeats, answer)
+                    return await self._whole(request, call, answer)
+            except UpstreamLost as lost:
+                failure = await self._lost(lost)
+            if not await self._again(repeats):
+                raise HttpRefusal(failure)
+
+    async def _again(self, repeats: Repeats) -> bool:
+        """Once the model is ready."""
+        async with self._running.until_stopped():
+            return await repeats.allowed()
 
     async def _forward_stream(
-        self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse | None = None
+        self,
+        request: web.BaseRequest,
+        call: ProxiedCall,
+        repeats: Repeats,
+        answer: aiohttp.ClientResponse | None = None,
     ) -> web.StreamResponse:
         reply = StreamReply(request, silence=self._silence, headers=call.headers, notice=self._notice)
         outcome: web.StreamResponse | Failure
         async with Owner() as owner:
             # comments begin before llama-server's headers: those come after the prompt was worked through
             owner.start(reply.keep_alive(), name="gateway keep-alive")
-            outcome = await self._outcome(request, call, reply, answer)
+            outcome = await self._outcome(request, call, reply, repeats, answer)
             await reply.stop_comments()
             owner.cancel()
         if isinstance(outcome, web.StreamResponse):
@@ -105,62 +129,108 @@ class Proxy:
         return await self._end_with(reply, call, outcome)
 
     def _notice(self) -> str:
+        """What a client is told that waits."""
         now = self._upstream.readiness
-        return now.reason if now.state is ModelState.DEGRADED else ""
+        waits = (
+            now.state is not ModelState.READY if self._continue_seconds else now.state is ModelState.DEGRADED
+        )
+        return now.reason if waits else ""
 
     async def _outcome(
         self,
         request: web.BaseRequest,
         call: ProxiedCall,
         reply: StreamReply,
+        repeats: Repeats,
         answer: aiohttp.ClientResponse | None,
     ) -> web.StreamResponse | Failure:
         """Errors as values: one raised within the owner's block would come out as a group."""
+        sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
+        run, failure = call, Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
         try:
-            if answer is not None:
-                return await self._events(call, reply, answer)
-            async with self._until_stopped(), self._ask(call) as fresh:
-                if _is_event_stream(fresh):
-                    return await self._events(call, reply, fresh)
-                await reply.stop_comments()
-                if reply.begun:
-                    return await _failure_in(fresh)
-                return await self._whole(request, call, fresh)
-        except UpstreamLost as lost:
-            return await self._lost(lost)
+            while True:
+                try:
+                    if answer is None:
+                        return await self._stream_run(request, run, reply, sent, count)
+                    return await self._events(run, reply, answer, sent, count)
+                except UpstreamLost as lost:
+                    failure = await self._lost(lost)
+                except OtherAnswer as other:
+                    _log.info("answer_differs", why=other.what)
+                answer = None
+                reply.allow_comments(True)
+                if call.body is None or not await self._again(repeats):
+                    return failure
+                body = sent.next_request(call.body)
+                if body is None:
+                    return failure
+                run = replace(call, body=body)
         except HttpRefusal as refusal:
             return refusal.failure
         except ClientGone:
             return reply.response
 
+    async def _stream_run(
+        self,
+        request: web.BaseRequest,
+        call: ProxiedCall,
+        reply: StreamReply,
+        sent: SentEvents,
+        count: TokenCount,
+    ) -> web.StreamResponse | Failure:
+        """One time that llama-server is asked. Raises UpstreamLost, OtherAnswer, HttpRefusal, ClientGone."""
+        async with self._running.until_stopped(), self._ask(call) as fresh:
+            if _is_event_stream(fresh):
+                return await self._events(call, reply, fresh, sent, count)
+            await reply.stop_comments()
+            if reply.begun:
+                return await _failure_in(fresh)
+            return await self._whole(request, call, fresh)
+
     async def _events(
-        self, call: ProxiedCall, reply: StreamReply, answer: aiohttp.ClientResponse
+        self,
+        call: ProxiedCall,
+        reply: StreamReply,
+        answer: aiohttp.ClientResponse,
+        sent: SentEvents,
+        count: TokenCount,
     ) -> web.StreamResponse:
-        splitter, count = EventSplitter(), TokenCount(call.form)
+        splitter = EventSplitter()
         await reply.begin()
         try:
             while data := await _read(answer):
-                ready = splitter.feed(data)
-                if ready:
+                if ready := splitter.feed(data):
                     # set before the write, so that no comment falls into an event that is not whole
                     reply.allow_comments(splitter.between_events)
-                    # what was generated counts, whether or not the client is still there
-                    self._count(count, ready if call.counts else b"")
-                    await reply.send(ready)
+                    await self._send(call, reply, self._unsent(sent, ready, splitter), count)
         except UpstreamLost:
             if not splitter.between_events:
                 await reply.send(b"\n\n")
             raise
         if rest := splitter.rest():
-            await reply.send(rest)
+            await reply.send(self._unsent(sent, rest, splitter))
+        sent.run_ended()
         return reply.response
+
+    def _unsent(self, sent: SentEvents, ready: bytes, splitter: EventSplitter) -> bytes:
+        if not self._continue_seconds:
+            return ready
+        if not splitter.between_events:
+            sent.in_pieces()
+        return sent.unsent(ready)
+
+    async def _send(self, call: ProxiedCall, reply: StreamReply, ready: bytes, count: TokenCount) -> None:
+        # what was generated counts, whether or not the client is still there
+        self._count(count, ready if call.counts else b"")
+        if ready:
+            await reply.send(ready)
 
     def _count(self, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
         self._count_tokens(grown)
-        count.alone = count.alone and len(self._limits) == 1
+        count.alone = count.alone and len(self._running) == 1
         if grown:
-            self._upstream.generated(count.total, alone=len(self._limits) == 1)
+            self._upstream.generated(count.total, alone=len(self._running) == 1)
         self._told(events, alone=count.alone)
 
     def _told(self, body: bytes | bytearray, *, alone: bool) -> None:
@@ -181,18 +251,18 @@ class Proxy:
         self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse
     ) -> web.StreamResponse:
         held = bytearray()
-        alone = len(self._limits) == 1
+        alone = len(self._running) == 1
         while data := await _read(answer):
             held += data
             if len(held) > HELD_ANSWER_BYTES:
                 return await self._long(request, call, answer, bytes(held))
         if call.counts:
             self._count_tokens(exact_tokens(held))
-            self._told(held, alone=alone and len(self._limits) == 1)
+            self._told(held, alone=alone and len(self._running) == 1)
         if answer.status >= 400:
-            failure = _error_object(bytes(held))
+            failure = told_failure(bytes(held))
             if failure is None:
-                raise HttpRefusal(_plain_failure(answer.status, bytes(held)))
+                raise HttpRefusal(plain_failure(answer.status, bytes(held)))
         return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=bytes(held))
 
     async def _long(
@@ -212,21 +282,6 @@ class Proxy:
         except ConnectionError:
             pass  # the client disconnected
         return response
-
-    @asynccontextmanager
-    async def _until_stopped(self) -> AsyncIterator[None]:
-        """Run until `end_all`, which turns into Refusal."""
-        if self._stopping:
-            raise HttpRefusal(_stopping(self._stopping))
-        try:
-            async with asyncio.timeout(None) as limit:
-                self._limits.add(limit)
-                try:
-                    yield
-                finally:
-                    self._limits.discard(limit)
-        except TimeoutError as error:
-            raise HttpRefusal(_stopping(self._stopping)) from error
 
     @asynccontextmanager
     async def _ask(self, call: ProxiedCall) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -288,28 +343,4 @@ async def _failure_in(answer: aiohttp.ClientResponse) -> Failure:
     held = bytearray()
     while len(held) <= HELD_ANSWER_BYTES and (data := await _read(answer)):
         held += data
-    return _error_object(bytes(held)) or _plain_failure(answer.status, bytes(held))
-
-
-def _error_object(body: bytes) -> Failure | None:
-    try:
-        parsed: object = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    error = parsed.get("error") if isinstance(parsed, dict) else None
-    if not isinstance(error, dict):
-        return None
-    code = error.get("code")
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    return Failure(status, str(error.get("message", "")), type=str(error.get("type", "server_error")))
-
-
-def _plain_failure(status: int, body: bytes) -> Failure:
-    text = body[:200].decode("utf-8", "replace").strip()
-    said = f": {text}" if text else ""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return Failure(status, f"llama-server answered {status}{said}", type=kind, code="upstream_error")
-
-
-def _stopping(why: str) -> Failure:
-    return Failure(503, why, type="unavailable_error", code="stopping", retry_after=5)
+    return told_failure(bytes(held)) or plain_failure(answer.status, bytes(held))

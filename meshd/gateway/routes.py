@@ -4,6 +4,7 @@ An allow-list: paths that write files, change slots, adapters or properties, sho
 or fetch from elsewhere are not in it.
 """
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 
@@ -61,6 +62,9 @@ ROUTES: Mapping[str, Route] = {
     "/metrics": _LOOK,
 }
 
+_ANY_SEED = -1  # llama-server takes another one each time
+_SEEDS = 1 << 31
+
 _HEADERS = {
     "Server": "meshd",
     "X-Content-Type-Options": "nosniff",
@@ -98,7 +102,9 @@ class Router:
         max_requests: int,
         door: RequestGate,
         page: Mapping[str, PageFile],
+        seeds: bool = False,
     ) -> None:
+        """`seeds`: requests without one get one, so that the same request gets the same answer."""
         self._upstream = upstream
         self._proxy = proxy
         self._guard = guard
@@ -108,6 +114,7 @@ class Router:
         self._max_requests = max_requests
         self._door = door
         self._page = page
+        self._seeds = seeds
         self._requests = Slots(Share("", max_requests, "node", ""), _of_key(max_requests, keys))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -188,7 +195,7 @@ class Router:
         if release is None:
             message = f"{self._tally.active} requests are already in progress"
             raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
-        self._tally.active += 1
+        self._count(1)
         try:
             if route.method == "GET":
                 self._tally.requests += 1
@@ -196,27 +203,35 @@ class Router:
                 return await self._proxy.forward(request, call)
             async with self._bodies.read(request) as body:
                 stream, fields = self._read_fields(body, counts=route.counts)
+                own_seed = "seed" in fields
                 self._check_ready()  # a slow body may have outlived the model
                 self._tally.requests += 1
                 body = with_fields(body, fields) if fields else body
-                call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra)
+                call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra, own_seed)
                 return await self._proxy.forward(request, call)
         finally:
-            self._tally.active -= 1
+            self._count(-1)
             release()
+
+    def _count(self, change: int) -> None:
+        self._tally.active += change
+        self._upstream.requested(self._tally.active)
 
     def _read_fields(self, body: bytes, *, counts: bool) -> tuple[bool, dict[str, object]]:
         """Whether it is to be a stream, and what is added. The parsed body is not kept: it is far larger."""
         asked = parse_object(body)
         stream = asked.get("stream") is True
         sampling = self._upstream.device_sampling
+        may = counts and bool(asked) and len(body) <= LARGEST_COPY
+        fields: dict[str, object] = {}
+        if self._seeds and may and asked.get("seed") in (None, _ANY_SEED):
+            fields["seed"] = secrets.randbelow(_SEEDS)
         if sampling is None:
-            return stream, {}
+            return stream, fields
         if sampling.is_refused(asked):
             message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
             raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
-        may = counts and bool(asked) and len(body) <= LARGEST_COPY
-        return stream, sampling.added_to(asked) if may else {}
+        return stream, fields | sampling.added_to(asked) if may else {}
 
     def _check_ready(self) -> None:
         now = self._upstream.readiness

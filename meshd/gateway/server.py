@@ -111,7 +111,12 @@ class Gateway:
         self._port = claimed.port
         bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         door = RequestGate()
-        proxy = Proxy(self._upstream, silence=config.keepalive_seconds, count_tokens=self._tally.add_tokens)
+        proxy = Proxy(
+            self._upstream,
+            silence=config.keepalive_seconds,
+            count_tokens=self._tally.add_tokens,
+            continue_seconds=config.continue_seconds,
+        )
         router = Router(
             upstream=self._upstream,
             proxy=proxy,
@@ -122,6 +127,7 @@ class Gateway:
             max_requests=config.max_requests,
             door=door,
             page=self._page,
+            seeds=config.continue_seconds > 0,
         )
         async with proxy:
             await self._run(router, proxy, door, claimed.sockets)

@@ -37,6 +37,7 @@ class Streamed:
 
     text: str = ""
     pieces: int = 0
+    tokens: int = 0  # as the last event counts them
     error: str = ""
     done: bool = False
     comments: list[str] = field(default_factory=list)
@@ -130,6 +131,7 @@ class Api:
                 else:
                     streamed.text += str(event.get("content", ""))
                     streamed.pieces += bool(event.get("content"))
+                    streamed.tokens = int(str(event.get("tokens_predicted", 0)))
                     streamed.done = bool(event.get("stop"))
                 on_piece(streamed)
         finally:

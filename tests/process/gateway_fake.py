@@ -166,6 +166,7 @@ class FakeUpstream:
     told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
     device_sampling: DeviceSampling | None = None
     timings: list[AnswerTimings] = field(default_factory=list)
+    active: list[int] = field(default_factory=list)
 
     async def upstream_broke(self, why: str) -> str:
         self.broke.append(why)
@@ -173,6 +174,9 @@ class FakeUpstream:
 
     def answered(self, timings: AnswerTimings) -> None:
         self.timings.append(timings)
+
+    def requested(self, active: int) -> None:
+        self.active.append(active)
 
     def generated(self, total: int, *, alone: bool) -> None:
         self.told.append((total, alone))

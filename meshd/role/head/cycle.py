@@ -74,12 +74,13 @@ class Serve:
         self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
-        self._history = RunHistory(own, self._roster.backoff, surveyor)
+        self._history = RunHistory(own, self._roster.backoff, self._wanted, surveyor)
         self._restarts = 0  # of llama-server, those that nobody asked for
         self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
         self._server_failures_same = 0  # of them, the last with one split
         self._server_died: ServerDied | None = None
+        self._is_replaced = False  # the last run
 
     # Upstream.
 
@@ -119,6 +120,10 @@ class Serve:
     def device_sampling(self) -> DeviceSampling | None:
         """See Upstream."""
         return self._loaded.sampling
+
+    def requested(self, active: int) -> None:
+        """See Upstream."""
+        self._history.activity.requests(active, asyncio.get_running_loop().time())
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""
@@ -186,7 +191,8 @@ class Serve:
             self._failures += 1
             self._loaded = LoadedModel()
             self._tell(ModelState.LOADING, why)
-            LOG.warning("model_lost", why=why)
+            if not self._is_replaced:
+                LOG.warning("model_lost", why=why)
             await asyncio.sleep(_RETRY.delay(self._failures - 1, 0.0))
 
     async def _know_file(self) -> None:
@@ -256,13 +262,19 @@ class Serve:
             on_loaded=self._on_loaded,
         )
 
+    def _wanted(self) -> list[PeerStatus]:
+        """Workers for which the model would be loaded again: the plan has used them, or uses all."""
+        all_of_them = not self._options.picks_by_speed
+        return [one for one in self._roster.workers() if all_of_them or one.peer in self._history.used]
+
     def _end_run(self, run: HeadRun, workers: Sequence[PeerStatus]) -> None:
         """Remember what the next life should know, once; what the split was is over."""
         if self._run is not run:
             return
         self._run = None
+        self._is_replaced = run.replaced
         self._loaded = LoadedModel()
-        self._restarts += run.started and not self._was_stopped(run)
+        self._restarts += run.started and not run.replaced and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
         run.blame.tell(self._roster.backoff, workers, now)
         if run.loaded:
@@ -283,6 +295,7 @@ class Serve:
         self._failures = 0
         if self._run is not None:
             self._roster.backoff.worked(self._run.workers)
+            self._history.used.update(self._run.workers)
             self._roster.all_needed = False
             self._history.exclusions.worked(self._run.workers)
         self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))

@@ -27,7 +27,7 @@ from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
-from meshd.role.head.run_input import RunHistory, ServedModel
+from meshd.role.head.run_input import Looked, RunHistory, ServedModel
 from meshd.role.head.serving_split import serving_split
 from meshd.role.head.split_plan import (
     NodeOffer,
@@ -37,12 +37,12 @@ from meshd.role.head.split_plan import (
     split_of,
     why_idle,
 )
-from meshd.role.head.survey import MachineSpeeds
+from meshd.role.head.taken_in import take_in
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import RPC_SERVER_CRASHED, Lost, OfferedDevice
+from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
 
 LOG = log.get("serve")
 
@@ -81,8 +81,7 @@ class HeadRun:
         self.speed = MeasuredSpeed()
         self._predicted: Speeds | None = None
         self.token_cost = TokenCost(lambda: crossed(runtime.mesh, self.workers))
-        self.started = False
-        self.loaded = False
+        self.started = self.loaded = self.replaced = False
         self.blame = Blame()
         self.server_died: ServerDied | None = None
 
@@ -130,6 +129,7 @@ class HeadRun:
                 self._server.start(plan, self._leases, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
+                owner.start(take_in(self, self._history.activity, self._history.wanted), name="arrivals")
                 why = await self.end.why()
                 owner.cancel()
             return why
@@ -172,23 +172,9 @@ class HeadRun:
             )
         return split.plan, list(split.offers)
 
-    async def _look(
-        self, names: Mapping[PeerId, str]
-    ) -> tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds]:
-        """At this machine's devices; and how fast all are. Nothing is measured for a split that is given."""
-        own = await self._history.own_devices.find(self._operations, self._tell_own)
-        surveyor = self._history.surveyor
-        if surveyor is None:
-            return own, MachineSpeeds({}, {}, {})
-        return own, await surveyor.speeds_of(
-            names,
-            own[0],
-            self._work.texts,
-            self._options.node_name,
-            self._on_progress,
-            measure=self._options.picks_by_speed,
-            recent=True,
-        )
+    async def _look(self, names: Mapping[PeerId, str]) -> Looked:
+        wanted = self._operations, self._work.texts
+        return await self._history.look(names, *wanted, self._options, self._on_progress)
 
     def _label(self, workers: Sequence[PeerStatus]) -> dict[PeerId, str]:
         """Names that tell all nodes apart; this one's goes into the options."""
@@ -258,9 +244,6 @@ class HeadRun:
             excluded = self._devices_in_use.offered(lease.peer, versions[lease.peer], lease.offer)
             offers.append(NodeOffer(lease.name, lease.offer, paths.get(lease.peer), excluded))
         return offers
-
-    async def _tell_own(self, text: str) -> None:
-        self._on_progress(f"{self._options.node_name}: {text}")
 
     def _reserving(self) -> Reserving:
         return Reserving(

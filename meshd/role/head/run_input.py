@@ -1,6 +1,6 @@
 """What one run of the model on a head is given: the model, and what earlier runs found out (model_run.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,12 +8,15 @@ from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
+from meshd.peer.interface import PeerStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
-from meshd.role.head.survey import Surveyor
+from meshd.role.head.survey import MachineSpeeds, Surveyor
+from meshd.role.head.taken_in import ApiActivity
 from meshd.role.head.worker_backoff import WorkerBackoff
 from meshd.store.interface import WeightsFile
+from meshd.wire.lease import OfferedDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,44 @@ class ServedModel:
         return sum(share.weights for share in plan.shares if share.device.node in plain)
 
 
+Looked = tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds]
+"""This machine's devices, and why some of them cannot be used; how fast all are."""
+
+
 @dataclass(slots=True)
 class RunHistory:
     """What the runs of one model share: each adds what it has found out about workers and devices."""
 
     own_devices: OwnDevices
     backoff: WorkerBackoff
+    wanted: Callable[[], Sequence[PeerStatus]]
+    """Workers for which the model is loaded again when they come."""
     surveyor: Surveyor | None = None
     """Asks how fast machines are; None: nobody wants to know."""
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)
     late_before: set[PeerId] = field(default_factory=set)
     """Workers that were late the last time they were asked (ask_workers.py)."""
+    activity: ApiActivity = field(default_factory=ApiActivity)
+    used: set[PeerId] = field(default_factory=set)
+    """Workers with which the model was ready."""
+
+    async def look(
+        self,
+        names: Mapping[PeerId, str],
+        operations: Sequence[str],
+        timed: Sequence[str],
+        options: HeadOptions,
+        on_progress: Callable[[str], None],
+    ) -> Looked:
+        """At this machine, and at the nodes of these names. Nothing is measured for a split that is given."""
+
+        async def tell(text: str) -> None:
+            on_progress(f"{options.node_name}: {text}")
+
+        own = await self.own_devices.find(operations, tell)
+        if self.surveyor is None:
+            return own, MachineSpeeds({}, {}, {})
+        measure = options.picks_by_speed
+        return own, await self.surveyor.speeds_of(
+            names, own[0], timed, options.node_name, on_progress, measure=measure, recent=True
+        )

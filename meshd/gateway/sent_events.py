@@ -1,0 +1,183 @@
+"""What a client has of a streamed answer, and how another run of its request goes on behind that. Pure.
+
+Either llama-server is asked for the rest (continuation.py), or for the same again with the same seed: then it
+makes the same events, and those that the client has are dropped. Both go on under the ids of the first run.
+Of what was sent the text is kept, and a digest of each event.
+"""
+
+import hashlib
+import json
+import re
+from array import array
+from collections.abc import Iterator
+from enum import Enum
+
+from meshd.base.errors import MeshdError
+from meshd.gateway.continuation import DIALECTS, SentText, as_the_rest, continued, is_sampled
+
+_MOST_EVENTS = 1 << 17  # about as many tokens; their digests take 1 MiB
+_MOST_IDS = 64  # of tool calls and parts of an answer
+_DIGEST_BYTES = 8
+# Another run has other values here, or rounds them otherwise. Within generated text the quotation marks
+# are escaped, so no text is taken for a field.
+_OF_A_RUN = frozenset(
+    {
+        *("id", "item_id", "call_id", "response_id", "created", "created_at", "completed_at"),
+        *("logprobs", "top_logprobs", "completion_probabilities", "probs"),
+        *("timings", "usage", "tokens_cached", "tokens_evaluated", "id_slot"),
+    }
+)
+_PROGRESS = "prompt_progress"  # as often as time passes
+_ID = re.compile(rb'"(?:id|item_id|call_id|response_id)"\s*:\s*"([A-Za-z0-9_-]{8,100})"')
+_CREATED = re.compile(rb'("created(?:_at)?"\s*:\s*)(\d{1,12})')
+_EVENT = re.compile(rb".+?(?:\r\n\r\n|\n\n|\r\r)", re.DOTALL)
+_DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
+
+
+class OtherAnswer(MeshdError):
+    """A second run of a request made something else than the first."""
+
+
+class _RunKind(Enum):
+    FIRST = "first"
+    SAME = "same"  # from the beginning, and the beginning is dropped
+    REST = "rest"
+
+
+class SentEvents:
+    """Of one answer to a request at `path`; `own_seed`: its client has asked for none.
+
+    `unsent` for all events of a run, `run_ended` at its end, `next_request` before another one.
+    """
+
+    def __init__(self, path: str, *, own_seed: bool) -> None:
+        dialect = DIALECTS.get(path)
+        self._own_seed = own_seed
+        self._sent = SentText(dialect) if dialect is not None else None
+        self._digests = array("Q")
+        self._ids: list[bytes] = []
+        self._created = b""
+        self._can_compare = True
+        self._is_whole = True
+        self._run = _RunKind.FIRST
+        self._at = 0  # events of this run
+        self._before = 0  # tokens that the client had when it began
+        self._ids_now: list[bytes] = []
+
+    def in_pieces(self) -> None:
+        """Part of an event comes: no other run can be joined to that. Raises OtherAnswer in another run."""
+        self._is_whole = False
+        if self._run is not _RunKind.FIRST:
+            raise OtherAnswer("one of its events is too long")
+
+    def next_request(self, body: bytes) -> bytes | None:
+        """What llama-server is to be asked now, in place of `body`; None where nothing can be joined."""
+        self._can_compare = self._can_compare and self._run is not _RunKind.REST
+        self._at, self._ids_now = 0, []
+        if not self._is_whole:
+            return None
+        asked: object = json.loads(body)
+        rest = continued(asked, self._sent) if self._sent is not None and isinstance(asked, dict) else None
+        needs_seed = isinstance(asked, dict) and is_sampled(asked) and not self._own_seed
+        if rest is not None and self._sent is not None and not (self._can_compare and needs_seed):
+            self._run, self._before, self._sent.echo = _RunKind.REST, self._sent.count, self._sent.text
+            return json.dumps(rest).encode()
+        self._run = _RunKind.SAME
+        return body if self._can_compare else None
+
+    def unsent(self, events: bytes) -> bytes:
+        """Of these whole events what the client lacks. Raises OtherAnswer."""
+        if self._run is _RunKind.FIRST and not self._is_whole:
+            return events
+        return b"".join(self._each(events))
+
+    def run_ended(self) -> None:
+        """Raises OtherAnswer when the client has more than that."""
+        if self._run is _RunKind.SAME and self._at < len(self._digests):
+            self._differs("it was shorter")
+
+    def _each(self, events: bytes) -> Iterator[bytes]:
+        cut = 0
+        for found in _EVENT.finditer(events):
+            cut = found.end()
+            yield self._one(found[0])
+        if cut < len(events):  # an event without its blank line: the last
+            yield self._one(events[cut:])
+
+    def _one(self, event: bytes) -> bytes:
+        data = b"\n".join(line.strip() for line in _DATA.findall(event))
+        fields = _parsed(data)
+        if not data or (isinstance(fields, dict) and _PROGRESS in fields):
+            return event if self._run is _RunKind.FIRST else b""
+        self._know_ids(event)
+        if self._run is _RunKind.REST:
+            return self._of_the_rest(event, fields)
+        digest = _digest(data if fields is None else _lasting(fields))
+        self._at += 1
+        if self._at <= len(self._digests):
+            if self._digests[self._at - 1] != digest:
+                self._differs(f"its event {self._at} is another one")
+            return b""
+        self._can_compare = self._can_compare and len(self._digests) < _MOST_EVENTS
+        if self._can_compare:
+            self._digests.append(digest)
+        self._see(fields)
+        return event if self._run is _RunKind.FIRST else self._as_before(event)
+
+    def _of_the_rest(self, event: bytes, fields: object) -> bytes:
+        if not isinstance(fields, dict) or self._sent is None:
+            return event
+        as_sent = as_the_rest(fields, self._sent, self._before)
+        if as_sent is None:
+            return b""
+        self._see(as_sent)
+        if as_sent is not fields:
+            data = b"data: " + json.dumps(as_sent).encode()
+            event = _DATA.sub(lambda _: data, event, count=1)
+        return self._as_before(event)
+
+    def _see(self, fields: object) -> None:
+        if self._sent is not None and isinstance(fields, dict):
+            self._sent.see(fields)
+
+    def _differs(self, what: str) -> None:
+        self._can_compare = False
+        raise OtherAnswer(what)
+
+    def _know_ids(self, event: bytes) -> None:
+        for one in _ID.findall(event):
+            if one not in self._ids_now and len(self._ids_now) < _MOST_IDS:
+                self._ids_now.append(one)
+                if len(self._ids) < len(self._ids_now):
+                    self._ids.append(one)
+        if not self._created and (found := _CREATED.search(event)) is not None:
+            self._created = found[2]
+
+    def _as_before(self, event: bytes) -> bytes:
+        for now, before in zip(self._ids_now, self._ids, strict=False):
+            event = event.replace(now, before)
+        return _CREATED.sub(lambda found: found[1] + (self._created or found[2]), event)
+
+
+def _parsed(data: bytes) -> object:
+    try:
+        found: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def _lasting(value: object) -> bytes:
+    return json.dumps(_without_run(value), separators=(",", ":")).encode()
+
+
+def _without_run(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _without_run(one) for name, one in value.items() if name not in _OF_A_RUN}
+    if isinstance(value, list):
+        return [_without_run(one) for one in value]
+    return value
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest(), "little")

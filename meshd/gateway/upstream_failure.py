@@ -1,0 +1,27 @@
+"""Errors that llama-server answers with, as a client is told them."""
+
+import json
+
+from meshd.gateway.failure import Failure
+
+
+def told_failure(body: bytes) -> Failure | None:
+    """llama-server's error object; None where there is none."""
+    try:
+        parsed: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    if not isinstance(error, dict):
+        return None
+    code = error.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    return Failure(status, str(error.get("message", "")), type=str(error.get("type", "server_error")))
+
+
+def plain_failure(status: int, body: bytes) -> Failure:
+    """An answer that says nothing but its status."""
+    text = body[:200].decode("utf-8", "replace").strip()
+    said = f": {text}" if text else ""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return Failure(status, f"llama-server answered {status}{said}", type=kind, code="upstream_error")

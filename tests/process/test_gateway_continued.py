@@ -1,0 +1,219 @@
+"""llama-server is lost under an answer: the client waits in its stream, and the next one makes the rest."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.model.status import ModelState
+
+from tests.process.gateway_fake import (
+    DONE,
+    FakeServer,
+    World,
+    begin_stream,
+    chunk,
+    die,
+    last_chunk,
+    raw_post,
+    says,
+    world,
+)
+
+CONFIG = GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=5.0)
+READY = Readiness(ModelState.READY, "")
+LOADING = Readiness(ModelState.LOADING, "worker garage is lost")
+
+
+def dies_after(*pieces: bytes, times: int = 1, then: tuple[bytes, ...] = ()) -> "Dying":
+    return Dying(pieces, times, then)
+
+
+class Dying:
+    """A server that is gone after some pieces, so many times; then it answers."""
+
+    def __init__(self, pieces: tuple[bytes, ...], times: int, then: tuple[bytes, ...]) -> None:
+        self._pieces = pieces
+        self._left = times
+        self._then = then
+
+    async def __call__(self, server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response = await begin_stream(request)
+        is_last = self._left == 0
+        self._left -= not is_last
+        for piece in self._then if is_last else self._pieces:
+            await response.write(piece)
+        if not is_last:
+            die(request)
+        return response
+
+
+class Held(Dying):
+    """As one that dies once after `a`, when the test lets it go."""
+
+    def __init__(self, *then: bytes) -> None:
+        super().__init__((), 1, then)
+
+    async def __call__(self, server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if not self._left:
+            return await super().__call__(server, request)
+        self._left = 0
+        response = await begin_stream(request)
+        await response.write(chunk("a"))
+        await server.let_go.wait()
+        die(request)
+        return response
+
+
+def play(answer: Dying, check: Callable[[World], Awaitable[None]], config: GatewayConfig = CONFIG) -> None:
+    async def scenario() -> None:
+        async with world(answer, config=config) as here:
+            await check(here)
+
+    asyncio.run(scenario())
+
+
+def data_of(stream: bytes) -> list[bytes]:
+    """Its events, without comments."""
+    return [one + b"\n\n" for one in stream.split(b"\n\n") if one and not one.startswith(b":")]
+
+
+def test_the_client_gets_the_rest() -> None:
+    async def check(here: World) -> None:
+        reply = await here.chat(stream=True, max_tokens=9)
+        assert data_of(await reply.read()) == [chunk("a"), chunk("b"), chunk("c"), last_chunk(3), DONE]
+        first, second = (json.loads(body) for *_, body in here.server.seen)
+        assert "seed" in first and second["seed"] == first["seed"]
+        assert second["messages"] == [*first["messages"], {"role": "assistant", "content": "ab"}]
+        assert (first["max_tokens"], second["max_tokens"]) == (9, 7)
+        assert len(here.upstream.broke) == 1
+
+    play(dies_after(chunk("a"), chunk("b"), then=(chunk("c"), last_chunk(3), DONE)), check)
+
+
+def test_it_waits_for_the_model_and_says_why() -> None:
+    async def check(here: World) -> None:
+        here.upstream.knows = LOADING.reason
+        here.upstream.readiness = READY
+        reply = await here.chat(stream=True)
+        assert await reply.content.readuntil(b"\n\n") == chunk("a")
+        here.upstream.readiness = LOADING
+        here.server.let_go.set()
+        comment = await reply.content.readuntil(b"\n\n")
+        assert comment == b": worker garage is lost\n\n"
+        assert len(here.server.seen) == 1, "nobody is asked before the model is ready"
+        here.upstream.readiness = READY
+        assert data_of(await reply.read()) == [chunk("b"), DONE]
+
+    play(Held(chunk("b"), DONE), check)
+
+
+def _ends_with_an_error(here: World, stream: bytes) -> None:
+    *before, last = data_of(stream)
+    assert before == [chunk("a")]
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_lost"
+
+
+def test_a_model_that_has_failed_is_not_waited_for() -> None:
+    async def check(here: World) -> None:
+        reply = await here.chat(stream=True)
+        await reply.content.readuntil(b"\n\n")
+        here.upstream.readiness = Readiness(ModelState.FAILED, "no memory")
+        here.server.let_go.set()
+        rest = await reply.read()
+        assert b"upstream_lost" in rest and len(here.server.seen) == 1
+
+    play(Held(), check)
+
+
+def test_nor_longer_than_asked() -> None:
+    async def check(here: World) -> None:
+        async def broke(why: str) -> str:
+            here.upstream.readiness = LOADING
+            return why
+
+        here.upstream.upstream_broke = broke  # type: ignore[method-assign]
+        reply = await here.chat(stream=True)
+        _ends_with_an_error(here, await reply.read())
+        assert len(here.server.seen) == 1
+
+    config = GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=0.3)
+    play(dies_after(chunk("a"), then=(DONE,)), check, config)
+
+
+def test_a_request_that_ends_each_llama_server_is_given_up() -> None:
+    async def check(here: World) -> None:
+        reply = await here.chat(stream=True)
+        stream = data_of(await reply.read())
+        assert stream[:-1] == [chunk("a")] * 4 and b"upstream_lost" in stream[-1]
+        assert len(here.server.seen) == 4
+
+    play(dies_after(chunk("a"), times=99), check)
+
+
+def test_an_answer_that_cannot_be_joined_ends_with_the_loss() -> None:
+    """It is asked for again, as it was to have a form; and then it differs."""
+
+    async def check(here: World) -> None:
+        reply = await here.chat(stream=True, response_format={"type": "json_object"})
+        _ends_with_an_error(here, await reply.read())
+        assert len(here.server.seen) == 2
+
+    play(dies_after(chunk("a"), then=(chunk("x"), DONE)), check)
+
+
+def test_a_whole_answer_is_asked_for_again() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if len(server.seen) == 1:
+            die(request)
+        return await says(200, {"content": "all", "tokens_predicted": 4})(server, request)
+
+    async def scenario() -> None:
+        async with world(answer, config=CONFIG) as here:
+            reply = await here.chat()
+            assert (reply.status, (await reply.json())["content"]) == (200, "all")
+            assert len(here.server.seen) == 2 and here.gateway.status.tokens == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+    async def check(here: World) -> None:
+        here.upstream.readiness = READY
+        reply = await here.chat(stream=True)
+        await reply.content.readuntil(b"\n\n")
+        here.upstream.readiness = LOADING
+        here.server.let_go.set()
+        await reply.content.readuntil(b"\n\n")
+        reply.close()
+        await here.until_idle()
+        assert len(here.server.seen) == 1
+
+    play(Held(), check, GatewayConfig(port=0, keepalive_seconds=0.1, continue_seconds=60.0))
+
+
+def test_a_node_that_stops_ends_what_waits() -> None:
+    async def scenario() -> None:
+        async with world(Held(), config=CONFIG) as here:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(raw_post(here.port, {"stream": True}))
+            await reader.readuntil(chunk("a"))
+            here.upstream.readiness = LOADING
+            here.server.let_go.set()
+            await reader.readuntil(b": worker garage is lost\n\n")
+        assert b'"code": "stopping"' in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    asyncio.run(scenario())
+
+
+def test_a_seed_is_added_only_where_the_client_has_none() -> None:
+    async def check(here: World) -> None:
+        for seed in (None, -1, 7):
+            await (await here.chat(stream=True, **({} if seed is None else {"seed": seed}))).read()
+        seeds = [json.loads(body)["seed"] for *_, body in here.server.seen]
+        assert seeds[2] == 7 and all(0 <= seed < 1 << 31 for seed in seeds) and seeds[0] != seeds[1]
+
+    play(dies_after(times=0, then=(chunk("a"), DONE)), check)

@@ -1,0 +1,148 @@
+"""What a client has of an answer, and what it is sent of the next run of its request."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.gateway.sent_events import OtherAnswer, SentEvents
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"  # not to be continued, only made again
+
+
+def event(text: str | None, run: str, **more: object) -> bytes:
+    delta = {"role": "assistant", "content": None} if text is None else {"content": text}
+    fields = {"id": f"chatcmpl-{run}", "created": len(run), "choices": [{"index": 0, "delta": delta}]}
+    return b"data: " + json.dumps(fields | more).encode() + b"\n\n"
+
+
+def typed(kind: str, text: str, run: str) -> bytes:
+    data = json.dumps({"type": kind, "delta": text, "item_id": f"msg_{run}{run}"})
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+def sent(*events: bytes, path: str = CHAT, own_seed: bool = True) -> SentEvents:
+    made = SentEvents(path, own_seed=own_seed)
+    for one in events:
+        assert made.unsent(one) == one, "the first run is passed on as it is"
+    return made
+
+
+def test_the_rest_is_asked_for_and_goes_on_under_the_first_id() -> None:
+    made = sent(event(None, "aaaaaaaa"), event("Once ", "aaaaaaaa"), event("upon", "aaaaaaaa"))
+    request = made.next_request(body(max_tokens=10, temperature=0))
+    assert request is not None
+    asked = json.loads(request)
+    assert asked["messages"][-1] == {"role": "assistant", "content": "Once upon"}
+    assert asked["continue_final_message"] == "content" and asked["add_generation_prompt"] is False
+    assert asked["max_tokens"] == 8
+    assert made.unsent(event(None, "bbbbbbbbb")) == b"", "it has a beginning"
+    assert made.unsent(event(" a", "bbbbbbbbb")) == event(" a", "aaaaaaaa")
+    usage = {"completion_tokens": 3, "prompt_tokens": 20}
+    whole = {"completion_tokens": 5, "prompt_tokens": 18}
+    (line,) = made.unsent(event("", "bbbbbbbbb", usage=usage)).splitlines()[:1]
+    assert json.loads(line.removeprefix(b"data: "))["usage"] == whole
+    made.run_ended()
+    again = made.next_request(body(max_tokens=10))
+    assert again is not None and json.loads(again)["messages"][-1]["content"] == "Once upon a"
+
+
+def test_the_same_again_is_compared_and_only_what_is_new_is_sent() -> None:
+    first = [typed("response.output_text.delta", text, "aaaa") for text in ("x", "y")]
+    made = sent(*first, path=RESPONSES)
+    asked = body(seed=3)
+    assert made.next_request(asked) == asked
+    assert made.unsent(typed("response.output_text.delta", "x", "bbbb")) == b""
+    with_new = typed("response.output_text.delta", "y", "bbbb") + typed("response.done", "z", "bbbb")
+    assert made.unsent(with_new) == typed("response.done", "z", "aaaa")
+    made.run_ended()
+
+
+@pytest.mark.parametrize("how", ["differs", "shorter", "long event"])
+def test_another_answer_is_not_joined(how: str) -> None:
+    made = sent(typed("d", "x", "aaaa"), typed("d", "y", "aaaa"), path=RESPONSES)
+    assert made.next_request(body()) is not None
+    assert made.unsent(typed("d", "x", "bbbb")) == b""
+    with pytest.raises(OtherAnswer):
+        if how == "differs":
+            made.unsent(typed("d", "z", "bbbb"))
+        elif how == "shorter":
+            made.run_ended()
+        else:
+            made.in_pieces()
+    assert made.next_request(body()) is None
+
+
+def test_a_seed_that_the_client_gave_decides_unless_the_answer_differs() -> None:
+    made = sent(event(None, "aaaaaaaa"), event("Once", "aaaaaaaa"), own_seed=False)
+    asked = body(seed=5, temperature=1)
+    assert made.next_request(asked) == asked, "the very same draws"
+    made.unsent(event(None, "bbbbbbbb"))
+    with pytest.raises(OtherAnswer):
+        made.unsent(event("Twice", "bbbbbbbb"))
+    rest = made.next_request(asked)
+    assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once"
+
+
+def test_an_event_that_came_in_pieces_ends_it() -> None:
+    made = SentEvents(CHAT, own_seed=True)
+    made.in_pieces()
+    assert made.unsent(b"data: {") == b"data: {"
+    assert made.next_request(body()) is None
+
+
+def test_progress_and_comments_are_of_one_run() -> None:
+    progress = b'data: {"prompt_progress": {"processed": 3}, "choices": []}\n\n'
+    made = sent(progress, b": waiting\n\n", event("a", "aaaaaaaa"), event("b", "aaaaaaaa"))
+    assert made.next_request(body(tools=[{}], tool_choice="required", seed=1)) is not None
+    assert made.unsent(progress + progress + event("a", "bbbbbbbb")) == b""
+    assert made.unsent(event("b", "bbbbbbbb") + event("c", "bbbbbbbb")) == event("c", "aaaaaaaa")
+
+
+def test_text_is_never_taken_for_an_id() -> None:
+    text = '"id":"chatcmpl-bbbbbbbb"'
+    made = sent(event("a", "aaaaaaaa"))
+    assert made.next_request(body()) is not None
+    (line,) = made.unsent(event(text, "cccccccc")).splitlines()[:1]
+    assert json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"]["content"] == text
+
+
+@given(st.lists(st.binary(max_size=60), max_size=6), st.sampled_from([CHAT, RESPONSES, "/v1/messages"]))
+def test_whatever_llama_server_sends_the_first_run_is_unchanged(parts: list[bytes], path: str) -> None:
+    made = SentEvents(path, own_seed=True)
+    for part in parts:
+        assert made.unsent(part + b"\n\n") == part + b"\n\n"
+    made.next_request(body())
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["choices", "delta", "content", "index", "tokens", "usage", "type", "id", "stop"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=20,
+    ),
+    st.sampled_from([CHAT, "/completion", "/v1/completions", "/v1/messages"]),
+)
+def test_events_of_any_shape_are_read(fields: object, path: str) -> None:
+    one = b"data: " + json.dumps(fields).encode() + b"\n\n"
+    made = SentEvents(path, own_seed=True)
+    assert made.unsent(one) == one
+    if made.next_request(json.dumps({"prompt": "a", "messages": [{"role": "user"}]}).encode()) is not None:
+        try:
+            made.unsent(one)
+        except OtherAnswer:
+            pytest.fail("the same event is the same")
