@@ -40,16 +40,27 @@ class SentText:
     """What a client has been sent. `is_text` False: more than text, of more than one answer, or too much."""
 
     dialect: Dialect
-    text: str = ""
-    reasoning: str = ""
     tokens: list[int] = field(default_factory=list)
     count: int = 0  # of tokens, or of pieces where it is not told
     is_text: bool = True
     is_over: bool = False
     echo: str = ""  # of the text that was asked to be continued: some dialects begin with it once more
+    _said: list[str] = field(default_factory=list)
+    _thought: list[str] = field(default_factory=list)
+    _letters: int = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self._said)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._thought)
 
     def see(self, event: Mapping[str, object]) -> None:
         """One event, by its JSON."""
+        if not self.is_text:
+            return
         match self.dialect:
             case Dialect.NATIVE:
                 self._native(event)
@@ -57,7 +68,17 @@ class SentText:
                 self._anthropic(event)
             case _:
                 self._choices(event)
-        self.is_text = self.is_text and len(self.text) + len(self.reasoning) <= _MOST_LETTERS
+        if self._letters > _MOST_LETTERS:
+            self.is_text = False
+        if not self.is_text:
+            self._said, self._thought, self.tokens = [], [], []
+
+    def _add(self, said: str, thought: str = "") -> bool:
+        """Whether there is any."""
+        self._said += [said] if said else []
+        self._thought += [thought] if thought else []
+        self._letters += len(said) + len(thought)
+        return bool(said or thought)
 
     def _native(self, event: Mapping[str, object]) -> None:
         self.is_over |= event.get("stop") is True
@@ -67,7 +88,7 @@ class SentText:
             self.tokens += [one for one in tokens if isinstance(one, int)]
         if isinstance(count, int):
             self.count = count
-        self.text += _text(event, "content")
+        self._add(_text(event, "content"))
 
     def _choices(self, event: Mapping[str, object]) -> None:
         for choice in _objects(event.get("choices")):
@@ -76,18 +97,15 @@ class SentText:
             delta = choice.get("delta")
             of = delta if isinstance(delta, dict) else choice
             self.is_text &= "tool_calls" not in of
-            added, thought = _text(of, "content") + _text(of, "text"), _text(of, "reasoning_content")
-            self.text, self.reasoning = self.text + added, self.reasoning + thought
-            self.count += bool(added or thought)
+            said = _text(of, "content") + _text(of, "text")
+            self.count += self._add(said, _text(of, "reasoning_content"))
 
     def _anthropic(self, event: Mapping[str, object]) -> None:
         kind, block, delta = event.get("type"), event.get("content_block"), event.get("delta")
         if kind == "content_block_start":
             self.is_text &= isinstance(block, dict) and block.get("type") == "text" and not event.get("index")
         elif kind == "content_block_delta" and isinstance(delta, dict):
-            added = _text(delta, "text")
-            self.text += added
-            self.count += bool(added)
+            self.count += self._add(_text(delta, "text"))
         self.is_over |= kind in ("content_block_stop", "message_delta", "message_stop")
 
 

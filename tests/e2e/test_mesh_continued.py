@@ -12,10 +12,12 @@ import pytest
 from meshd.fleet.node import LocalNode
 from meshd.role.worker.mesh_server import CHILD_NAME
 
+from tests.e2e import spaces
 from tests.e2e.alone import alone
+from tests.e2e.apart import apart
 from tests.e2e.api_client import Api, Streamed
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, child_pid, play
+from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
 from tests.soak import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -66,7 +68,7 @@ def kill(pid: int) -> Callable[[], object]:
     return lambda: os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("lost", ["llama-server", "rpc-server", "worker"])
+@pytest.mark.parametrize("lost", ["llama-server", "rpc-server", "suspended", "worker"])
 def test_answers_go_on(tmp_path: Path, lost: str) -> None:
     """Four at once are computed in one batch, in which a near tie may fall otherwise: their texts need not be
     those of one alone."""
@@ -86,8 +88,8 @@ def test_answers_go_on(tmp_path: Path, lost: str) -> None:
                     assert streamed.tokens == TOKENS
                     assert streamed.comments or lost != "worker", "a wait of seconds is explained"
                 slowest = max(slowest, stood)
-                if lost == "worker" and TIMES > 1:
-                    break
+                if lost in ("suspended", "worker"):
+                    break  # the next one would find one worker
             print(f"{lost}: went on after {slowest:.1f} s at most")  # noqa: T201
 
     play(check(), seconds=2000.0)
@@ -96,6 +98,9 @@ def test_answers_go_on(tmp_path: Path, lost: str) -> None:
 async def _hit(fleet: Fleet, head: LocalNode, workers: list[LocalNode], lost: str) -> Callable[[], object]:
     if lost == "llama-server":
         return kill(child_pid(await head.status(), "llama-server"))
+    if lost == "suspended":
+        server = child_pid(await workers[0].status(), CHILD_NAME)
+        return lambda: os.kill(server, signal.SIGSTOP)
     if lost == "rpc-server":  # one that was lost often is left out for a while
         lending = [status for worker in workers if (status := await worker.status()).children]
         return kill(child_pid(lending[0], CHILD_NAME))
@@ -103,6 +108,31 @@ async def _hit(fleet: Fleet, head: LocalNode, workers: list[LocalNode], lost: st
     assert pid is not None
     fleet.forget(workers[0])
     return kill(pid)
+
+
+@pytest.mark.skipif(bool(spaces.skip_reason()), reason=spaces.skip_reason() or "-")
+def test_answers_wait_for_the_only_worker_to_come_back(tmp_path: Path) -> None:
+    """Its cable is pulled for longer than the grace: nobody else could compute the rest."""
+
+    async def check() -> None:
+        options = (*GOES_ON, "--grace", "10", *SAME_THREADS, *SAME_BATCHES)
+        async with apart(tmp_path, smollm2(), worker_has=smollm2(), options=options, seed=0) as place:
+            await place.fleet.ready(place.head)
+
+            def pull() -> None:
+                place.rules.flowing.clear()
+
+            answers = asyncio.ensure_future(answers_under(place.api, pull))
+            await place.head.until(lambda status: model_of(status).state == "waiting")
+            await asyncio.sleep(counts(1, 180))
+            place.rules.flowing.set()
+            streams, stood = await answers
+            for streamed in streams:
+                assert streamed.error == "" and streamed.done and streamed.tokens == TOKENS
+                assert any("waiting for workers" in one for one in streamed.comments)
+            print(f"went on after {stood:.1f} s")  # noqa: T201
+
+    play(check(), seconds=2000.0)
 
 
 @pytest.mark.parametrize("lost", ["llama-server", "rpc-server"])

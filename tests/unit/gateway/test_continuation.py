@@ -133,3 +133,10 @@ def test_the_numbers_at_the_end_count_all() -> None:
     end: dict[str, object] = {"stop": True, "tokens_predicted": 5, "tokens_evaluated": 12, "content": ""}
     counted = as_the_rest(end, native((" a", 7), (" b", 8)), 2)
     assert counted == {"stop": True, "tokens_predicted": 7, "tokens_evaluated": 10, "content": ""}
+
+
+def test_more_text_than_is_kept_is_not_continued() -> None:
+    sent = chat("a" * (1 << 20))
+    for _ in range(4):
+        sent.see({"choices": [{"index": 0, "delta": {"content": "b" * (1 << 20)}}]})
+    assert (sent.is_text, sent.text) == (False, "")
