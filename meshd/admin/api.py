@@ -176,6 +176,18 @@ class LeaveRequest(Request[Done], name="leave"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequest(Request[Done], name="pause"):
+    """Lend nothing, kept over a restart. `drain`: what is lent is not taken back, its users give it back."""
+
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequest(Request[Done], name="resume"):
+    """Lend again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest(Request[Done], name="stop"):
     """The daemon ends after it has answered."""
 

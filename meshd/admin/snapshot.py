@@ -84,6 +84,7 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         present=peer.present,
         faults=peer.faults,
         last_fault=peer.last_fault,
+        paused=peer.paused,
     )
 
 

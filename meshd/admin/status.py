@@ -33,6 +33,7 @@ class NodeView:
     rss_bytes: int  # memory of that process
     listen: tuple[str, ...] = ()  # addresses at which other nodes reach it
     home: str = ""  # directory of its state
+    paused: bool = False  # it lends nothing until `meshd resume`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ class PeerView:
     present: bool = False  # running, though not connected: in a large mesh sessions are made on demand
     faults: int = 0  # protocol violations and unexpected failures it caused here, in the last hour
     last_fault: str = ""  # the latest of them
+    paused: bool = False  # it lends nothing for now: its user wants that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

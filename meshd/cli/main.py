@@ -18,7 +18,7 @@ from meshd.cli.output import Output, standard
 INTERRUPTED = 130
 
 LATER = frozenset(
-    "client pause resume report service".split()  # noqa: SIM905
+    "client report service".split()  # noqa: SIM905
 )
 
 
@@ -56,6 +56,24 @@ def _status() -> VerbModule:
     from meshd.cli import status
 
     return status
+
+
+def _pause() -> VerbModule:
+    from meshd.cli import pause
+
+    return pause
+
+
+def _drain() -> VerbModule:
+    from meshd.cli import drain
+
+    return drain
+
+
+def _resume() -> VerbModule:
+    from meshd.cli import resume
+
+    return resume
 
 
 def _ping() -> VerbModule:
@@ -199,6 +217,9 @@ VERBS: tuple[Verb, ...] = (
         rest=True,
     ),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", _relay),
+    Verb("pause", GROUPS[1], "lend nothing until resume", _pause),
+    Verb("drain", GROUPS[1], "lend nothing new, and wait until nothing is lent", _drain),
+    Verb("resume", GROUPS[1], "lend again after pause or drain", _resume),
     Verb("stop", GROUPS[1], "stop the node that runs on this machine", _stop),
     Verb("status", GROUPS[2], "show what this node does, and what needs attention", _status),
     Verb("peers", GROUPS[2], "list the other nodes and the connection to each", _peers),

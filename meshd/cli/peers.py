@@ -39,6 +39,13 @@ def print_peers(status: Status, out: Output) -> None:
     )
 
 
+def _state(peer: PeerView) -> str:
+    if is_away(peer):
+        return f"away {in_time(peer.state_s or 0.0)}"
+    state = "there" if peer.present else peer.state
+    return f"{state}, paused" if peer.paused else state
+
+
 def _row(peer: PeerView) -> tuple[str, ...]:
     link = peer.link
     note = peer.why_not_direct or ("" if link is not None else peer.stopped or peer.last_error)
@@ -48,7 +55,7 @@ def _row(peer: PeerView) -> tuple[str, ...]:
         peer.name,
         peer.id[:10],
         peer.role,
-        f"away {in_time(peer.state_s or 0.0)}" if is_away(peer) else "there" if peer.present else peer.state,
+        _state(peer),
         "-" if link is None else f"{link.kind} {link.path} {link.remote}",
         "-" if link is None or link.rtt_ms is None else f"{link.rtt_ms:.2f} ms",
         "-" if link is None else in_bytes(link.sent_bytes),

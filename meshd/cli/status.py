@@ -95,6 +95,8 @@ def _show_node(status: Status, out: Output) -> None:
     node = status.node
     out.line(f"node    {node.name} ({node.id[:10]})  {node.role}, meshd {node.version}, process {node.pid}")
     out.line(f"        up {in_time(node.uptime_s)}, {in_bytes(node.rss_bytes)} of memory")
+    if node.paused:
+        out.line("        paused: it lends nothing until `meshd resume`")
     if node.listen:
         out.line(f"        listens on {', '.join(node.listen)}")
     if status.mdns is not None and status.mdns.state == "silent":

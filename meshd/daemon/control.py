@@ -20,8 +20,10 @@ from meshd.admin.api import (
     InviteRequest,
     InviteRevokeRequest,
     LeaveRequest,
+    PauseRequest,
     PingReply,
     PingRequest,
+    ResumeRequest,
     RevokeReply,
     RevokeRequest,
     StatusRequest,
@@ -42,6 +44,7 @@ from meshd.admin.status import MeshView, NodeView, Status
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.daemon.network_state import NetworkState
+from meshd.daemon.pausing import Pausing
 from meshd.daemon.planning import Planning
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.gateway.interface import GatewayStatus
@@ -79,6 +82,7 @@ class Parts:
     accept: Callable[[str], Reply]
     network_state: NetworkState
     planning: Planning
+    pausing: Pausing
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
     leave: Callable[[], None]
@@ -110,6 +114,7 @@ class DaemonControl(TunnelAnswers):
                 rss_bytes=resident_bytes(),
                 listen=tuple(candidate.place for candidate in parts.candidates()),
                 home=str(parts.home_path),
+                paused=parts.pausing.is_paused,
             ),
             mesh=MeshView(
                 id=str(parts.membership.mesh),
@@ -207,6 +212,16 @@ class DaemonControl(TunnelAnswers):
     @PlanRequest.answer
     async def plan(self, request: PlanRequest) -> PlanReply:
         return await self._parts.planning.plan(request)
+
+    @PauseRequest.answer
+    async def pause(self, request: PauseRequest) -> Done:
+        self._parts.pausing.begin(end_leases=not request.drain)
+        return Done()
+
+    @ResumeRequest.answer
+    async def resume(self, request: ResumeRequest) -> Done:
+        self._parts.pausing.end()
+        return Done()
 
     @LeaveRequest.answer
     async def leave(self, request: LeaveRequest) -> Done:

@@ -10,6 +10,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config
 from meshd.config.kept_name import keep_name
 from meshd.daemon.mesh_port import MeshPort
+from meshd.daemon.pausing import was_paused
 from meshd.daemon.transports import Transports
 from meshd.daemon.write_retries import write_again
 from meshd.identity.keys import KeyPair, PeerId
@@ -123,6 +124,7 @@ class MemberNode:
                 counters.reserve_sequences, last=counters.last_sequence(), now=int(time.time())
             ),
             save=partial(save_addresses, self._home),
+            paused=was_paused(self._home),
         )
 
     def _make_inviter(self) -> Inviter:

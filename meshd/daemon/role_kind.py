@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.role.interface import RoleRuntime, RunningRole
+from meshd.role.worker.pause import Pause
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
@@ -22,6 +23,8 @@ class BuiltRole:
 
     role: RunningRole
     gateway: "Gateway | None" = None
+    pause: Pause | None = None
+    """Of a role that lends devices."""
 
 
 class ClaimedRole(Protocol):

@@ -19,6 +19,7 @@ from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.native_check import check_native
+from meshd.daemon.pausing import Pausing
 from meshd.daemon.planning import Planning, make_planning
 from meshd.daemon.preflight import Preflight
 from meshd.daemon.role_kind import BuiltRole
@@ -193,6 +194,7 @@ class Daemon:
                 accept=member.transports.joiners.accept,
                 network_state=member.transports.network_state,
                 planning=planning,
+                pausing=Pausing(self._home, member.local, built.pause),
                 gateway=lambda: gateway.status if gateway is not None else None,
                 bans_changed=member.mesh.bans_changed,
                 leave=member.local.leave,

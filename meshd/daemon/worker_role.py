@@ -72,4 +72,4 @@ class ClaimedWorker:
             machine=options.machine,
             is_busy=lambda: worker.is_lending,
         )
-        return BuiltRole(worker)
+        return BuiltRole(worker, pause=worker.pause)

@@ -24,6 +24,7 @@ MAX_CAPABILITY_BYTES = 256
 KEPT_RECORDS = 512  # as they were read; 4 KiB each at most
 
 HEAD_ROLE, WORKER_ROLE = "serve", "worker"  # what other nodes ask for in `role`
+PAUSED_MARK = "paused"  # capability of a node that lends nothing for now
 LEFT = MappingProxyType({"left": "1"})  # capabilities of the last record of a node that leaves the mesh
 
 _CONTEXT = "meshd record v1"
@@ -53,6 +54,11 @@ class PeerRecord:
     def has_left(self) -> bool:
         """It is the node's last word: kept and passed on, so that older ones do not bring the node back."""
         return "left" in self.capabilities
+
+    @property
+    def is_paused(self) -> bool:
+        """Its user has paused it: it lends nothing."""
+        return PAUSED_MARK in self.capabilities
 
     def encode(self) -> bytes:
         """At most 4 KiB."""

@@ -73,6 +73,7 @@ class PeerStatus:
     last_fault: str = ""
     grace: int = 0  # for how many seconds its session lives on without a link
     stopped: str = ""  # its words when it said goodbye; empty once it is back
+    paused: bool = False  # it lends nothing for now: its user wants that
 
 
 class Stream(Protocol):

@@ -8,7 +8,7 @@ from meshd.base import log
 from meshd.base.errors import LocalProtocolError, MeshdError
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Chain
-from meshd.identity.record import LEFT, PeerRecord
+from meshd.identity.record import LEFT, PAUSED_MARK, PeerRecord
 from meshd.link.interface import Link
 from meshd.mux.events import Code
 from meshd.peer.record_numbers import Numbering
@@ -71,6 +71,7 @@ class LocalMember:
         mesh: Audience,
         numbers: Numbering,
         save: Callable[[Sequence[Candidate]], None],
+        paused: bool = False,
     ) -> None:
         self._signature = signature
         self._reach = reach
@@ -78,6 +79,7 @@ class LocalMember:
         self._numbers = numbers
         self._save = save
         self.has_left = False
+        self._paused = paused
         number = numbers.take()
         if number is None:
             raise LocalProtocolError("no number is left for a first record")
@@ -102,6 +104,12 @@ class LocalMember:
         LOG.info("addresses_changed", listen=[str(candidate) for candidate in self.record.candidates])
         self._mesh.addresses_changed()
         self._mesh.record_changed()
+
+    def pause(self, *, paused: bool) -> None:
+        """Tell everybody whether this node lends nothing for now."""
+        self._paused = paused
+        if self._renew():
+            self._mesh.record_changed()
 
     def leave(self) -> None:
         """Tell everybody, by a last record that they pass on, that this node is no member any more."""
@@ -129,7 +137,7 @@ class LocalMember:
 
     def _renew(self) -> bool:
         """Sign anew if the record is old; says whether it was."""
-        now = (self._reach.candidates(), self._reach.capabilities())
+        now = (self._reach.candidates(), self._capabilities())
         if now == (self.record.candidates, self.record.capabilities):
             return False
         self.sign()
@@ -152,5 +160,8 @@ class LocalMember:
             sequence=number,
             candidates=candidates,
             relays=() if self.has_left else self._reach.relay_urls(),
-            capabilities=LEFT if self.has_left else self._reach.capabilities(),
+            capabilities=LEFT if self.has_left else self._capabilities(),
         )
+
+    def _capabilities(self) -> Mapping[str, str]:
+        return {**self._reach.capabilities(), **({PAUSED_MARK: "1"} if self._paused else {})}

@@ -26,7 +26,11 @@ class MemberRoster:
         found = [entry.connection.status() for entry in self._table.values()]
         found += [self._known(peer) for peer in self._book.peers() if peer not in self._table]
         ids = sorted(str(peer) for peer in (self._node.peer, *(status.peer for status in found)))
-        return [self._named(self._blamed(self._shown(status)), ids) for status in found]
+        return [self._named(self._paused(self._blamed(self._shown(status))), ids) for status in found]
+
+    def _paused(self, status: PeerStatus) -> PeerStatus:
+        record = self._book.record(status.peer)
+        return replace(status, paused=True) if record is not None and record.is_paused else status
 
     def _blamed(self, status: PeerStatus) -> PeerStatus:
         count, what = self._node.faults.told(status.peer, self._node.now())

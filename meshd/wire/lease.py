@@ -36,6 +36,7 @@ LEASE_ID_BYTES = 16
 RPC_SERVER_ENDED = "rpc_server_ended"  # code of Lost
 HEAD_ENDED = "head_ended"  # code of Lost: its mesh-server was left by the head's llama-server, and ended too
 RPC_SERVER_CRASHED = "rpc_server_crashed"  # code of Lost: by a fault of its own, which a device may be
+PAUSED = "paused"  # code of Lost: the worker's user has paused it
 OLD_PROTOCOL = "rpc"  # of a node that does not say what it speaks
 MAX_MODEL_BYTES = 256
 MOST_VERSION = 1 << 16

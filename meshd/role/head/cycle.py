@@ -28,6 +28,7 @@ from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.own_devices import OwnDevices
+from meshd.role.head.quiet_moments import QuietMoments
 from meshd.role.head.run_end import LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
@@ -74,7 +75,8 @@ class Serve:
         self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
-        self._history = RunHistory(own, self._roster.backoff, self._wanted, surveyor)
+        moments = QuietMoments(runtime.mesh.peers, self._wanted)
+        self._history = RunHistory(own, self._roster.backoff, moments, surveyor)
         self._restarts = 0  # of llama-server, those that nobody asked for
         self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
@@ -123,7 +125,7 @@ class Serve:
 
     def requested(self, active: int) -> None:
         """See Upstream."""
-        self._history.activity.requests(active, asyncio.get_running_loop().time())
+        self._history.moments.requests(active, asyncio.get_running_loop().time())
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""

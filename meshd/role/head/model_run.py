@@ -37,12 +37,11 @@ from meshd.role.head.split_plan import (
     split_of,
     why_idle,
 )
-from meshd.role.head.taken_in import take_in
 from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.lease import RPC_SERVER_CRASHED, Lost
+from meshd.wire.lease import PAUSED, RPC_SERVER_CRASHED, Lost
 
 LOG = log.get("serve")
 
@@ -129,7 +128,7 @@ class HeadRun:
                 self._server.start(plan, self._leases, owner)
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
-                owner.start(take_in(self, self._history.activity, self._history.wanted), name="arrivals")
+                owner.start(self._history.moments.watch(self), name="quiet moments")
                 why = await self.end.why()
                 owner.cancel()
             return why
@@ -262,7 +261,9 @@ class HeadRun:
     def _lease_ended(self, lease: LeaseClient, lost: Lost) -> None:
         if not self.loaded and lost.code == RPC_SERVER_CRASHED:
             self._devices_in_use.crashed(lease.peer, lost.text)
-        if not self.loaded or not self.end.known:
+        if lost.code == PAUSED:
+            self.replaced = True
+        elif not self.loaded or not self.end.known:
             self.blame.ended(lease.peer, lost.text, self._push_plan.others(lease.peer, lost.text))
         self.end.say(f"worker {lease.name} is lost: {lost.text}")
 

@@ -8,12 +8,11 @@ from meshd.identity.keys import PeerId
 from meshd.model.layers import ModelLayers
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
-from meshd.peer.interface import PeerStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
+from meshd.role.head.quiet_moments import QuietMoments
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.survey import MachineSpeeds, Surveyor
-from meshd.role.head.taken_in import ApiActivity
 from meshd.role.head.worker_backoff import WorkerBackoff
 from meshd.store.interface import WeightsFile
 from meshd.wire.lease import OfferedDevice
@@ -52,14 +51,12 @@ class RunHistory:
 
     own_devices: OwnDevices
     backoff: WorkerBackoff
-    wanted: Callable[[], Sequence[PeerStatus]]
-    """Workers for which the model is loaded again when they come."""
+    moments: QuietMoments
     surveyor: Surveyor | None = None
     """Asks how fast machines are; None: nobody wants to know."""
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)
     late_before: set[PeerId] = field(default_factory=set)
     """Workers that were late the last time they were asked (ask_workers.py)."""
-    activity: ApiActivity = field(default_factory=ApiActivity)
     used: set[PeerId] = field(default_factory=set)
     """Workers with which the model was ready."""
 

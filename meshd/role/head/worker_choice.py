@@ -67,6 +67,8 @@ class Roster:
         member = self._mesh.member(peer.peer)
         if member is None or not member.may(Role.WORK):
             return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
+        if peer.paused:
+            return f"{peer.name} is paused (`meshd resume` there ends that)"
         if self._only and not any(naming.meant(text, {str(peer.peer): peer.name}) for text in self._only):
             return f"{peer.name} is not named by `--workers`"
         return self.backoff.exclusion_reason(peer, asyncio.get_running_loop().time())

@@ -35,11 +35,13 @@ from meshd.role.worker.known_files import KnownFiles
 from meshd.role.worker.leases import MAX_LEASES, Held, Lease, Ledger
 from meshd.role.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.role.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
+from meshd.role.worker.pause import IS_PAUSED, Pause
 from meshd.role.worker.worker_options import WorkerOptions
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     LEASE_ID_BYTES,
     LEASE_SERVICE,
+    PAUSED,
     Acquire,
     Admit,
     Grant,
@@ -86,6 +88,7 @@ class Worker:
         self._streams = LentStreams(runtime.mesh)
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
+        self.pause = Pause()
         runtime.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
 
     @property
@@ -134,7 +137,9 @@ class Worker:
     # Who may.
 
     def _may_lease(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | None:
-        return None if Role.USE in member.roles else NO_USE
+        if Role.USE not in member.roles:
+            return NO_USE
+        return IS_PAUSED if self.pause.is_on else None
 
     async def _serve_lease(self, stream: Stream) -> None:
         messages = MessageStream(stream, LEASE_MESSAGES)
@@ -282,7 +287,8 @@ class Worker:
                 owner.start(server.read_report(), name=f"{CHILD_NAME} report")
                 released = owner.start(self._until_released(messages, server, owner), name="lease release")
                 ended = owner.start(self._serve_head(messages, server, lending), name=f"{CHILD_NAME} end")
-                await asyncio.wait([ended, released], return_when=asyncio.FIRST_COMPLETED)
+                paused = owner.start(self._until_paused(messages), name="pause")
+                await asyncio.wait([ended, released, paused], return_when=asyncio.FIRST_COMPLETED)
                 owner.cancel()
         except ExceptionGroup as group:
             raise first_error(group) from None
@@ -296,6 +302,10 @@ class Worker:
         await messages.send(Grant(lease.lease_id, compressed=self._runtime.tunnels.compressed).encode())
         why = await server.until_ended()
         await messages.send(Lost(server.code_of_end(), why).encode())
+
+    async def _until_paused(self, messages: MessageStream) -> None:
+        await self.pause.until_leases_end()
+        await messages.send(Lost(PAUSED, IS_PAUSED).encode())
 
     async def _until_released(self, messages: MessageStream, server: MeshServer, owner: Owner) -> None:
         neighbours = server.neighbours

@@ -343,6 +343,16 @@ class FakeControl(Answers):
         self.stopping = True
         return api.Done()
 
+    @api.PauseRequest.answer
+    async def pause(self, request: api.PauseRequest) -> api.Done:
+        self.asked.append(("pause", request.drain))
+        return api.Done()
+
+    @api.ResumeRequest.answer
+    async def resume(self, request: api.ResumeRequest) -> api.Done:
+        self.asked.append("resume")
+        return api.Done()
+
     @api.StopRequest.answer
     async def stop(self, request: api.StopRequest) -> api.Done:
         self.asked.append("stop")

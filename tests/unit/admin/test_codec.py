@@ -27,6 +27,8 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.RevokeRequest(peer="gar"): '{"request":"revoke","peer":"gar"}',
     api.AcceptRequest(code="meshdreply1abc"): '{"request":"accept","code":"meshdreply1abc"}',
     api.LeaveRequest(drop_root=True): '{"request":"leave","drop_root":true}',
+    api.PauseRequest(drain=True): '{"request":"pause","drain":true}',
+    api.ResumeRequest(): '{"request":"resume"}',
     api.StopRequest(): '{"request":"stop"}',
     plan_api.CapacityRequest(): '{"request":"capacity"}',
     plan_api.PlanRequest(model="/m.gguf", ctx_size=4096): (

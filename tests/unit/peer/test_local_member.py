@@ -174,3 +174,16 @@ def test_the_pipe_of_the_joining_is_the_first_link_or_nothing_at_all(error: Exce
         assert pipe.closed == 1
 
     run(main())
+
+
+def test_peers_are_told_that_it_is_paused_and_that_it_is_not() -> None:
+    rig = Rig()
+    rig.local.pause(paused=True)
+    rig.local.pause(paused=True)
+    assert rig.mesh.told == ["record"] and rig.local.record.is_paused
+    rig.reach.places = (OUTER,)
+    rig.local.network_changed()
+    assert rig.local.record.is_paused, "whatever else changes"
+    rig.local.pause(paused=False)
+    assert rig.mesh.told == ["record", "record", "nat", "record"]
+    assert "paused" not in rig.local.record.capabilities

@@ -29,6 +29,7 @@ class FakeMesh:
         self.since = 0.0
         self.native = NATIVE
         self.says_banned = self.stopped = ""
+        self.paused = False
         self.native = NATIVE
         self.version = 0
         self._changed = asyncio.Event()
@@ -50,6 +51,7 @@ class FakeMesh:
                 clock_offset=None,
                 says_banned=other.says_banned,
                 stopped=other.stopped,
+                paused=other.paused,
             )
             for other in self.net.meshes.values()
             if other is not self

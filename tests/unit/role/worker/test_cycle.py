@@ -339,3 +339,26 @@ def test_a_node_without_work_is_told_how_to_get_it() -> None:
     with pytest.raises(UserError, match="`work`") as caught:
         check_may_work(frozenset(Role) - {Role.WORK})
     assert "meshd invite --role work" in caught.value.hint
+
+
+def test_a_paused_worker_takes_back_what_it_lends_and_lends_nothing_until_it_resumes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.offer()
+            await call.says(Reserve((MIB,)))
+            assert isinstance(await call.hears(), Grant)
+            it.worker.pause.begin(end_leases=False)
+            await asyncio.sleep(100)
+            assert it.worker.is_lending, "its head gives it back"
+            with pytest.raises(Refused, match="its user has paused it"):
+                await it.call().offer()
+            it.worker.pause.begin(end_leases=True)
+            lost = await call.hears()
+            assert lost == Lost("paused", "its user has paused it")
+            await call.is_over()
+            assert it.worker.status.children == [] and it.bench.children[0].ended
+            it.worker.pause.end()
+            await it.call().offer()
+
+    run(main())

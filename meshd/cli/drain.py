@@ -1,0 +1,46 @@
+"""Lend nothing new, and return when nothing is lent any more: before an update or a shutdown.
+
+Models that use this worker are loaded again without it as soon as no answer is open. Like `meshd pause` it
+holds until `meshd resume`, also after a restart.
+"""
+
+import argparse
+import time
+
+from meshd.admin.api import PauseRequest, StatusRequest
+from meshd.admin.client import Client
+from meshd.base.byte_format import in_number
+from meshd.base.errors import UserError
+from meshd.cli.options import Arguments, number
+from meshd.cli.output import Output
+from meshd.config import home_here
+
+LENT_SECONDS = 600
+_LOOK_SECONDS = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--timeout."""
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        default=str(LENT_SECONDS),
+        help=f"how long to wait (default: {LENT_SECONDS})",
+    )
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Ask the daemon, and wait. 1 when something is still lent at the end."""
+    deadline = time.monotonic() + number("--timeout", args.timeout, 1, 86400)
+    with Client(home_here()) as client:
+        client.ask(PauseRequest(drain=True))
+        while lent := len(client.ask(StatusRequest()).children):
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f"{in_number(lent, 'model')} still in use here",
+                    hint="run `meshd drain` again to go on waiting, or `meshd pause` to end the use now",
+                )
+            out.progress(f"waiting for {in_number(lent, 'model')} to be loaded without this node")
+            time.sleep(_LOOK_SECONDS)
+    out.line("drained: nothing is lent, and nothing will be until `meshd resume`")
+    return 0

@@ -1,0 +1,75 @@
+"""A worker's user takes it away for a while, and gives it back: nobody's answer is lost."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from meshd.admin.status import Status
+
+from tests.e2e.alone import alone
+from tests.e2e.api_client import Streamed
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, cli, model_of, peer_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+TOKENS = 100
+OPTIONS = ("--continue-answers", "100", "--device", "none", *SAME_THREADS, *SAME_BATCHES)
+
+
+def nodes_of(status: Status) -> set[str]:
+    """Those with layers of a model that is ready."""
+    model = model_of(status)
+    return {part.node for part in model.split if part.layers} if model.state == "ready" else set()
+
+
+def test_a_worker_is_paused_drained_and_resumed_under_an_answer(tmp_path: Path) -> None:
+    text = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, (one, two) = await fleet.workers(smollm2(), smollm2())
+            head = await fleet.head(smollm2(), *OPTIONS, token=token)
+            api = api_of(await fleet.ready(head))
+            begun, go_on = asyncio.Event(), threading.Event()
+            loop = asyncio.get_running_loop()
+
+            def on_piece(streamed: Streamed) -> None:
+                if streamed.pieces == 10:
+                    loop.call_soon_threadsafe(begun.set)
+                    go_on.wait(30)
+
+            answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
+            await begun.wait()
+            paused = await cli(one.spec.home, "pause")
+            assert (paused.returncode, paused.stdout.split(":")[0]) == (0, "paused"), paused.stderr
+            go_on.set()
+            streamed = await answer
+            assert (streamed.text, streamed.error) == (text, "")
+            status = await head.until(lambda now: nodes_of(now) == {"worker-1"})
+            assert peer_of(status, "worker-0").paused and peer_of(status, "worker-0").state == "connected"
+            assert (await one.status()).node.paused and (await one.status()).children == ()
+            assert "paused" in (await cli(head.spec.home, "peers")).stdout
+
+            resumed = await cli(one.spec.home, "resume")
+            assert resumed.returncode == 0, resumed.stderr
+            await head.until(lambda now: nodes_of(now) == {"worker-0", "worker-1"})
+
+            begun.clear()
+            go_on.clear()
+            answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
+            await begun.wait()
+            draining = asyncio.ensure_future(cli(two.spec.home, "drain"))
+            await head.until(lambda now: peer_of(now, "worker-1").paused)
+            assert (await two.status()).children != (), "the answer is under way"
+            go_on.set()
+            assert (await answer).text == text
+            drained = await draining
+            assert drained.returncode == 0 and drained.stdout.startswith("drained"), drained.stderr
+            assert (await two.status()).children == ()
+            await head.until(lambda now: nodes_of(now) == {"worker-0"})
+            refused = await cli(head.spec.home, "pause")
+            assert refused.returncode == 1 and "lends no devices" in refused.stderr
+
+    play(check())

@@ -1,0 +1,53 @@
+"""A pause outlives the daemon, and is told to the mesh."""
+
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.daemon.pausing import Pausing, was_paused
+from meshd.identity.keystore import Home
+from meshd.role.worker.pause import Pause
+
+
+class Member:
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+
+    def pause(self, *, paused: bool) -> None:
+        self.told.append(paused)
+
+
+def test_it_outlives_a_restart_until_it_is_ended(tmp_path: Path) -> None:
+    home, member = Home(tmp_path), Member()
+    seen = []
+
+    def restarted() -> Pausing:
+        pausing = Pausing(home, member, Pause())
+        seen.append((pausing.is_paused, was_paused(home)))
+        return pausing
+
+    restarted().begin(end_leases=False)
+    restarted().end()
+    restarted()
+    assert seen == [(False, False), (True, True), (False, False)]
+    assert member.told == [True, False]
+
+
+def test_a_running_role_is_told(tmp_path: Path) -> None:
+    pause = Pause()
+    pausing = Pausing(Home(tmp_path), Member(), pause)
+    pausing.begin(end_leases=True)
+    on = [pause.is_on]
+    pausing.end()
+    assert [*on, pause.is_on] == [True, False]
+
+
+def test_a_node_that_lends_nothing_cannot_be_paused(tmp_path: Path) -> None:
+    member = Member()
+    pausing = Pausing(Home(tmp_path), member, None)
+    with pytest.raises(UserError, match="lends no devices") as caught:
+        pausing.begin(end_leases=True)
+    assert "meshd stop" in caught.value.hint
+    with pytest.raises(UserError, match="lends no devices"):
+        pausing.end()
+    assert not pausing.is_paused and member.told == []
