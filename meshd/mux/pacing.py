@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 FIRST_ALLOWANCE = 64 << 10  # bytes, until something has been measured
 _MEMORY = 10.0  # seconds that a highest rate and a shortest round trip are believed
+FLOOR_SECONDS = (
+    600.0  # for which the shortest round trip of all counts for predictions, half of that at least
+)
 _QUEUE_TIME = 0.05
 _QUEUE_LEAST = 16 << 10
 _QUEUE_MOST = 256 << 10
@@ -78,6 +81,26 @@ class _Highest:
         return True
 
 
+class _Lowest:
+    """The lowest value of the last minutes: of this half of FLOOR_SECONDS, and of the one before."""
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._before: float | None = None
+        self._current: float | None = None
+
+    @property
+    def value(self) -> float | None:
+        found = [one for one in (self._before, self._current) if one is not None]
+        return min(found, default=None)
+
+    def add(self, value: float, now: float) -> None:
+        if now - self._began > FLOOR_SECONDS / 2:
+            self._before, self._current, self._began = self._current, None, now
+        if self._current is None or value < self._current:
+            self._current = value
+
+
 class Pacing:
     """One link's measurement. All times are loop time in seconds."""
 
@@ -89,6 +112,7 @@ class Pacing:
         self.rate: float | None = None  # bytes a second that the link delivers, as far as is known
         self.probing = False  # the shortest round trip is being measured anew
         self._rtt_min_at = now
+        self._floor = _Lowest(now)
         self._acked_at = now
         self._first_sent_at = now
         self._marks: deque[_Mark] = deque()
@@ -108,6 +132,11 @@ class Pacing:
         self._round_rate = 0.0
         self._rounds_flat = 0
         self._allowed: int | None = None  # `allowance`, until something changes it
+
+    @property
+    def rtt_floor(self) -> float | None:
+        """The shortest round trip of the last minutes: what the path takes while both machines are idle."""
+        return self._floor.value
 
     @property
     def in_flight(self) -> int:
@@ -242,6 +271,7 @@ class Pacing:
         self._shorten(rtt, now)
 
     def _shorten(self, rtt: float, now: float) -> None:
+        self._floor.add(rtt, now)
         if self.rtt_min is None or rtt <= self.rtt_min:
             self.rtt_min = rtt
             self._rtt_min_at = now

@@ -16,6 +16,7 @@ class LinkStatus:
     carries_data: bool
     rtt: float | None  # smoothed
     rtt_min: float | None
+    rtt_floor: float | None  # the shortest of the last minutes
     bandwidth: float | None  # as measured by the peer's acknowledgements; None before the first
     in_flight: int  # sent, not yet acknowledged on this link
     allowance: int  # what may be in flight
@@ -33,6 +34,7 @@ class LinkStatus:
             carries_data=carries_data,
             rtt=link.rtt,
             rtt_min=pacing.rtt_min,
+            rtt_floor=pacing.rtt_floor,
             bandwidth=pacing.rate,
             in_flight=pacing.in_flight,
             allowance=pacing.allowance(),

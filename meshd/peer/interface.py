@@ -37,8 +37,8 @@ class PeerState(StrEnum):
 class PathStatus:
     """One link of a peer as path choice sees it; times in seconds, sizes in bytes.
 
-    `rtt_min` is the shortest round trip of the last seconds; `rate`, in bytes a second, what the link carried
-    when it was the bottleneck, None when it never was.
+    `rtt_min` is the shortest round trip of the last seconds, `rtt_floor` that of the last minutes; `rate`, in
+    bytes a second, what the link carried when it was the bottleneck, None when it never was.
     """
 
     link: LinkInfo
@@ -49,6 +49,12 @@ class PathStatus:
     received_bytes: int
     rtt_min: float | None = None
     rate: float | None = None
+    rtt_floor: float | None = None
+
+    @property
+    def idle_rtt(self) -> float | None:
+        """For predictions: a machine that computes answers late, which says nothing of the path."""
+        return next((rtt for rtt in (self.rtt_floor, self.rtt_min, self.rtt) if rtt is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class PeerLinks:
             sent_bytes=numbers.sent,
             received_bytes=numbers.received,
             rtt_min=numbers.rtt_min,
+            rtt_floor=numbers.rtt_floor,
             rate=self._rates.get(numbers.link_id),
         )
 

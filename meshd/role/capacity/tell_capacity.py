@@ -117,7 +117,7 @@ def measured_paths(peers: Sequence[PeerStatus]) -> tuple[MeasuredPath, ...]:
     found = []
     for peer in peers:
         path = next((path for path in peer.paths if path.selected), None)
-        rtt = None if path is None else path.rtt if path.rtt_min is None else path.rtt_min
+        rtt = None if path is None else path.idle_rtt
         if path is not None and rtt is not None:
             found.append(MeasuredPath(peer.peer.raw, max(0, int(rtt * 1e6)), int(path.rate or 0)))
     return tuple(sorted(found, key=lambda one: one.rtt_us))[:MAX_CAPACITY_PATHS]

@@ -209,8 +209,8 @@ def remote_device(node: str, device: OfferedDevice, machine: str, path: DevicePa
 def path_to(paths: Sequence[PathStatus]) -> DevicePath | None:
     """By the path that carries data; None where it was never measured."""
     path = next((path for path in paths if path.selected), None)
-    shortest = None if path is None else path.rtt if path.rtt_min is None else path.rtt_min
-    return None if path is None or shortest is None else DevicePath(shortest, path.rate)
+    rtt = None if path is None else path.idle_rtt
+    return None if path is None or rtt is None else DevicePath(rtt, path.rate)
 
 
 def pool_of(device: OfferedDevice, machine: str) -> str:

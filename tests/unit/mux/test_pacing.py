@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from meshd.mux.pacing import FIRST_ALLOWANCE, Pacing
+from meshd.mux.pacing import FIRST_ALLOWANCE, FLOOR_SECONDS, Pacing
 
 KIB = 1 << 10
 MB = 1_000_000
@@ -115,6 +115,23 @@ def test_the_shortest_round_trip_is_measured_anew_on_a_drained_link() -> None:
     pacing.on_sent(50_000, now, starved=False)
     pacing.on_acked(pacing.sent, now + 0.05)
     assert pacing.allowance() > 0.09 * MB
+
+
+def test_the_shortest_round_trip_of_minutes_outlasts_a_machine_that_computes() -> None:
+    pacing = Pacing(0.0)
+    pacing.on_pong(0.0002, 0.0, probe=False)
+    for second in range(20, 200, 20):  # each of them makes `rtt_min` anew
+        pacing.on_pong(0.02, float(second), probe=True)
+        pacing.on_pong(0.02, float(second) + 15.0, probe=True)
+    assert pacing.rtt_floor == 0.0002 and pacing.rtt_min == 0.02
+
+
+def test_a_path_that_has_become_longer_is_believed_in_time() -> None:
+    pacing = Pacing(0.0)
+    pacing.on_pong(0.001, 0.0, probe=False)
+    for second in range(0, int(2 * FLOOR_SECONDS), 10):
+        pacing.on_pong(0.05, float(second), probe=False)
+    assert pacing.rtt_floor == 0.05
 
 
 def test_marks_are_bounded() -> None:

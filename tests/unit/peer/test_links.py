@@ -27,6 +27,7 @@ class OneLink:
             carries_data=True,
             rtt=0.03,
             rtt_min=0.02,
+            rtt_floor=0.01,
             bandwidth=bandwidth,
             in_flight=in_flight,
             allowance=1000,

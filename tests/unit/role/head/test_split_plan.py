@@ -120,6 +120,7 @@ def test_the_path_to_a_worker_is_the_one_with_the_data() -> None:
     used = replace(path(selected=True), rtt=0.03, rate=2e6)
     assert path_to([by, used]) == DevicePath(0.03, 2e6)
     assert path_to([replace(used, rtt_min=0.02)]) == DevicePath(0.02, 2e6)
+    assert path_to([replace(used, rtt_min=0.02, rtt_floor=0.01)]) == DevicePath(0.01, 2e6)
     assert path_to([replace(used, rtt=None)]) is None
     assert path_to([by]) is None
 
