@@ -11,13 +11,17 @@ from meshd.admin.status import HealthWarning, PeerView, Status
 from meshd.base.byte_format import in_number
 from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
+from meshd.model.status import ModelStatus
 from meshd.wire.native import NativeVersion, difference
 
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
 CLOCK_SECONDS = 120.0
 RESTARTS = 3
+SLOW_SHARE = 0.5  # of the predicted speed: below that something else computes, or the prediction is wrong
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NODES_NAMED = 3
+_LOG_HINT = "run `meshd logs llama-server` for details"
+_PLAN_HINT = "change that and restart the head; it also tries again when workers come or go"
 _FILE_HINT = "if that was not intended, put the right file there; the next load uses it"
 _REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
 _FAULTS_HINT = (
@@ -267,7 +271,7 @@ def _model(status: Status) -> Iterator[HealthWarning]:
             code="model_failed",
             severity="error",
             what=f"`{model.name}` is not served{_because(model.reason)}",
-            hint="run `meshd logs llama-server` for details",
+            hint=_LOG_HINT if "llama-server" in model.reason else _PLAN_HINT,
         )
     if model.state == "waiting":
         yield HealthWarning(
@@ -275,6 +279,14 @@ def _model(status: Status) -> Iterator[HealthWarning]:
             severity="info",
             what=f"`{model.name}` is not loaded yet{_because(model.reason)}",
             hint="start a worker of this mesh, or serve with --min-workers 0",
+        )
+    if (slow := _slower(model)) is not None:
+        yield HealthWarning(
+            code="model_slow",
+            severity="info",
+            what=f"`{model.name}` is much slower than predicted: {slow}",
+            hint="look for other programs that compute on these machines; if there are none, run "
+            "`meshd capacity --again` on each, then restart the head",
         )
     if model.tensors_from_network:
         tensors = model.tensors_from_network
@@ -288,6 +300,23 @@ def _model(status: Status) -> Iterator[HealthWarning]:
             what=f"{in_number(len(tensors), 'tensor')} ({size} bytes) came over the network: {names}",
             hint=f"give the workers the same file with --model; first reason: {tensors[0].reason}",
         )
+
+
+def _slower(model: ModelStatus) -> str | None:
+    """What was measured where it is less than half of what was predicted."""
+    measured, predicted = model.measured, model.predicted
+    if measured is None or predicted is None:
+        return None
+    pairs = (
+        ("generation", measured.generate_tok_s, predicted.generate_tok_s),
+        ("prompts", measured.prompt_tok_s, predicted.prompt_tok_s),
+    )
+    told = [
+        f"{what} {have:.1f} tokens/s, predicted {hoped:.1f}"
+        for what, have, hoped in pairs
+        if have is not None and hoped is not None and have < hoped * SLOW_SHARE
+    ]
+    return "; ".join(told) or None
 
 
 def _because(why: str) -> str:

@@ -6,12 +6,15 @@ A token of S streams passes all devices in turn:
     a way  = half a round trip + S hidden states / rate + HOP       N + 1 of them for N workers in a row
     prompt = sum of devices and ways for one micro batch + (micro batches - 1) x the slowest of them + output
 
+CPUs of nodes on one machine count as one of these devices, with the sum of their times: how many threads each
+node uses is not known, and together they may need more processors than there are.
+
 Without pushes all hidden states pass the head, so each border between workers is two ways, and the micro
 batches of a prompt follow one another. Times of layers are measured (device_speed.py); where a device was
 not, they follow from the bytes of its weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshd.model.device_speed import DeviceSpeed
@@ -31,7 +34,8 @@ _CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (m
 class PlannedStage:
     """A device with the layers `begin` to `end`, in bytes of weights `weights`.
 
-    `path`: to the head; None for the head's own. `speed` None: never measured.
+    `path`: to the head; None for the head's own. `speed` None: never measured. `machine`: the same for nodes
+    on one machine, empty where it is not known.
     """
 
     node: str
@@ -43,6 +47,7 @@ class PlannedStage:
     speed: DeviceSpeed | None = None
     path: DevicePath | None = None
     is_head: bool = False
+    machine: str = ""
 
     @property
     def label(self) -> str:
@@ -212,7 +217,7 @@ class Predictor:
         back = last.path.rtt / 2 + HOP_SECONDS if not last.is_head and last.path is not None else 0.0
         once = sum(computing) + sum(carrying)
         if split.pushed:
-            passed = once + (batches - 1) * max([*computing, *carrying]) + delays
+            passed = once + (batches - 1) * max([*_in_turn(split.stages, computing), *carrying]) + delays
         else:
             passed = batches * (once + delays)
         return passed + back + self._output(split.output, 1) + STEP_SECONDS
@@ -221,3 +226,13 @@ class Predictor:
         most = max(stage.weights for stage in split.stages)
         far = max((stage.path.rtt for stage in split.stages if stage.path is not None), default=0.0)
         return START_SECONDS + most / LOADED_RATE + START_ROUND_TRIPS * far
+
+
+def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[float]:
+    """What computes beside each other: the CPUs of one machine share its processors."""
+    busy: dict[str, float] = {}
+    for place, (stage, seconds) in enumerate(zip(stages, computing, strict=True)):
+        shared = stage.machine and not stage.is_gpu
+        key = f"machine {stage.machine}" if shared else f"stage {place}"
+        busy[key] = busy.get(key, 0.0) + seconds
+    return list(busy.values())

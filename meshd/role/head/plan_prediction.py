@@ -37,6 +37,8 @@ class PlanPredictor:
         self._machines = machines
         self._options = options
         self.predictor = Predictor(layers, work, prompt_tokens=ASSUMED_PROMPT)
+        self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
+        self._machine_of[options.node_name] = options.machine
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan will do."""
@@ -96,4 +98,5 @@ class PlanPredictor:
         is_head: bool,
     ) -> PlannedStage:
         speed = self._machines.speeds.get((node, device))
-        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head)
+        machine = self._machine_of.get(node, "")
+        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head, machine)

@@ -16,7 +16,7 @@ from meshd.model.layers import ModelLayers
 from meshd.model.partition import share_out
 from meshd.model.prediction import PlannedStage, Prediction, Split
 from meshd.model.split_values import Plan
-from meshd.role.head.plan_prediction import ASSUMED_ANSWER, Machines, PlanPredictor
+from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines, PlanPredictor
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, shape_of, without_idle
 from meshd.wire.lease import OfferedDevice
@@ -25,6 +25,7 @@ _MOST_NODES = 6  # workers of which all sets are looked at: the fastest
 _MOST_ORDERED = 3  # of a set of which all orders are
 _MOST_PLANNED = 12  # candidates that are planned in full
 _PLACES = ("head", "worker")  # of the output
+_COMPARED = f"for a prompt of {ASSUMED_PROMPT} tokens and an answer of {ASSUMED_ANSWER}"
 _WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
 
 
@@ -104,11 +105,12 @@ def _explained(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
         if others:
             cost = round(100 * (1 - best.seconds / others[0].seconds))
             why += f", a split costs {cost} %" if cost > 0 else ", and a split gains next to nothing"
+            why += f" {_COMPARED}"
     else:
         why = f"split over {' → '.join(f'`{node}`' for node in best.nodes)}"
         if others:
             slower = others[0].seconds / best.seconds
-            why += f": {slower:.2f} times as fast as `{others[0].nodes[0]}` alone"
+            why += f": {slower:.2f} times as fast as `{others[0].nodes[0]}` alone {_COMPARED}"
         else:
             why += ": it fits on no single machine" if len(choices) > 1 else ""
     return [replace(best, why=why), *choices[1:]]

@@ -7,6 +7,7 @@ import pytest
 from meshd.admin.health import examine
 from meshd.admin.status import ChildView, MdnsView, MeshView, PeerView, Status
 from meshd.link.transport import LinkKind
+from meshd.model.status import Speeds
 from meshd.wire.native import NativeVersion
 
 from .codes import warning_codes
@@ -63,6 +64,7 @@ CASES: list[tuple[str, Change]] = [
     ("child_restarts", child(restarts=3)),
     ("tensors_from_network", lambda status: replace(status, model=MODEL)),
     ("model_failed", model(state="failed", reason="out of memory")),
+    ("model_slow", model(measured=Speeds(20.0, 9.9), predicted=Speeds(30.0, 20.0))),
     ("model_waiting", model(state="waiting", reason="1 more worker")),
 ]
 
@@ -110,6 +112,21 @@ def test_answers_that_wait_for_a_worker_are_told_at_once() -> None:
     assert told(70.0) == f"answers have waited 70 s for {who}; without one they fail in 50 s"
     loading = peer(state="suspended", state_s=4.0, link=None)(model(state="loading")(calm()))
     assert codes(loading) == []
+
+
+def test_the_log_of_llama_server_is_named_only_where_it_ran() -> None:
+    def hint(reason: str) -> str:
+        [warning] = examine(model(state="failed", reason=reason)(calm())).warnings
+        return warning.hint
+
+    assert "logs llama-server" in hint("3 times in a row: llama-server ended: exit code 1")
+    assert "logs" not in hint("`--tensor-split` names 3 devices, there are 2")
+
+
+def test_a_speed_that_is_half_of_the_predicted_one_is_no_warning() -> None:
+    for measured in (Speeds(15.0, 10.0), Speeds(None, 10.0), Speeds(15.0, None), None):
+        assert codes(model(measured=measured, predicted=Speeds(30.0, 20.0))(calm())) == []
+    assert codes(model(measured=Speeds(1.0, 1.0), predicted=None)(calm())) == []
 
 
 def test_native_builds_are_compared_when_both_are_known() -> None:

@@ -126,3 +126,24 @@ def test_a_load_takes_what_its_largest_part_and_its_farthest_path_take() -> None
     quick = PREDICTOR.predict(split(near)).load_s
     slow = PREDICTOR.predict(split(replace(near, weights=3_000_000_000), far)).load_s
     assert slow - quick == pytest.approx(2.0 + 0.6, rel=0.01)
+
+
+def test_cpus_of_one_machine_share_a_prompt_and_gain_nothing() -> None:
+    near = [worker(name, 15 * i, 15 * i + 15, rtt=0.0) for i, name in enumerate("ab")]
+    together = [replace(one, machine="m") for one in near]
+
+    def prompt(*stages: PlannedStage) -> float:
+        return PREDICTOR.predict(split(*stages)).first_token_s
+
+    whole = prompt(replace(near[0], end=30))
+    assert prompt(*near) < 0.7 * whole
+    assert whole <= prompt(*together) < 1.1 * whole
+    assert token(split(*together)) == token(split(*near)), "one token is on one machine at a time anyway"
+
+
+def test_cards_of_one_machine_compute_beside_each_other() -> None:
+    near = [replace(worker(name, 15 * i, 15 * i + 15, rtt=0.0), is_gpu=True) for i, name in enumerate("ab")]
+    together = [replace(one, machine="m") for one in near]
+    assert PREDICTOR.predict(split(*together)) == PREDICTOR.predict(split(*near))
+    mixed = [replace(together[0], is_gpu=False), together[1]]
+    assert PREDICTOR.predict(split(*mixed)) == PREDICTOR.predict(split(*near))

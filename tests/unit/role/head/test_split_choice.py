@@ -60,6 +60,7 @@ def test_a_model_that_fits_on_the_fastest_machine_is_not_split() -> None:
     choices = choose_split(MODEL, WORK, there, OPTIONS)
     assert layers_of(choices[0]) == {"a": 30}
     assert choices[0].why.startswith("do not split: it fits on `a`, a split costs ")
+    assert choices[0].why.endswith(" % for a prompt of 512 tokens and an answer of 256")
     assert any(len(layers_of(one)) > 1 for one in choices[1:]), "what a split would do is there to see"
 
 
@@ -143,3 +144,15 @@ def test_the_prediction_is_that_of_the_plan() -> None:
     assert (
         choice.prediction.is_measured and choice.prediction.streams_tok_s > choice.prediction.generate_tok_s
     )
+
+
+def test_a_prompt_is_shared_by_two_machines_and_not_by_two_nodes_of_one() -> None:
+    def best(machine: str) -> SplitChoice:
+        near = NodeOffer("a", WorkerOffer((device(16),), False, machine, bytes(16)), DevicePath(0.00005, 1e9))
+        there = machines([near], {"head": 1.0, "a": 1.0})
+        return choose_split(MODEL, WORK, there, OPTIONS)[0]
+
+    apart = best("m of a")
+    assert layers_of(apart) == {"head": 15, "a": 15}
+    assert apart.why.endswith("alone for a prompt of 512 tokens and an answer of 256")
+    assert len(layers_of(best("m of head"))) == 1
