@@ -48,7 +48,9 @@ class CapacityReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRequest(Request[CapacityReply], name="capacity"):
-    """Measured now, where it was not before."""
+    """Measured now, where it was not before. `again`: no time of this machine's devices counts any more."""
+
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,10 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """A split and what it is predicted to do. `why` of the first one says why it was chosen."""
+    """A split and what it is predicted to do. `why` of the first one says why it was chosen.
+
+    `answer_s`: of a prompt of `prompt_tokens` and an answer of `answer_tokens`, by which splits are compared.
+    """
 
     nodes: tuple[PlannedNode, ...]
     prompt_tok_s: float
@@ -78,6 +83,9 @@ class PlanView:
     output_on: str
     measured: bool
     why: str
+    answer_s: float = 0.0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

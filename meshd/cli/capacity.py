@@ -1,6 +1,7 @@
 """Measure what all nodes could contribute: memory and speed of each device, and the paths between nodes.
 
 What has not been measured before is measured now, which takes a few seconds per device. Nothing is reserved.
+If something else computed on a machine while it was measured, run `meshd capacity --again` there.
 """
 
 import argparse
@@ -17,7 +18,13 @@ MEASURE_SECONDS = 330.0  # a GPU's driver may compile first
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json."""
+    """--again, --json."""
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="measure this machine's devices again, for all models; other machines keep their speeds, so run "
+        "it there as well",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
@@ -25,7 +32,7 @@ def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print."""
     with Client(home_here()) as client:
         out.progress("measuring devices")
-        reply = client.ask(CapacityRequest(), seconds=MEASURE_SECONDS)
+        reply = client.ask(CapacityRequest(again=args.again), seconds=MEASURE_SECONDS)
     if args.json:
         paths = [_path_json(path) for path in reply.paths]
         left_out = to_json(reply.left_out)

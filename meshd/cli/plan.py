@@ -13,7 +13,7 @@ import argparse
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.admin.plan_api import PlanReply, PlanRequest, PlanView
-from meshd.base.byte_format import in_bytes, in_memory
+from meshd.base.byte_format import in_bytes, in_memory, in_number
 from meshd.base.errors import UsageError
 from meshd.cli.capacity import MEASURE_SECONDS
 from meshd.cli.find_models import local_model
@@ -24,6 +24,7 @@ from meshd.config import Config, home_here
 _LARGEST_CONTEXT = 1 << 24
 _MOST_STREAMS = 64
 _SHOWN = 5
+_COLUMNS = ("SPLIT", "ANSWER", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +69,15 @@ def _show(reply: PlanReply, out: Output) -> None:
     )
     out.line()
     shown = [best, *(plan for plan in reply.plans if plan is not best)][:_SHOWN]
-    out.table(("SPLIT", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN"), [_row(plan) for plan in shown])
+    out.table(_COLUMNS, [_row(plan) for plan in shown])
+    out.line()
+    out.line(
+        f"ANSWER: time for a prompt of {best.prompt_tokens} tokens and an answer of {best.answer_tokens}; "
+        "splits are compared by it"
+    )
+    out.line(
+        f"AT ONCE: {in_number(best.slots, 'answer')} together. A TOKEN: bytes on the network for each token"
+    )
     if not all(plan.measured for plan in shown):
         out.note("some speeds are estimated: those devices could not be measured, or compute for somebody")
     for left in reply.left_out:
@@ -79,6 +88,7 @@ def _row(plan: PlanView) -> tuple[str, ...]:
     split = " ".join(f"{one.node}:{one.layers}" for one in plan.nodes)
     return (
         split,
+        f"{plan.answer_s:.1f} s",
         f"{plan.generate_tok_s:.1f} tok/s",
         f"{plan.streams_tok_s:.1f} tok/s",
         f"{plan.prompt_tok_s:.0f} tok/s",

@@ -207,7 +207,7 @@ class DaemonControl(TunnelAnswers):
 
     @CapacityRequest.answer
     async def capacity(self, request: CapacityRequest) -> CapacityReply:
-        return await self._parts.planning.capacity()
+        return await self._parts.planning.capacity(again=request.again)
 
     @PlanRequest.answer
     async def plan(self, request: PlanRequest) -> PlanReply:

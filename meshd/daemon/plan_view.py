@@ -14,7 +14,7 @@ from meshd.admin.plan_api import (
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import REFERENCE_WEIGHTS
 from meshd.model.output import DevicePath
-from meshd.role.head.plan_prediction import Machines
+from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines
 from meshd.role.head.split_choice import SplitChoice
 from meshd.wire.lease import OfferedDevice
 
@@ -58,6 +58,9 @@ def _plan_view(choice: SplitChoice) -> PlanView:
         output_on=worker.label if worker is not None else "head",
         measured=predicted.is_measured,
         why=choice.why or plan.why,
+        answer_s=round(choice.seconds, 3),
+        prompt_tokens=ASSUMED_PROMPT,
+        answer_tokens=ASSUMED_ANSWER,
     )
 
 

@@ -19,6 +19,7 @@ from meshd.role.head.split_choice import choose_split
 from meshd.role.head.split_plan import HeadOptions, shape_of
 from meshd.role.head.survey import Surveyor
 from meshd.role.interface import RoleRuntime
+from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
@@ -28,13 +29,21 @@ LOG = log.get("daemon")
 class Planning:
     """Of one daemon, whatever its role. `options`: what the user decided for serving."""
 
-    def __init__(self, surveyor: Surveyor, options: HeadOptions, cache: HashCache) -> None:
+    def __init__(
+        self, surveyor: Surveyor, speeds: DeviceSpeeds, options: HeadOptions, cache: HashCache
+    ) -> None:
         self._surveyor = surveyor
+        self._speeds = speeds
         self._options = options
         self._cache = cache
 
-    async def capacity(self) -> CapacityReply:
-        """Raises MeshdError when this node's own devices cannot be listed."""
+    async def capacity(self, *, again: bool) -> CapacityReply:
+        """`again`: what is known of the speed of this machine's devices is forgotten first.
+
+        Raises MeshdError when this node's own devices cannot be listed.
+        """
+        if again:
+            self._speeds.forget()
         surveyed = await self._surveyor.survey(REFERENCE_LAYERS, _tell)
         return capacity_reply(surveyed.machines, self._options.node_name, surveyed.left_out)
 
@@ -65,7 +74,7 @@ def make_planning(config: Config, member: MemberNode, runtime: RoleRuntime, role
     options = replace(head_options(config, member), devices=tuple(role.devices(config)))
     speeds = device_speeds(runtime, role.threads(config))
     cache = HashCache(config.paths.cache / "weights")
-    return Planning(Surveyor(runtime, options, speeds), options, cache)
+    return Planning(Surveyor(runtime, options, speeds), speeds, options, cache)
 
 
 def _tell(text: str) -> None:

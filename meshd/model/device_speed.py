@@ -5,10 +5,12 @@ the last two.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from meshd.wire.capacity import TimedLayer, checked_time
 
 _WORDS = 4  # of a line
+_MOST_STEEP = 4.0  # times as long for each token as with fewer of them: no device is that much slower
 
 
 def read_line(line: str) -> TimedLayer | None:
@@ -20,6 +22,17 @@ def read_line(line: str) -> TimedLayer | None:
         return None
     kind, tokens, nanoseconds = map(int, words[1:])
     return checked_time(kind, tokens, nanoseconds)
+
+
+def is_plausible(points: Iterable[tuple[int, int]]) -> bool:
+    """Tokens, and nanoseconds for so many: more take longer, and each not many times as long.
+
+    Anything else says what the machine did meanwhile.
+    """
+    return all(
+        took <= longer <= took * _MOST_STEEP * count / fewer
+        for (fewer, took), (count, longer) in pairwise(sorted(points))
+    )
 
 
 class DeviceSpeed:

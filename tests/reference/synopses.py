@@ -73,7 +73,7 @@ def _words(action: argparse.Action) -> str:
     repeats = isinstance(action, argparse._ExtendAction | argparse._AppendAction)
     option = " | ".join(action.option_strings)
     whole = f"{option}{f' {value}' if value and action.nargs != 0 else ''}{' ...' if repeats else ''}"
-    return whole if action.dest in NEEDED else f"[{whole}]"
+    return whole if action.required or action.dest in NEEDED else f"[{whole}]"
 
 
 def _wrapped(name: str, words: Iterator[str] | Sequence[str]) -> str:

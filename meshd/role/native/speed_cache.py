@@ -1,6 +1,7 @@
 """How long devices took for layers, in a file of the cache: a line for each device and kind, measured once.
 
-Lost or damaged it costs a measurement. Several daemons may share it: the last one wins.
+Lost or damaged it costs a measurement. Several daemons may share it, and each sees what another one adds:
+the newest time counts.
 """
 
 import re
@@ -25,18 +26,29 @@ class SpeedCache:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._speeds = self._read()
+        self._speeds: dict[str, Points] = {}
+        self._seen: tuple[int, int, int] | None = None  # the file as it was read or written last
+        self._refresh()
 
     def find(self, key: str) -> Points | None:
         """What was measured; empty where the device has no time for it, None where nobody has looked."""
+        self._refresh()
         return self._speeds.get(key)
 
     def add(self, key: str, points: Points) -> None:
         """From now on it need not be measured. A file that cannot be written is no error."""
-        merged = {**self._read(), **self._speeds}
-        merged.pop(key, None)
-        merged[key] = points[:MAX_POINTS]
-        self._speeds = dict(list(merged.items())[-_MOST_SPEEDS:])
+        self._refresh()
+        self._speeds.pop(key, None)
+        self._speeds[key] = points[:MAX_POINTS]
+        self._speeds = dict(list(self._speeds.items())[-_MOST_SPEEDS:])
+        self._write()
+
+    def clear(self) -> None:
+        """From now on all has to be measured, by other daemons as well."""
+        self._speeds = {}
+        self._write()
+
+    def _write(self) -> None:
         if self._path is None:
             return
         try:
@@ -44,11 +56,23 @@ class SpeedCache:
         except OSError as error:
             LOG.warning("speed_not_kept", why=error.strerror)
 
-    def _read(self) -> dict[str, Points]:
+    def _refresh(self) -> None:
+        """As another daemon has left it since."""
         if self._path is None:
-            return {}
+            return
         try:
-            with self._path.open("rb") as file:
+            stat = self._path.stat()
+        except OSError:
+            return
+        now = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if now != self._seen:
+            self._seen = now
+            self._speeds = self._read(self._path)
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Points]:
+        try:
+            with path.open("rb") as file:
                 lines = file.read(_FILE_BYTES).decode("ascii", "replace").splitlines()
         except OSError:
             return {}

@@ -181,7 +181,9 @@ CAPACITY = plan_api.CapacityReply(
 )
 
 
-def planned(why: str, *nodes: tuple[str, int], measured: bool = True) -> plan_api.PlanView:
+def planned(
+    why: str, *nodes: tuple[str, int], measured: bool = True, answer_s: float = 15.1
+) -> plan_api.PlanView:
     """A plan over the CPUs of these nodes, with so many layers each."""
     return plan_api.PlanView(
         nodes=tuple(
@@ -200,6 +202,9 @@ def planned(why: str, *nodes: tuple[str, int], measured: bool = True) -> plan_ap
         output_on="garage CPU",
         measured=measured,
         why=why,
+        answer_s=answer_s,
+        prompt_tokens=512,
+        answer_tokens=256,
     )
 
 
@@ -208,7 +213,7 @@ PLAN = plan_api.PlanReply(
     choice=0,
     plans=(
         planned("do not split: it fits on `garage`, a split costs 27 %", ("garage", 30)),
-        planned("according to the tensor split", ("desk", 12), ("garage", 18), measured=False),
+        planned("according to the tensor split", ("desk", 12), ("garage", 18), measured=False, answer_s=20.7),
     ),
     left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),
 )
@@ -329,7 +334,7 @@ class FakeControl(Answers):
 
     @plan_api.CapacityRequest.answer
     async def capacity(self, request: plan_api.CapacityRequest) -> plan_api.CapacityReply:
-        self.asked.append("capacity")
+        self.asked.append(("capacity", request.again))
         return CAPACITY
 
     @plan_api.PlanRequest.answer

@@ -30,7 +30,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.PauseRequest(drain=True): '{"request":"pause","drain":true}',
     api.ResumeRequest(): '{"request":"resume"}',
     api.StopRequest(): '{"request":"stop"}',
-    plan_api.CapacityRequest(): '{"request":"capacity"}',
+    plan_api.CapacityRequest(): '{"request":"capacity","again":false}',
     plan_api.PlanRequest(model="/m.gguf", ctx_size=4096): (
         '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0}'
     ),

@@ -28,6 +28,11 @@ def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
         "output on garage CPU",
         "garage:30",
         "desk:12 garage:18",
+        "ANSWER",
+        "15.1 s",
+        "20.7 s",
+        "ANSWER: time for a prompt of 512 tokens and an answer of 256; splits are compared by it",
+        "AT ONCE: 4 answers together",
         "23.4 tok/s",
         "61.0 tok/s",
         "123 tok/s",
@@ -46,8 +51,9 @@ def test_a_plan_for_a_script(daemon: FakeControl, file: Path) -> None:
     assert body["choice"] == 0 and body["plans"][0]["nodes"] == [
         {"node": "garage", "device": "CPU", "layers": 30, "memory_bytes": 3 << 30}
     ]
-    for name in ("prompt_tok_s", "generate_tok_s", "streams_tok_s", "load_s", "bytes_per_token"):
+    for name in ("prompt_tok_s", "generate_tok_s", "streams_tok_s", "load_s", "bytes_per_token", "answer_s"):
         assert body["plans"][0][name] > 0
+    assert (body["plans"][0]["prompt_tokens"], body["plans"][0]["answer_tokens"]) == (512, 256)
     for name in ("ctx_size", "slots", "ubatch", "why"):
         assert body["plans"][0][name]
     assert daemon.asked == [("plan", str(file), 4096, 8)]
@@ -95,6 +101,11 @@ def test_capacity_for_a_script(daemon: FakeControl) -> None:
     assert body["devices"][1]["weight_bytes_s"] is None
     assert body["paths"] == [{"from": "desk", "to": "garage", "rtt_ms": 0.85, "bytes_s": None}]
     assert body["left_out"] == [{"node": "attic", "why": "it does not answer"}]
+
+
+def test_capacity_measures_again_when_asked_to(daemon: FakeControl) -> None:
+    assert meshd("capacity").code == meshd("capacity", "--again", "--json").code == 0
+    assert daemon.asked == [("capacity", False), ("capacity", True)]
 
 
 def test_without_a_daemon(home: Path) -> None:

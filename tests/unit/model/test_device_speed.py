@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.model.device_speed import DeviceSpeed, read_line
+from meshd.model.device_speed import DeviceSpeed, is_plausible, read_line
 from meshd.wire.capacity import MAX_NANOSECONDS, TimedLayer
 
 SPEED = DeviceSpeed([TimedLayer(0, 1, 1000), TimedLayer(0, 128, 20_000), TimedLayer(0, 32, 8_000)])
@@ -62,3 +62,21 @@ def test_more_tokens_never_take_less() -> None:
     assert odd.seconds(0, 100) == odd.seconds(0, 2) == pytest.approx(5e-6)
     with pytest.raises(KeyError):
         odd.seconds(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("points", "plausible"),
+    [
+        ((), True),
+        (((1, 5),), True),
+        (((1, 170), (4, 671), (32, 4912), (128, 18222)), True),
+        (((1, 930), (4, 7965), (32, 18083), (128, 60097)), True),  # a slower way for several tokens
+        (((1, 883), (4, 743), (32, 7123)), False),
+        (((1, 10), (4, 1000), (32, 1200)), False),
+        (((32, 4912), (1, 170), (4, 671)), True),
+    ],
+)
+def test_what_no_device_takes_is_told_from_what_one_does(
+    points: tuple[tuple[int, int], ...], plausible: bool
+) -> None:
+    assert is_plausible(points) is plausible

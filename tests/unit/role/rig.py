@@ -67,6 +67,7 @@ class Bench:
         self.trial_seconds = 0.0
         self.timings: list[tuple[str, ...]] = []  # the arguments of each
         self.timing_lines: Sequence[str] | None = None  # None: 1 ms a token, for each kind
+        self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above
         self.timing_ended: Ended | None = Ended(0, None, ())  # None: never
         self.timing_seconds = 0.0
         self.stopped: set[int] = set()
@@ -148,7 +149,7 @@ class Bench:
     async def _time(self, spec: ChildSpec) -> Ended:
         assert spec.on_line is not None
         self.timings.append(tuple(spec.argv))
-        lines = self.timing_lines
+        lines = self.timing_runs.pop(0) if self.timing_runs else self.timing_lines
         if lines is None:
             kinds = range(spec.argv.count("--time"))
             lines = [f"took {kind} {tokens} {1_000_000 * tokens}" for kind in kinds for tokens in (1, 128)]

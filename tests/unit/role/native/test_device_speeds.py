@@ -133,3 +133,58 @@ def test_who_waits_hears_of_it(tmp_path: Path) -> None:
 
     run(main())
     assert told.count("measuring CPU") == 3 and told.count("measuring GPU0") == 3
+
+
+def test_what_was_forgotten_is_measured_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            measured, other = speeds(it.bench, tmp_path), speeds(it.bench, tmp_path)
+            await measured.measure([CPU], KINDS, silent)
+            assert not other.lacks([CPU], KINDS)
+            it.bench.timing_lines = ["took 0 1 7", "took 1 1 5", "timed 2"]
+            measured.forget()
+            assert other.lacks([CPU], KINDS)
+            await measured.measure([CPU], KINDS, silent)
+            assert other.known(CPU, KINDS) == (TimedLayer(0, 1, 7), TimedLayer(1, 1, 5))
+
+    run(main())
+
+
+def test_a_device_that_failed_is_tried_again_once_all_is_forgotten(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.bench.timing_ended = Ended(2, None, ())
+            measured = speeds(it.bench, tmp_path)
+            await measured.measure([CPU], KINDS, silent)
+            assert not measured.lacks([CPU], KINDS)
+            measured.forget()
+            assert measured.lacks([CPU], KINDS)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        ((900, 700), (300, 710), (300, 700)),  # more tokens in less time
+        ((10, 1000), (12, 50), (10, 50)),  # 25 times as long for each
+    ],
+)
+def test_times_that_no_device_has_are_measured_once_more(
+    tmp_path: Path, first: tuple[int, int], second: tuple[int, int], kept: tuple[int, int]
+) -> None:
+    def lines(times: tuple[int, int]) -> list[str]:
+        return [f"took 0 {tokens} {took}" for tokens, took in zip((1, 4), times, strict=True)]
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.bench.timing_runs = [[*lines(first), "took 1 1 5", "took 1 4 20"], lines(second)]
+            measured = speeds(it.bench, tmp_path)
+            await measured.measure([CPU], KINDS, silent)
+            assert len(it.bench.timings) == 2 and it.bench.timings[1][5:] == ("--time", KINDS[0])
+            assert measured.known(CPU, KINDS) == (
+                *(TimedLayer(0, 1, kept[0]), TimedLayer(0, 4, kept[1])),
+                *(TimedLayer(1, 1, 5), TimedLayer(1, 4, 20)),
+            )
+
+    run(main())

@@ -85,3 +85,16 @@ def test_without_a_file_or_where_none_can_be_written(tmp_path: Path) -> None:
 
 def test_they_are_told_with_the_place_of_what_was_asked() -> None:
     assert with_kind(3, ((1, 5), (4, 6))) == (TimedLayer(3, 1, 5), TimedLayer(3, 4, 6))
+
+
+def test_what_another_daemon_measures_or_forgets_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "speeds"
+    first, second = SpeedCache(path), SpeedCache(path)
+    first.add(key(1), POINTS)
+    assert second.find(key(1)) == POINTS
+    second.add(key(1), ((1, 5),))
+    assert first.find(key(1)) == ((1, 5),)
+    second.clear()
+    assert first.find(key(1)) is None
+    first.add(key(2), POINTS)
+    assert second.find(key(2)) == POINTS and SpeedCache(path).find(key(1)) is None
