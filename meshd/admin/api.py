@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from meshd.admin import net_api, plan_api  # noqa: F401 - their requests are among REQUESTS
 from meshd.admin.request import Request, requests
 from meshd.admin.status import PathName, Status, TunnelView
+from meshd.base.byte_format import in_number
+from meshd.base.time_format import in_time
 from meshd.link.transport import LinkKind
 
 MAX_PING_SECONDS = 60.0
@@ -34,6 +36,11 @@ class InviteReply:
     id: str
     expires_at: int
     uses: int
+
+    def validity(self, now: float) -> str:
+        """For people: how often it can be used, and for how long."""
+        left = in_time(max(0.0, self.expires_at - now))
+        return f"invite {self.id}: valid for {in_number(self.uses, 'node')} and {left}; keep it secret"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.base.byte_format import in_bytes
-from meshd.cli.output import Output, in_time
+from meshd.base.time_format import in_time
+from meshd.cli.output import Output
 from meshd.config import Config
 
 if TYPE_CHECKING:

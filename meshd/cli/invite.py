@@ -21,8 +21,9 @@ from meshd.admin.api import (
 from meshd.admin.client import NotRunning, ask
 from meshd.admin.codec import to_json
 from meshd.base.errors import UsageError, UserError
+from meshd.base.time_format import in_time
 from meshd.cli.options import NOT_HERE, Arguments, Parser, duration, number
-from meshd.cli.output import Output, in_time
+from meshd.cli.output import Output
 from meshd.config import home_here
 
 DEFAULT_EXPIRES = "24h"
@@ -84,9 +85,7 @@ def run(args: Arguments, out: Output) -> int:
         out.json({"schema": 1, **_fields(reply)})
         return 0
     out.line(reply.token)
-    uses = "1 node" if reply.uses == 1 else f"{reply.uses} nodes"
-    left = in_time(max(0.0, reply.expires_at - time.time()))
-    out.note(f"invite {reply.id}: valid for {uses} and {left}; keep it secret")
+    out.note(reply.validity(time.time()))
     return 0
 
 

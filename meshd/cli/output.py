@@ -165,18 +165,6 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
 
-def in_time(seconds: float) -> str:
-    """`4 s`, `3 min`, `2 h 10 min`, `5 d 3 h`."""
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min"
-    if whole < 2 * 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
 def _terminal_width(environ: Mapping[str, str]) -> int:
     columns = environ.get("COLUMNS", "")
     if columns.isdecimal() and 0 < int(columns) < 10000:

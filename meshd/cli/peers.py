@@ -8,8 +8,9 @@ from meshd.admin.codec import to_json
 from meshd.admin.health import is_away
 from meshd.admin.status import PeerView, Status
 from meshd.base.byte_format import in_bytes
+from meshd.base.time_format import in_time
 from meshd.cli.options import Arguments
-from meshd.cli.output import Output, in_time
+from meshd.cli.output import Output
 from meshd.config import home_here
 
 

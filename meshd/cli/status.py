@@ -8,8 +8,9 @@ from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.admin.status import Status
 from meshd.base.byte_format import in_bytes, in_number
+from meshd.base.time_format import in_time
 from meshd.cli.options import Arguments
-from meshd.cli.output import Output, bar, in_time
+from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
 from meshd.model.status import ModelStatus, Speeds, SplitPart

@@ -98,4 +98,32 @@ def read_join(config: Config) -> Config:
         raise UserError(
             "the invite token is empty", hint="run `meshd invite` on the node that founded the mesh"
         )
+    if given:
+        _check_token(token, given)
     return replace(config, node=replace(config.node, join=token.strip()))
+
+
+def _check_token(token: str, given: str) -> None:
+    """Its form: before a model is downloaded or a port is bound for nothing. Raises UserError."""
+    from meshd.identity.invite import parse_token  # cryptography, which `--help` does without
+
+    try:
+        parse_token(token)
+    except UserError:
+        if given.upper() == "TOKEN":
+            raise UserError(
+                "put the invite token in place of TOKEN",
+                hint="it is the line that `meshd worker` or `meshd serve` printed on the other machine",
+            ) from None
+        if _is_file(given):
+            raise UserError(
+                f"`{given}` is a file, not an invite token", hint=f"did you mean `--join @{given}`?"
+            ) from None
+        raise
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, a NUL
+        return False

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from meshd.admin.api import InviteReply
 from meshd.admin.authority import Authority, save_addresses
 from meshd.base.tasks import Owner
 from meshd.config import Config
@@ -140,14 +141,18 @@ class MemberNode:
         )
 
     def printed_token(self) -> str | None:
-        """The token that a role prints at its start; None: this node may not invite."""
-        reply = self.authority.printed_invite(
+        """The token of `printed_invite`."""
+        reply = self.printed_invite()
+        return reply.token if reply is not None else None
+
+    def printed_invite(self) -> InviteReply | None:
+        """What a role prints at its start; None: this node may not invite."""
+        return self.authority.printed_invite(
             now=int(time.time()),
             secret=secrets.token_bytes(16),
             candidates=self.local.token_candidates(),
             relays=self.transports.relays,
         )
-        return reply.token if reply is not None else None
 
     async def serve(self) -> None:
         """Everything that reaches peers, until cancelled."""

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+import time
 from collections.abc import Callable
 
 from meshd.admin.server import AdminServer
@@ -37,6 +38,10 @@ from meshd.tunnel.user_tunnels import OwnTunnels
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
+_USES = {
+    "worker": "where you want the API, run `meshd serve --model FILE --join TOKEN`, with this token",
+    "serve": "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token",
+}
 LOG = log.get("daemon")
 
 
@@ -204,16 +209,18 @@ class Daemon:
 
     def _print_token(self, member: MemberNode) -> None:
         try:
-            token = member.printed_token()
+            invite = member.printed_invite()
         except UserError as error:  # the disk takes no new invite
             LOG.warning("no_invite", why=error.what)
             self._note(f"no invite token: {error.what}; fix that, then run `meshd invite`")
             return
-        if token is None:
+        if invite is None:
             LOG.info("no_invite")
             self._note("this node's roles do not allow it to invite, so it prints no token")
             return
-        self._out(token)
+        self._out(invite.token)
+        if self._config.log.format == "text":  # else each line of stderr is for a program
+            self._note(f"{invite.validity(time.time())}\n{_USES[self._role]}")
 
 
 async def _watch_addresses(member: MemberNode) -> None:

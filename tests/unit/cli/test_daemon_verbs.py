@@ -11,6 +11,8 @@ from meshd.demo.interface import DemoArgs, DemoOutput
 from meshd.identity.keystore import Home
 from meshd.identity.naming import NAME_BLOB
 
+from tests.tokens import token
+
 from .shell import meshd, refused
 
 Started = list[tuple[Config, str]]
@@ -42,14 +44,14 @@ def test_a_worker(started: Started, model: Path, home: Path) -> None:
         *("worker", "--model", str(model), str(model), "--model", str(model), "--device", "CUDA0", "CPU"),
         *("--memory", "8G", "--name", "garage", "--listen", "127.0.0.1:0", "--links", "tcp"),
         *("--stun", "none", "--relay", "https://r", "--no-mdns", "--log-format", "json"),
-        *("--log-level", "debug", "--join", "meshd1abc"),
+        *("--log-level", "debug", "--join", token()),
     )
     assert (ran.code, ran.out, ran.err) == (0, "meshd1token\n", "")
     config, role = started[0]
     assert role == "worker"
     assert config.worker.models == (model,) * 3
     assert (config.worker.devices, config.worker.memory) == (("CUDA0", "CPU"), 8 << 30)
-    assert (config.node.name, config.node.join) == ("garage", "meshd1abc")
+    assert (config.node.name, config.node.join) == ("garage", token())
     assert config.links.listen == HostPort("127.0.0.1", 0)
     assert (config.links.kinds, config.links.stun, config.links.no_mdns) == (("tcp",), (), True)
     assert config.links.relays == ("https://r",)
@@ -99,13 +101,13 @@ def test_option_beats_environment_beats_file(
 
 def test_a_token_from_elsewhere(started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
-    file.write_text("meshd1file\n")
+    file.write_text(f"{token(1)}\n")
     meshd("worker", "--join", f"@{file}")
-    monkeypatch.setattr("sys.stdin", io.StringIO("meshd1stdin\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{token(2)}\n"))
     meshd("worker", "--join", "-")
-    monkeypatch.setenv("MESHD_JOIN", "meshd1env")
+    monkeypatch.setenv("MESHD_JOIN", token(3))
     meshd("worker")
-    assert [config.node.join for config, _ in started] == ["meshd1file", "meshd1stdin", "meshd1env"]
+    assert [config.node.join for config, _ in started] == [token(1), token(2), token(3)]
 
 
 def test_what_cannot_be_is_said_before_anything_starts(started: Started) -> None:

@@ -6,7 +6,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.cli.output import Output, clean, in_time
+from meshd.base.time_format import in_time
+from meshd.cli.output import Output, clean
 
 from .shell import Terminal
 

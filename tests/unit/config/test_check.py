@@ -18,6 +18,8 @@ from meshd.config import (
     read_join,
 )
 
+from tests.tokens import token
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -108,12 +110,33 @@ def test_a_token_is_read_from_a_file_or_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "token"
-    file.write_text("meshd1abc\n")
-    monkeypatch.setattr("sys.stdin", io.StringIO("  meshd1xyz\n\n"))
-    assert joined(f"@{file}") == "meshd1abc"
-    assert joined("-") == "meshd1xyz"
-    assert joined(" meshd1abc ") == "meshd1abc"
+    one, other = token(1), token(2)
+    file.write_text(f"{one}\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"  {other}\n\n"))
+    assert joined(f"@{file}") == one
+    assert joined("-") == other
+    assert joined(f" {one} ") == one
     assert joined("") == ""
+
+
+@pytest.mark.parametrize("word", ["TOKEN", "token"])
+def test_the_word_of_the_examples_is_no_token(word: str) -> None:
+    with pytest.raises(UserError, match="in place of TOKEN"):
+        joined(word)
+
+
+def test_a_file_without_its_sign_is_recognized(tmp_path: Path) -> None:
+    file = tmp_path / "token.txt"
+    file.write_text(token())
+    with pytest.raises(UserError, match="is a file, not an invite token") as caught:
+        joined(str(file))
+    assert caught.value.hint == f"did you mean `--join @{file}`?"
+
+
+@pytest.mark.parametrize("text", ["meshd1abc", "nonsense", "n" * 5000, "~nobody-of-this-name/x"])
+def test_the_form_of_a_token_is_checked_before_anything_starts(text: str) -> None:
+    with pytest.raises(UserError, match="cannot read the invite token"):
+        joined(text)
 
 
 def test_a_token_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

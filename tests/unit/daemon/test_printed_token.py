@@ -1,0 +1,61 @@
+"""The token that a role prints at its start: alone on stdout, and what to do with it beside it."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+from meshd.admin.api import InviteReply
+from meshd.config import Config, LogConfig
+from meshd.daemon.member_node import MemberNode
+from meshd.daemon.run import Daemon
+from meshd.identity.keystore import Home
+
+
+class Inviting:
+    """Of a member, what the printing needs."""
+
+    def __init__(self, invite: InviteReply | None) -> None:
+        self._invite = invite
+
+    def printed_invite(self) -> InviteReply | None:
+        return self._invite
+
+
+def printed(
+    folder: Path, role: str, *, form: str = "text", may_invite: bool = True
+) -> tuple[list[str], list[str]]:
+    """The lines of stdout, and those of stderr."""
+    out: list[str] = []
+    notes: list[str] = []
+
+    async def main() -> None:
+        config = replace(Config(), log=replace(LogConfig(), format=form))
+        daemon = Daemon(config, role, Home(folder / "home"), out=out.append, note=notes.append)
+        invite = InviteReply(token="meshd1x", id="00ff", expires_at=int(time.time()) + 86_401, uses=10)
+        daemon._print_token(cast(MemberNode, Inviting(invite if may_invite else None)))
+
+    asyncio.run(main())
+    return out, [line for note in notes for line in note.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("role", "command"),
+    [("worker", "meshd serve --model FILE --join TOKEN"), ("serve", "meshd worker --join TOKEN")],
+)
+def test_what_it_is_for_and_how_long_is_told_beside_it(tmp_path: Path, role: str, command: str) -> None:
+    out, (validity, use) = printed(tmp_path, role)
+    assert out == ["meshd1x"]
+    assert validity == "invite 00ff: valid for 10 nodes and 24 h 0 min; keep it secret"
+    assert f"run `{command}`, with this token" in use
+
+
+def test_a_log_for_programs_has_no_other_lines(tmp_path: Path) -> None:
+    assert printed(tmp_path, "worker", form="json") == (["meshd1x"], [])
+
+
+def test_one_that_may_not_invite_prints_none(tmp_path: Path) -> None:
+    out, [note] = printed(tmp_path, "serve", may_invite=False)
+    assert out == [] and "prints no token" in note
