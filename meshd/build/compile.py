@@ -1,5 +1,6 @@
 """Configure and compile with cmake and ninja."""
 
+import asyncio
 import os
 import re
 import shutil
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.build.interface import BuildProgress, ProgressCallback, Stage
-from meshd.build.machine import find_nvcc, find_tool
+from meshd.build.machine import GPU_PAGE, find_nvcc, find_tool
 from meshd.build.run import Result, run
 from meshd.build.tree import Tree
 
@@ -58,11 +59,14 @@ async def compile_tree(
     if backend == "cuda" and nvcc is not None:
         configure.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
     progress(BuildProgress(Stage.CONFIGURE, f"configuring llama.cpp for {backend}"))
+    is_first = not (tree.build / "build.ninja").exists()
     result = await _run(configure, tree)
     if result.code != 0:
-        raise BuildFailed(
-            f"cmake could not configure llama.cpp for {backend}", log=tree.log, tail=result.tail
-        )
+        if is_first:
+            await asyncio.to_thread(tree.drop)
+        lacking = f" ({GPU_PAGE})" if backend != "cpu" else ""
+        what = f"cmake could not configure llama.cpp for {backend}{lacking}"
+        raise BuildFailed(what, log=tree.log, tail=result.tail)
 
     def on_line(line: str) -> None:
         step = parse_step(line)

@@ -21,7 +21,21 @@ _INSTALL = (
     "in the clone run `make build`, or `pip install '.[build]'` in meshd's environment; or install your "
     "system's cmake and ninja"
 )
+GPU_PAGE = "docs/install.md#gpus lists what each kind of GPU needs"
+_NAMES = {"metal": "Metal", "cuda": "CUDA", "hip": "ROCm (HIP)", "vulkan": "Vulkan"}
+_ELSEWHERE = {"macOS": (("cuda", "hip"), "Metal"), "Linux": (("metal",), "CUDA, ROCm or Vulkan")}
+_PACKAGES = {
+    "cuda": "NVIDIA's CUDA toolkit",
+    "hip": "AMD's ROCm",
+    "vulkan": "the Vulkan headers, the SPIR-V headers and `glslc`",
+}
 _CUDA_PLACES = (Path("/usr/local/cuda/bin/nvcc"), Path("/opt/cuda/bin/nvcc"))
+# a program that each needs, variables by which CMake finds it elsewhere, and places outside of PATH
+_NEEDED = {
+    "cuda": ("nvcc", ("CUDACXX", "CUDA_PATH", "CUDAToolkit_ROOT"), _CUDA_PLACES),
+    "hip": ("hipcc", ("ROCM_PATH", "HIP_PATH"), (Path("/opt/rocm/bin/hipcc"),)),
+    "vulkan": ("glslc", ("VULKAN_SDK",), ()),
+}
 
 
 def cpu_kind(cpuinfo: Path = _CPUINFO) -> str:
@@ -79,6 +93,24 @@ def find_nvcc() -> Path | None:
     return next((place for place in _CUDA_PLACES if place.is_file()), None)
 
 
+def need_backend(backend: str) -> None:
+    """Raise UserError unless this machine has the program that a build for these devices needs first of all.
+
+    CMake says that only at the end of a long log.
+    """
+    system = "macOS" if sys.platform == "darwin" else "Linux"
+    foreign, usual = _ELSEWHERE[system]
+    if backend in foreign:
+        raise UserError(f"{_NAMES[backend]} does not exist on {system}", hint=f"use {usual}: {GPU_PAGE}")
+    program, variables, places = _NEEDED.get(backend, ("", (), ()))
+    found = any(os.environ.get(name) for name in variables) or any(place.is_file() for place in places)
+    if program and not found and shutil.which(program) is None:
+        raise UserError(
+            f"cannot build for {_NAMES[backend]}: there is no `{program}`",
+            hint=f"install {_PACKAGES[backend]} first: {GPU_PAGE}",
+        )
+
+
 def need_compiler() -> None:
     """Raise UserError that says what to install unless there is a C and a C++ compiler."""
     for variable, names in (("CC", ("cc", "gcc", "clang")), ("CXX", ("c++", "g++", "clang++"))):
@@ -117,9 +149,10 @@ def missing_tools() -> list[str]:
     return [name for name in _TOOLS if _look_for(name) is None]
 
 
-def how_to_build() -> str:
+def how_to_build(backend: str = "auto") -> str:
     """A hint where there is no native build: what to run here, and what to install before."""
-    run = "run `meshd native build` once; it needs a C++ compiler and takes some minutes"
+    option = "" if backend == "auto" else f" --backend {backend}"
+    run = f"run `meshd native build{option}` once; it needs a C++ compiler and takes some minutes"
     return f"{_INSTALL}; then {run}" if missing_tools() else run
 
 

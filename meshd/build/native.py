@@ -22,7 +22,7 @@ from meshd.build.interface import (
     ProgressCallback,
     Stage,
 )
-from meshd.build.machine import how_to_build, need_compiler, need_tools, resolve_backend
+from meshd.build.machine import how_to_build, need_backend, need_compiler, need_tools, resolve_backend
 from meshd.build.pin import Pin, mesh_sources, read_pin
 from meshd.build.renew import renew
 from meshd.build.tree import Tree, check_source
@@ -57,9 +57,9 @@ def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
     return builds.folder_of(cache, builds.ours_key(read_pin(), backend))
 
 
-def not_built(what: str) -> UserError:
+def not_built(what: str, backend: str = "auto") -> UserError:
     """That something is missing, and how to get it."""
-    return UserError(what, hint=how_to_build())
+    return UserError(what, hint=how_to_build(backend))
 
 
 async def build(
@@ -107,6 +107,7 @@ async def build_programs(
                 if missing:
                     need_compiler()
                     need_tools()
+                    need_backend(backend)
                     tree = builds.tree_of(cache, backend)
                     await fill(tree, pin, cache, source, progress)
                     await _compile(tree, pin, backend, missing, progress)

@@ -69,6 +69,12 @@ class Tree:
         shutil.copytree(source, self.source, ignore=ignore, dirs_exist_ok=True)
         self._filled(pin, origin, str(source))
 
+    def drop(self) -> None:
+        """All but the log: nothing of it is of use, and it takes some hundred megabytes."""
+        self._origin.unlink(missing_ok=True)
+        for folder in (self.source, self.ours, self.build):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _clear(self) -> None:
         self._origin.unlink(missing_ok=True)  # first: half of a source is none
         shutil.rmtree(self.folder, ignore_errors=True)

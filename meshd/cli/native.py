@@ -92,7 +92,7 @@ def _find(paths: Paths, backend: str) -> "NativeInfo":
     cache, named = paths.cache, paths.native_bin
     found = read_bin_dir(named, cache) if named else find(cache, backend)
     if found is None:
-        raise not_built(f"there is no native build for `{backend}` in `{cache}`")
+        raise not_built(f"there is no native build for `{backend}` in `{cache}`", backend)
     return found
 
 

@@ -90,3 +90,25 @@ def test_a_failure_shows_the_end_of_the_log(
     assert "broken" in caught.value.tail[-1]
     assert str(tree.log) in caught.value.hint
     assert caught.value.hint.endswith("broken")
+
+
+def test_a_tree_that_never_was_configured_is_dropped_but_for_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = _tools(tmp_path, monkeypatch, cmake="echo no glslc; exit 1", ninja="exit 0")
+
+    def fail() -> BuildFailed:
+        with pytest.raises(BuildFailed) as caught:
+            asyncio.run(compile_tree(tree, backend="vulkan", targets=["x"], progress=lambda step: None))
+        return caught.value
+
+    for folder in (tree.build, tree.ours):
+        folder.mkdir()
+    (tree.build / "build.ninja").touch()  # it was configured before: only the last change is at fault
+    fail()
+    assert tree.source.is_dir() and tree.build.is_dir()
+    (tree.build / "build.ninja").unlink()
+    failed = fail()
+    assert "docs/install.md#gpus" in failed.what and "no glslc" in failed.hint
+    assert not any(folder.exists() for folder in (tree.source, tree.ours, tree.build))
+    assert tree.log.is_file()

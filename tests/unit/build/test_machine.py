@@ -109,3 +109,52 @@ def test_tools_of_the_system_will_do(bare: Path) -> None:
         assert machine.find_tool(name) == str(bare / name)
     machine.need_tools()
     assert machine.how_to_build().startswith("run `meshd native build` once")
+
+
+@pytest.fixture
+def no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Linux without any tool for GPUs; returns the only folder in PATH."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    needed = {name: (program, variables, ()) for name, (program, variables, _) in machine._NEEDED.items()}
+    monkeypatch.setattr(machine, "_NEEDED", needed)
+    for _, variables, _ in needed.values():
+        for name in variables:
+            monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("backend", "program", "variable"),
+    [("cuda", "nvcc", "CUDACXX"), ("hip", "hipcc", "ROCM_PATH"), ("vulkan", "glslc", "VULKAN_SDK")],
+)
+def test_what_a_gpu_needs_is_missed_before_the_build(
+    no_gpu: Path, monkeypatch: pytest.MonkeyPatch, backend: str, program: str, variable: str
+) -> None:
+    with pytest.raises(UserError, match=f"there is no `{program}`") as caught:
+        machine.need_backend(backend)
+    assert "docs/install.md#gpus" in caught.value.hint
+    monkeypatch.setenv(variable, "/elsewhere")
+    machine.need_backend(backend)
+    monkeypatch.delenv(variable)
+    _put(no_gpu, program)
+    machine.need_backend(backend)
+
+
+def test_a_cpu_needs_no_more_than_compilers(no_gpu: Path) -> None:
+    machine.need_backend("cpu")
+
+
+@pytest.mark.parametrize(("system", "backend"), [("linux", "metal"), ("darwin", "cuda"), ("darwin", "hip")])
+def test_what_a_system_does_not_have(
+    no_gpu: Path, monkeypatch: pytest.MonkeyPatch, system: str, backend: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    with pytest.raises(UserError, match="does not exist on"):
+        machine.need_backend(backend)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    machine.need_backend("metal")
+
+
+def test_the_hint_names_the_backend_that_is_missing() -> None:
+    assert "`meshd native build --backend cuda`" in machine.how_to_build("cuda")

@@ -12,6 +12,7 @@ from .shell import meshd, refused
 def test_native_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker runs is its `rpc-server`, whatever it is called."""
     refused(meshd("native", "info"), 1, "run `meshd native build` once")
+    refused(meshd("native", "info", "--backend", "cuda"), 1, "run `meshd native build --backend cuda` once")
     places = {name: tmp_path / name for name in ("mesh-server", "ggml-rpc-server", "llama-server")}
     info = NativeInfo("p" * 40, "a" * 64, "cpu", tmp_path, places)
     monkeypatch.setattr("meshd.build.native.find", lambda cache, backend: info)
