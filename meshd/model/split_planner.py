@@ -194,12 +194,13 @@ class _Planner:
         ordered = sorted(kept, key=lambda item: item[0] is not self._cpu)
         chosen = [device for device, _ in ordered]
         check_split(sum(device is not self._cpu for device in chosen))
+        source = "plan" if self._options.counts_chosen else "tensor split"
         left_out = [
-            LeftOut(device, "it has no share in the tensor split")
+            LeftOut(device, f"it has no share in the {source}")
             for device, count in zip(order, counts, strict=True)
             if not count
         ]
-        plan = self._build(chosen, [count for _, count in ordered], left_out, "according to the tensor split")
+        plan = self._build(chosen, [count for _, count in ordered], left_out, f"according to the {source}")
         return plan if self._fits(plan) else None
 
     def _pool(self, device: Device) -> str:

@@ -45,15 +45,17 @@ class SplitOptions:
 
     `tensor_split`: shares of the workers in order, then of the head's own devices (its GPUs, else its CPU);
     whole numbers that sum up to the number of layers (or one more, llama.cpp's way, for the output on the
-    last device) are taken as they are. `head_layers` False: `--device none`. `local_output`: the matrix that
-    makes logits lies on the head, so that 2 KB instead of hundreds cross the wire for a token; None: where a
-    token takes less time (output.py), on the head if nothing is known. `sampled_with_output`: a token is
-    chosen where its logits are made, so that they do not cross. `input_on_worker`: the embeddings may lie on
-    the worker with the first layers, so that tokens cross and not their rows.
+    last device) are taken as they are. `counts_chosen`: they are meshd's own choice. `head_layers` False:
+    `--device none`. `local_output`: the matrix that makes logits lies on the head, so that 2 KB instead of
+    hundreds cross the wire for a token; None: where a token takes less time (output.py), on the head if
+    nothing is known. `sampled_with_output`: a token is chosen where its logits are made, so that they do not
+    cross. `input_on_worker`: the embeddings may lie on the worker with the first layers, so that tokens cross
+    and not their rows.
     """
 
     shape: ContextShape
     tensor_split: tuple[float, ...] = ()
+    counts_chosen: bool = False
     head_layers: bool = True
     local_output: bool | None = None
     sampled_with_output: bool = False

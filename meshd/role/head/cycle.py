@@ -345,7 +345,7 @@ class Serve:
         least = self._options.min_workers
         seen = -1
         while len(self._roster.workers()) < least:
-            there, left_out = len(self._roster.connected()), self._left_out()
+            there, left_out = len(self._roster.wanted()), self._left_out()
             why = f"waiting for workers: {there} of {least} connected"
             self._tell(ModelState.WAITING, "; ".join([why, *left_out]))
             try:

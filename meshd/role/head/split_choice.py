@@ -132,7 +132,9 @@ class _SplitChooser:
     def planned(self, candidate: _Division, output: str) -> SplitChoice:
         """Raises NotEnoughMemory, UserError, Refused."""
         split = tuple(map(float, candidate.counts)) or self._options.tensor_split
-        options = replace(self._options, tensor_split=split, output=output)
+        options = replace(
+            self._options, tensor_split=split, counts_chosen=bool(candidate.counts), output=output
+        )
         machines = self._machines
         plan, offers = plan_over(
             self._layers,

@@ -40,6 +40,7 @@ class HeadOptions:
     min_workers: int = 1
     workers: tuple[str, ...] = ()  # names or beginnings of ids; empty: whoever is there
     tensor_split: tuple[float, ...] = ()
+    counts_chosen: bool = False  # `tensor_split` is meshd's own choice, not the user's
     ctx_size: int | None = None
     devices: tuple[str, ...] = ()
     rpc: tuple[str, ...] = ()
@@ -153,6 +154,7 @@ def _split_options(layers: ModelLayers, options: HeadOptions) -> SplitOptions:
     return SplitOptions(
         shape=shape_of(layers, options),
         tensor_split=options.tensor_split,
+        counts_chosen=options.counts_chosen,
         head_layers=options.devices != ("none",),
         local_output={"head": True, "worker": False}.get(options.output),
         sampled_with_output=options.sample_on_worker or llama_args.backend_sampling,

@@ -9,6 +9,8 @@ from meshd.identity.record import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.role.head.worker_backoff import WorkerBackoff
 
+MAX_NAMED = 8  # workers in a message
+
 
 class Roster:
     """`least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use."""
@@ -29,6 +31,10 @@ class Roster:
             key=lambda peer: (peer.name, peer.peer),
         )
 
+    def wanted(self) -> list[PeerStatus]:
+        """Those of `connected` that the user does not exclude by naming others."""
+        return [peer for peer in self.connected() if self._is_meant(peer)]
+
     def workers(self) -> list[PeerStatus]:
         """Those that may be asked now; of unsteady ones only what is needed, the best first."""
         able = [peer for peer in self.connected() if self._exclusion_reason(peer) is None]
@@ -48,11 +54,8 @@ class Roster:
         """For people: who is not asked now, and why."""
         asked = {peer.peer for peer in self.workers()}
         others = [peer for peer in self.connected() if peer.peer not in asked]
-        return [
-            why
-            for peer in others
-            if (why := self._exclusion_reason(peer) or self._unsteady(peer)) is not None
-        ]
+        reasons = [self._exclusion_reason(peer) or self._unsteady(peer) for peer in others]
+        return [*self._unknown_names(), *(why for why in reasons if why is not None)]
 
     def spares(self) -> bool:
         """Whether somebody is left out who could be asked all the same."""
@@ -69,9 +72,22 @@ class Roster:
             return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
         if peer.paused:
             return f"{peer.name} is paused (`meshd resume` there ends that)"
-        if self._only and not any(naming.meant(text, {str(peer.peer): peer.name}) for text in self._only):
+        if not self._is_meant(peer):
             return f"{peer.name} is not named by `--workers`"
         return self.backoff.exclusion_reason(peer, asyncio.get_running_loop().time())
+
+    def _is_meant(self, peer: PeerStatus) -> bool:
+        names = {str(peer.peer): peer.name}
+        return not self._only or any(naming.meant(text, names) for text in self._only)
+
+    def _unknown_names(self) -> list[str]:
+        """Of `only`: a misspelled name would be waited for without end."""
+        workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
+        names = {str(peer.peer): peer.name for peer in workers}
+        unknown = [text for text in self._only if not naming.meant(text, names)]
+        known = ", ".join(sorted(f"`{name}`" for name in names.values() if name)[:MAX_NAMED])
+        known = f"known: {known}" if known else "none is known yet"
+        return [f"no worker is called `{text}` ({known})" for text in unknown]
 
     def _unsteady(self, peer: PeerStatus) -> str | None:
         return self.backoff.unsteady(peer.peer, asyncio.get_running_loop().time())

@@ -59,6 +59,10 @@ def test_a_model_that_fits_on_the_fastest_machine_is_not_split() -> None:
     there = machines([offer("a", 16), offer("b", 16)], {"head": 2.0, "a": 1.0, "b": 2.0})
     choices = choose_split(MODEL, WORK, there, OPTIONS)
     assert layers_of(choices[0]) == {"a": 30}
+    assert not any("tensor split" in f"{one.plan.why} {one.plan.left_out}" for one in choices), (
+        "nobody gave one"
+    )
+    assert any("according to the plan" in one.plan.why for one in choices)
     assert choices[0].why.startswith("do not split: it fits on `a`, a split costs ")
     assert choices[0].why.endswith(" % for a prompt of 512 tokens and an answer of 256")
     assert any(len(layers_of(one)) > 1 for one in choices[1:]), "what a split would do is there to see"
@@ -107,6 +111,7 @@ def test_what_the_user_says_of_the_split_stays() -> None:
     options = HeadOptions(sample_on_worker=True, tensor_split=(10.0, 20.0))
     (only,) = choose_split(MODEL, WORK, there, options)
     assert layers_of(only) == {"head": 20, "a": 10}
+    assert "according to the tensor split" in only.plan.why
 
 
 def test_layers_stay_off_the_head_where_its_user_says_so() -> None:

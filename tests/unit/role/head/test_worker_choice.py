@@ -91,9 +91,11 @@ def test_only_those_that_the_user_names_are_asked() -> None:
         async with scene(least=1, only=("good",)) as it:
             assert it.asked() == ["good"]
             assert "bad is not named by `--workers`" in it.roster.left_out()
+            assert [peer.name for peer in it.roster.wanted()] == ["good"]
         async with scene(least=3) as it:
             beginning = str(it.status("bad").peer)[:12]
         async with scene(least=1, only=(beginning, "nobody")) as it:
             assert it.asked() == ["bad"], "the same keys in each scene"
+            assert it.roster.left_out()[0] == ("no worker is called `nobody` (known: `bad`, `good`, `worse`)")
 
     run(main())
