@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="MODEL", required=True, help="GGUF file, or the name of a model on this machine"
     )
     parser.add_argument("--ctx-size", "--ctx", metavar="N", type=int, default=0, help="context in tokens")
-    parser.add_argument("--streams", metavar="S", type=int, default=0, help="answers generated at once")
+    parser.add_argument(
+        "--streams", metavar="S", type=int, default=0, help="answers generated at once (default: up to 4)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 

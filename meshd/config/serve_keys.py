@@ -67,7 +67,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         list_separator=",",
         help="share of the layers per device: the workers' in the order of `meshd status`, then this node's "
         "GPUs (its CPU if it has none)",
-        default="by free memory",
+        default="as --split decides",
     ),
     Key(
         section="serve",
