@@ -31,7 +31,7 @@ class PathCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutView:
-    """A node that said nothing of itself, and why."""
+    """A node that takes no part, or was not measured, and why."""
 
     node: str
     why: str
@@ -44,6 +44,7 @@ class CapacityReply:
     devices: tuple[DeviceCapacity, ...]
     paths: tuple[PathCapacity, ...]
     left_out: tuple[LeftOutView, ...] = ()
+    unmeasured: tuple[LeftOutView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

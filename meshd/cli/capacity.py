@@ -35,8 +35,9 @@ def run(args: Arguments, out: Output) -> int:
         reply = client.ask(CapacityRequest(again=args.again), seconds=MEASURE_SECONDS)
     if args.json:
         paths = [_path_json(path) for path in reply.paths]
-        left_out = to_json(reply.left_out)
-        out.json({"devices": to_json(reply.devices), "paths": paths, "left_out": left_out})
+        left_out, unmeasured = to_json(reply.left_out), to_json(reply.unmeasured)
+        devices = to_json(reply.devices)
+        out.json({"devices": devices, "paths": paths, "left_out": left_out, "unmeasured": unmeasured})
     else:
         _show(reply, out)
     return 0
@@ -63,7 +64,9 @@ def _show(reply: CapacityReply, out: Output) -> None:
             ],
         )
     for left in reply.left_out:
-        out.note(f"{left.node}: not measured: {left.why}")
+        out.note(f"{left.node}: left out: {left.why}")
+    for slow in reply.unmeasured:
+        out.note(f"{slow.node}: no speed: {slow.why}")
 
 
 def _row(device: DeviceCapacity) -> tuple[str, ...]:

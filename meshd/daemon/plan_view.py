@@ -68,7 +68,7 @@ def _left_out(left_out: LeftOut) -> tuple[LeftOutView, ...]:
     return tuple(LeftOutView(node=node, why=why) for node, why in left_out)
 
 
-def capacity_reply(machines: Machines, me: str, left_out: LeftOut) -> CapacityReply:
+def capacity_reply(machines: Machines, me: str, left_out: LeftOut, unmeasured: LeftOut = ()) -> CapacityReply:
     """`me`: the name of this node. Speeds are those of REFERENCE_LAYERS, asked alone."""
     devices = [_device(me, device, machines.speeds.get((me, device.name))) for device in machines.own]
     devices += [
@@ -79,7 +79,9 @@ def capacity_reply(machines: Machines, me: str, left_out: LeftOut) -> CapacityRe
     own = [(me, offer.node, offer.path) for offer in machines.offers if offer.path is not None]
     between = [(source, to, path) for (source, to), path in machines.paths.items()]
     paths = tuple(_path(*one) for one in [*own, *between])
-    return CapacityReply(devices=tuple(devices), paths=paths, left_out=_left_out(left_out))
+    return CapacityReply(
+        devices=tuple(devices), paths=paths, left_out=_left_out(left_out), unmeasured=_left_out(unmeasured)
+    )
 
 
 def _device(node: str, device: OfferedDevice, speed: DeviceSpeed | None) -> DeviceCapacity:

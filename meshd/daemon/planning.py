@@ -45,7 +45,8 @@ class Planning:
         if again:
             self._speeds.forget()
         surveyed = await self._surveyor.survey(REFERENCE_LAYERS, _tell)
-        return capacity_reply(surveyed.machines, self._options.node_name, surveyed.left_out)
+        me = self._options.node_name
+        return capacity_reply(surveyed.machines, me, surveyed.left_out, surveyed.unmeasured)
 
     async def plan(self, request: PlanRequest) -> PlanReply:
         """Raises UserError for a file that is no model, and where the model fits nowhere."""

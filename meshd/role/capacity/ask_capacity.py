@@ -66,14 +66,15 @@ async def ask_all(
     await _ask(mesh, [list(peers)], known, found, on_progress, at_once=True)
     by_machine: dict[str, list[PeerId]] = {}
     for peer, answer in found.items():
-        if measure and answer.capacity is not None and _lacks(answer.capacity, len(timed)):
+        if measure and answer.capacity is not None and lacks_times(answer.capacity, len(timed)):
             by_machine.setdefault(answer.capacity.machine or str(peer), []).append(peer)
     measuring = AskCapacity(tuple(timed), measure=True, recent=recent)
     await _ask(mesh, list(by_machine.values()), measuring, found, on_progress, at_once=False)
     return found
 
 
-def _lacks(capacity: Capacity, timed: int) -> bool:
+def lacks_times(capacity: Capacity, timed: int) -> bool:
+    """Whether some device was not measured with all that was asked."""
     return any(len({time.kind for time in one.times}) < timed for one in capacity.devices)
 
 

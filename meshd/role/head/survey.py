@@ -11,7 +11,7 @@ from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.peer.interface import PeerState
-from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all
+from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all, lacks_times
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
 from meshd.role.interface import RoleRuntime
@@ -21,6 +21,8 @@ from meshd.role.native.devices import pick
 from meshd.wire.capacity import Capacity
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
+LENDS_NOTHING = "it serves a model, and lends nothing"
+BUSY = "it computes for somebody, and was not measured before; ask again when it is free"
 OnProgress = Callable[[str], None]
 
 
@@ -35,10 +37,14 @@ class MachineSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """`machines` for a plan; `left_out`: nodes that said nothing, and why."""
+    """`machines` for a plan; `left_out`: nodes that take no part, and why.
+
+    `unmeasured`: those that lack the speed of a device, and why.
+    """
 
     machines: Machines
     left_out: tuple[tuple[str, str], ...] = ()
+    unmeasured: tuple[tuple[str, str], ...] = ()
 
 
 class Surveyor:
@@ -53,25 +59,25 @@ class Surveyor:
 
     async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
         """All that there is. Raises MeshdError when this node's own devices cannot be listed."""
-        peers = {
-            peer.peer: peer
-            for peer in self._mesh.peers()
-            if peer.role == WORKER_ROLE and peer.state is PeerState.CONNECTED
-        }
+        connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
+        peers = {peer.peer: peer for peer in connected if peer.role == WORKER_ROLE}
         own = await self._own()
         names = {peer: status.name for peer, status in peers.items()}
         found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
         offers: list[NodeOffer] = []
-        left_out: list[tuple[str, str]] = []
+        left_out = [(peer.name, LENDS_NOTHING) for peer in connected if peer.role != WORKER_ROLE]
+        unmeasured: list[tuple[str, str]] = []
         for peer, answer in found.answers.items():
             if answer.capacity is None:
                 left_out.append((names[peer], answer.why_not))
             else:
                 offer = _as_offer(answer.capacity)
                 offers.append(NodeOffer(names[peer], offer, path_to(peers[peer].paths)))
+                if answer.capacity.busy and lacks_times(answer.capacity, len(timed)):
+                    unmeasured.append((names[peer], BUSY))
         offers.sort(key=lambda offer: offer.node)
         machines = Machines(tuple(offers), tuple(own), found.speeds, found.paths)
-        return Surveyed(machines, tuple(left_out))
+        return Surveyed(machines, tuple(left_out), tuple(unmeasured))
 
     async def speeds_of(
         self,

@@ -178,6 +178,7 @@ CAPACITY = plan_api.CapacityReply(
     ),
     paths=(plan_api.PathCapacity(source="desk", to="garage", rtt_ms=0.85, bytes_s=None),),
     left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),
+    unmeasured=(plan_api.LeftOutView(node="garage", why="it computes for somebody"),),
 )
 
 

@@ -85,7 +85,8 @@ def test_capacity_for_a_person(daemon: FakeControl) -> None:
     assert ran.code == 0
     for word in ("desk", "8.0 GiB", "13.7 GB/s", "200 GFLOP/s", "garage", "CUDA0", "0.85 ms"):
         assert word in ran.out, word
-    assert "attic: not measured: it does not answer" in ran.err
+    assert "attic: left out: it does not answer" in ran.err
+    assert "garage: no speed: it computes for somebody" in ran.err
 
 
 def test_capacity_for_a_script(daemon: FakeControl) -> None:
@@ -101,6 +102,7 @@ def test_capacity_for_a_script(daemon: FakeControl) -> None:
     assert body["devices"][1]["weight_bytes_s"] is None
     assert body["paths"] == [{"from": "desk", "to": "garage", "rtt_ms": 0.85, "bytes_s": None}]
     assert body["left_out"] == [{"node": "attic", "why": "it does not answer"}]
+    assert body["unmeasured"] == [{"node": "garage", "why": "it computes for somebody"}]
 
 
 def test_capacity_measures_again_when_asked_to(daemon: FakeControl) -> None:

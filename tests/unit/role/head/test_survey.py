@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshd.peer.interface import PeerState
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.head.survey import Surveyor
+from meshd.role.head.survey import BUSY, LENDS_NOTHING, Surveyor
 from meshd.role.native.device_speeds import DeviceSpeeds
 
 from tests.sim.loop import run
@@ -53,6 +53,20 @@ def test_who_is_away_or_silent_is_left_out(tmp_path: Path) -> None:
             found = await looks.survey(KINDS, lambda _: None)
             assert [offer.node for offer in found.machines.offers] == ["a"]
             assert found.left_out == (("old", "unknown service"),)
+
+    run(main())
+
+
+def test_why_a_node_is_missing_or_has_no_speed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.teller("a").busy = True
+            it.teller("b")
+            it.head.net.mesh("kitchen", "serve")
+            looks, _ = surveyor(it, tmp_path)
+            found = await looks.survey(KINDS, lambda _: None)
+            assert found.left_out == (("kitchen", LENDS_NOTHING),)
+            assert found.unmeasured == (("a", BUSY),)
 
     run(main())
 
