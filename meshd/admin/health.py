@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
-from meshd.base.byte_format import in_number
+from meshd.base.byte_format import in_bytes, in_number
 from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
 from meshd.model.status import ModelStatus
@@ -297,7 +297,7 @@ def _model(status: Status) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="tensors_from_network",
             severity="warning",
-            what=f"{in_number(len(tensors), 'tensor')} ({size} bytes) came over the network: {names}",
+            what=f"{in_number(len(tensors), 'tensor')} ({in_bytes(size)}) came over the network: {names}",
             hint=f"give the workers the same file with --model; first reason: {tensors[0].reason}",
         )
 

@@ -96,7 +96,10 @@ def check_source(source: Path, pin: Pin, *, name: str) -> None:
     for path, sha256 in pin.files.items():
         file = source / path
         if not file.is_file():
-            raise UserError(f"`{name}` is not a llama.cpp source tree: there is no `{path}`")
+            raise UserError(
+                f"`{name}` is not a llama.cpp source tree: there is no `{path}`",
+                hint=f"give a clone of llama.cpp at commit {pin.commit[:9]}, or omit --source to download it",
+            )
         if hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
             raise UserError(
                 f"`{name}` is not llama.cpp at the pinned commit: `{path}` differs",

@@ -21,6 +21,20 @@ LATER = frozenset(
     "client report service".split()  # noqa: SIM905
 )
 
+# verbs of other programs for models, and what does the same here
+LIKE_OTHERS = {
+    "chat": "serve",
+    "join": "worker --join TOKEN",
+    "list": "model ls",
+    "ls": "model ls",
+    "ps": "status",
+    "pull": "model pull NAME",
+    "rm": "model rm NAME",
+    "run": "serve --model FILE|NAME",
+    "show": "model show NAME",
+    "start": "worker",
+}
+
 
 class VerbModule(Protocol):
     """What a verb's module offers."""
@@ -305,6 +319,8 @@ def _unknown(name: str) -> UsageError:
         return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="run `meshd --help` for the list")
     if name.startswith("-"):
         return UsageError(f"unknown option `{name}`", hint="put a command first; `meshd --help` lists them")
+    if name in LIKE_OTHERS:
+        return UsageError(f"unknown command `{name}`", hint=f"try `meshd {LIKE_OTHERS[name]}`")
     import difflib
 
     near = difflib.get_close_matches(name, [verb.name for verb in VERBS], n=1)

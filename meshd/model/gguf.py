@@ -12,9 +12,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from meshd.base.byte_format import in_number
 from meshd.model.cursor import WINDOW_BYTES, Cursor, PRead
 from meshd.model.ggml import TENSOR_TYPES, TensorType
 
+_FORMAT_HINT = "meshd reads models in llama.cpp's GGUF format (*.gguf)"
 MAX_KEYS = 16_384  # real files have 20 to 100
 MAX_TENSORS = 65_536  # the largest models with unmerged experts have about 60,000
 MAX_KEY_BYTES = 256  # upstream allows 65535; real keys have up to 60
@@ -137,7 +139,9 @@ def read_header(
 def _magic_and_version(cursor: Cursor, size: int) -> int:
     if size == 0:
         raise cursor.fault("the file is empty", hint="download the model again")
-    magic = cursor.take(4, "the magic number") if size >= 4 else b""
+    if size < 4:
+        raise cursor.fault(f"not a GGUF file: it has only {in_number(size, 'byte')}", hint=_FORMAT_HINT)
+    magic = cursor.take(4, "the magic number")
     if magic != b"GGUF":
         seen = (
             magic.decode("ascii", "replace")
@@ -146,7 +150,7 @@ def _magic_and_version(cursor: Cursor, size: int) -> int:
         )
         raise cursor.fault(
             f"not a GGUF file: it begins with `{seen}`, expected `GGUF`",
-            hint="meshd reads models in llama.cpp's GGUF format (*.gguf)",
+            hint=_FORMAT_HINT,
         )
     version = cursor.u32("the version")
     if version & 0xFFFF == 0 and version != 0:

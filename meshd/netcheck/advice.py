@@ -74,6 +74,8 @@ def outlook(facts: NetFacts, *, servers: Sequence[str] = (), unresolved: Sequenc
 def _why_unknown(servers: Sequence[str], unresolved: Sequence[str]) -> str:
     if unresolved:
         return f"unknown: {len(unresolved)} of the {len(servers)} servers could not be resolved"
+    if not servers:
+        return "unknown: no STUN server is asked (`--stun none`)"
     if len(servers) > 1:
         return "unknown: this needs answers from two STUN servers, and fewer came"
     return "unknown: give at least two STUN servers, or one with two addresses"

@@ -207,6 +207,9 @@ class OwnedChild(Child):
     def _log_change(self) -> None:
         status = self.status
         say = logger.warning if status.tail or status.crash_loop else logger.info
+        if status.state is ChildState.FAILED and status.exit_code == 0:
+            logger.info("child_ended", child=status.name, pid=status.pid, why=status.reason)
+            return
         say(f"child_{status.state}", child=status.name, pid=status.pid, why=status.reason)
 
     # --- the owner's work -----------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """A real child and its owner: start, readiness, stop, and what the child is given."""
 
 import asyncio
+import io
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from meshd.base import log
 from meshd.process.interface import ChildSpec, ChildState
 
 from tests.process.scenes import (
@@ -200,3 +203,28 @@ def test_until_dead_sees_the_living(tmp_path: Path) -> None:
                     await until_dead({pid_of(child)})
 
     play(scene)
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What is logged during the test."""
+    stream = io.StringIO()
+    log.set_up(level="info", stream=stream)
+    yield stream
+    log.set_up(level="warning")
+
+
+@pytest.mark.parametrize(("code", "event"), [(0, "child_ended"), (3, "child_failed")])
+def test_the_log_tells_an_end_without_an_error_from_a_failure(
+    tmp_path: Path, logged: io.StringIO, code: int, event: str
+) -> None:
+    async def scene() -> None:
+        brief = ("sh", "-c", f"sleep 0.2; exit {code}")
+        spec = ChildSpec(name="brief", argv=brief, log=tmp_path / "brief.log")
+        async with owned(spec) as child:
+            await child.ensure_ready()
+            await until(child, ChildState.FAILED)
+
+    play(scene)
+    told = logged.getvalue()
+    assert [one for one in ("child_ended", "child_failed") if one in told] == [event]

@@ -130,6 +130,9 @@ class KnownFiles:
         if self._files:
             indexes = [await file.index(self._hash_progress) for file in self._files]
             self._index = join_indexes(indexes)
+            for file in self._files:
+                if why := _partial(file):
+                    LOG.warning("model_file_incomplete", file=file.name, why=why)
             LOG.info("weights_known", count=len(self._index.tensors), bytes=self._index.weight_bytes)
 
     def _hash_progress(self, progress: HashProgress) -> None:

@@ -54,6 +54,9 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
     [
         (["staus"], "try `meshd status`"),
         (["xyzzy"], "unknown command `xyzzy`"),
+        (["run", "model.gguf"], "try `meshd serve --model FILE|NAME`"),
+        (["ps"], "try `meshd status`"),
+        (["pull", "x"], "try `meshd model pull NAME`"),
         (["--json"], "put a command first"),
         (["status", "--bogus"], "unrecognized arguments: --bogus"),
         (["status", "extra"], "unrecognized arguments: extra"),

@@ -67,7 +67,7 @@ def test_big_endian_is_named() -> None:
     ("data", "message"),
     [
         (b"", "the file is empty"),
-        (b"GG", "not a GGUF file"),
+        (b"GG", "not a GGUF file: it has only 2 bytes"),
         (b"PK\x03\x04" + bytes(40), "not a GGUF file: it begins with"),
         (b"\x80\x02}q" + bytes(40), "not a GGUF file"),
     ],

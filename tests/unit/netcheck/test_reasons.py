@@ -93,6 +93,7 @@ def test_servers_that_were_named_are_not_asked_for() -> None:
     assert "2 of the 2 servers could not be resolved" in outlook(NetFacts(), servers=two, unresolved=two)
     assert "fewer came" in outlook(NetFacts(), servers=two)
     assert "give at least two" in outlook(NetFacts(), servers=two[:1])
+    assert "no STUN server is asked" in outlook(NetFacts(), servers=())
 
 
 @pytest.mark.parametrize(

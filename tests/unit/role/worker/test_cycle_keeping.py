@@ -1,12 +1,14 @@
 """The worker and its content store: every lease gets a cache, its firewalls fill it, and it is closed."""
 
 import asyncio
+import io
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from meshd.base import log
 from meshd.model.status import StoreStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import Stream
@@ -161,10 +163,23 @@ def test_a_lease_that_is_not_made_leaves_no_lease_cache(tmp_path: Path, store: F
     run(main())
 
 
-def test_what_a_file_lacks_is_told(tmp_path: Path) -> None:
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What is logged during the test."""
+    stream = io.StringIO()
+    log.set_up(level="info", stream=stream)
+    yield stream
+    log.set_up(level="warning")
+
+
+def test_what_a_file_lacks_is_told(tmp_path: Path, logged: io.StringIO) -> None:
     async def main() -> None:
         file = FakeFile()
+        file.missing_shards = 1
         async with scene(tmp_path, file=file) as it:
+            await asyncio.sleep(1)
+            assert "model_file_incomplete" in logged.getvalue()
+            file.missing_shards = 0
             assert not it.worker.status.notes
             file.missing_bytes, file.missing_shards = 5_000_000, 2
             assert it.worker.status.notes == (
