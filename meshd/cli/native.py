@@ -61,9 +61,12 @@ def run(args: Arguments, out: Output) -> int:
             out.line(f"needed    {_needed()}")
         out.line(f"sources   {info.sources_sha256}")
         out.line(f"backend   {info.backend}")
-        out.line(f"binaries  {info.bin_dir}")
-        for name, path in _binaries(info):
-            out.line(f"  {name:<15}  {path.name if path.parent == info.bin_dir else path}")
+        folders = dict.fromkeys([info.bin_dir, *(path.parent for path in info.binaries.values())])
+        for folder in folders:
+            out.line(f"binaries  {folder}")
+            out.line(
+                f"          {', '.join(sorted(p.name for p in info.binaries.values() if p.parent == folder))}"
+            )
     return 0
 
 

@@ -7,7 +7,7 @@ from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
 from meshd.admin.status import Status
-from meshd.base.byte_format import in_bytes, in_number
+from meshd.base.byte_format import in_bytes, in_memory, in_number
 from meshd.base.time_format import in_time
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar
@@ -95,7 +95,7 @@ def show(status: Status, out: Output) -> None:
 def _show_node(status: Status, out: Output) -> None:
     node = status.node
     out.line(f"node    {node.name} ({node.id[:10]})  {node.role}, meshd {node.version}, process {node.pid}")
-    out.line(f"        up {in_time(node.uptime_s)}, {in_bytes(node.rss_bytes)} of memory")
+    out.line(f"        up {in_time(node.uptime_s)}, {in_memory(node.rss_bytes)} of memory")
     if node.paused:
         out.line("        paused: it lends nothing until `meshd resume`")
     if node.listen:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from meshd.base.byte_format import in_bytes
+from meshd.base.byte_format import in_bytes, in_memory
 from meshd.base.errors import MeshdError, UserError
 from meshd.build.machine import need_compiler, need_tools
 from meshd.build.pin import read_pin
@@ -109,7 +109,7 @@ async def _native(native: NativeBuild, logs: Path) -> list[Finding]:
         devices = await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log)
         device_trials = DeviceTrials(native, run_to_end, RolePaths(logs=logs, sockets=logs), machine="")
         for device, why in zip(devices, await device_trials.unfit(devices, USUAL, _silent), strict=True):
-            free, total = in_bytes(device.free_bytes), in_bytes(device.total_bytes)
+            free, total = in_memory(device.free_bytes), in_memory(device.total_bytes)
             what = f"{device.name}, {free} of {total} free"
             if why:
                 found.append(Finding("device", "error", f"{what}: {why}", UNFIT_HINT))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from meshd.base.byte_format import in_bytes
 from meshd.model.gguf import Header
 from meshd.model.status import StoreStatus
 from meshd.model.weights_index import WeightsIndex
@@ -32,10 +33,8 @@ class HashProgress:
     def text(self) -> str:
         """One line for a log or a terminal."""
         percent = 100 * self.done // max(1, self.total)
-        return (
-            f"reading `{self.label}` once to hash its weights: {percent} % of "
-            f"{self.total / 1e9:.1f} GB, {self.rate / 1e6:.0f} MB/s"
-        )
+        text = f"reading `{self.label}` once to hash its weights: {percent} % of {in_bytes(self.total)}"
+        return f"{text}, {in_bytes(self.rate)}/s" if self.rate else text
 
 
 ProgressCallback = Callable[[HashProgress], None]

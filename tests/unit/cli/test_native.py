@@ -13,7 +13,8 @@ def test_native_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker runs is its `rpc-server`, whatever it is called."""
     refused(meshd("native", "info"), 1, "run `meshd native build` once")
     refused(meshd("native", "info", "--backend", "cuda"), 1, "run `meshd native build --backend cuda` once")
-    places = {name: tmp_path / name for name in ("mesh-server", "ggml-rpc-server", "llama-server")}
+    places = {name: tmp_path / name for name in ("ggml-rpc-server", "llama-server")}
+    places["mesh-server"] = tmp_path / "mesh" / "mesh-server"
     info = NativeInfo("p" * 40, "a" * 64, "cpu", tmp_path, places)
     monkeypatch.setattr("meshd.build.native.find", lambda cache, backend: info)
     body = json.loads(meshd("native", "info", "--json").out)
@@ -23,13 +24,16 @@ def test_native_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "backend": "cpu",
         "bin_dir": str(tmp_path),
         "binaries": {
-            "rpc-server": str(tmp_path / "mesh-server"),
-            "mesh-server": str(tmp_path / "mesh-server"),
+            "rpc-server": str(places["mesh-server"]),
+            "mesh-server": str(places["mesh-server"]),
             "ggml-rpc-server": str(tmp_path / "ggml-rpc-server"),
             "llama-server": str(tmp_path / "llama-server"),
         },
     }
-    assert f"sources   {'a' * 64}\n" in meshd("native", "info").out
+    shown = meshd("native", "info").out
+    assert f"sources   {'a' * 64}\n" in shown
+    assert f"binaries  {tmp_path}\n          ggml-rpc-server, llama-server\n" in shown
+    assert f"binaries  {tmp_path / 'mesh'}\n          mesh-server\n" in shown and " rpc-server" not in shown
 
 
 def test_native_info_of_a_folder_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
