@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import signal
-import time
 from collections.abc import Callable
 
 from meshd.admin.server import AdminServer
@@ -220,7 +219,7 @@ class Daemon:
             return
         self._out(invite.token)
         if self._config.log.format == "text":  # else each line of stderr is for a program
-            self._note(f"{invite.validity(time.time())}\n{_USES[self._role]}")
+            self._note(f"{invite.validity(member.node.wall_clock())}\n{_USES[self._role]}")
 
 
 async def _watch_addresses(member: MemberNode) -> None:

@@ -190,9 +190,8 @@ class _Planner:
         own = (self._gpus or [self._cpu]) if self._options.head_layers else []
         order, counts = user_counts(self._options.tensor_split, self._workers, own, layers=self._model.count)
         kept = [(device, count) for device, count in zip(order, counts, strict=True) if count]
-        # stable: the CPU's layers come first
-        ordered = sorted(kept, key=lambda item: item[0] is not self._cpu)
-        chosen = [device for device, _ in ordered]
+        kept.sort(key=lambda item: item[0] is not self._cpu)  # stable: the CPU's layers come first
+        chosen = [device for device, _ in kept]
         check_split(sum(device is not self._cpu for device in chosen))
         source = "plan" if self._options.counts_chosen else "tensor split"
         left_out = [
@@ -200,7 +199,7 @@ class _Planner:
             for device, count in zip(order, counts, strict=True)
             if not count
         ]
-        plan = self._build(chosen, [count for _, count in ordered], left_out, f"according to the {source}")
+        plan = self._build(chosen, [count for _, count in kept], left_out, f"according to the {source}")
         return plan if self._fits(plan) else None
 
     def _pool(self, device: Device) -> str:

@@ -9,7 +9,7 @@ from meshd.identity.record import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.role.head.worker_backoff import WorkerBackoff
 
-MAX_NAMED = 8  # workers in a message
+_WORKERS_NAMED = 8  # workers in a message
 
 
 class Roster:
@@ -85,7 +85,7 @@ class Roster:
         workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         names = {str(peer.peer): peer.name for peer in workers}
         unknown = [text for text in self._only if not naming.meant(text, names)]
-        known = ", ".join(sorted(f"`{name}`" for name in names.values() if name)[:MAX_NAMED])
+        known = ", ".join(sorted(f"`{name}`" for name in names.values() if name)[:_WORKERS_NAMED])
         known = f"known: {known}" if known else "none is known yet"
         return [f"no worker is called `{text}` ({known})" for text in unknown]
 

@@ -1,7 +1,6 @@
 """The token that a role prints at its start: alone on stdout, and what to do with it beside it."""
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -13,12 +12,18 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.run import Daemon
 from meshd.identity.keystore import Home
 
+NOW = 1_900_000_000
+
 
 class Inviting:
     """Of a member, what the printing needs."""
 
     def __init__(self, invite: InviteReply | None) -> None:
         self._invite = invite
+        self.node = self
+
+    def wall_clock(self) -> int:
+        return NOW
 
     def printed_invite(self) -> InviteReply | None:
         return self._invite
@@ -34,7 +39,7 @@ def printed(
     async def main() -> None:
         config = replace(Config(), log=replace(LogConfig(), format=form))
         daemon = Daemon(config, role, Home(folder / "home"), out=out.append, note=notes.append)
-        invite = InviteReply(token="meshd1x", id="00ff", expires_at=int(time.time()) + 86_401, uses=10)
+        invite = InviteReply(token="meshd1x", id="00ff", expires_at=NOW + 86_400, uses=10)
         daemon._print_token(cast(MemberNode, Inviting(invite if may_invite else None)))
 
     asyncio.run(main())
