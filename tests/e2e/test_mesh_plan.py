@@ -38,7 +38,7 @@ def test_two_nodes_are_measured_and_planned_with(tmp_path: Path) -> None:
             best = reply["plans"][reply["choice"]]
             assert sum(node["layers"] for node in best["nodes"]) == 30 and best["measured"]
             assert best["slots"] == 2 and best["ctx_size"] == 8192
-            assert best["generate_tok_s"] > 1 and best["prompt_tok_s"] > best["generate_tok_s"]
+            assert best["generate_tok_s"] > 1 and best["prompt_tok_s"] > 1 and best["answer_s"] > 0
             splits = {tuple(node["node"] for node in plan["nodes"]) for plan in reply["plans"]}
             assert {("other",), ("worker-0",)} <= splits and any(len(nodes) == 2 for nodes in splits)
             status = await worker.status()
