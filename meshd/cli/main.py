@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshd.base.errors import MeshdError, UsageError
-from meshd.cli.options import NOT_HERE, Arguments, Parser, split_rest
+from meshd.cli.options import Arguments, Parser, split_rest
 from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
@@ -20,20 +20,6 @@ INTERRUPTED = 130
 LATER = frozenset(
     "client report service".split()  # noqa: SIM905
 )
-
-# verbs of other programs for models, and what does the same here
-LIKE_OTHERS = {
-    "chat": "serve",
-    "join": "worker --join TOKEN",
-    "list": "model ls",
-    "ls": "model ls",
-    "ps": "status",
-    "pull": "model pull NAME",
-    "rm": "model rm NAME",
-    "run": "serve --model FILE|NAME",
-    "show": "model show NAME",
-    "start": "worker",
-}
 
 
 class VerbModule(Protocol):
@@ -302,7 +288,9 @@ def _run(argv: list[str], out: Output) -> int:
         return version.run(out)
     verb = next((verb for verb in VERBS if verb.name == name), None)
     if verb is None:
-        raise _unknown(name)
+        from meshd.cli.unknown_verb import unknown_verb
+
+        raise unknown_verb(name, [verb.name for verb in VERBS], LATER)
     module = verb.load()
     parser = Parser(prog=f"meshd {name}", description=module.__doc__)
     module.add_arguments(parser)
@@ -312,20 +300,6 @@ def _run(argv: list[str], out: Output) -> int:
     args = parser.parse_args(rest)
     args.rest = after
     return module.run(args, out)
-
-
-def _unknown(name: str) -> UsageError:
-    if name in LATER:
-        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="run `meshd --help` for the list")
-    if name.startswith("-"):
-        return UsageError(f"unknown option `{name}`", hint="put a command first; `meshd --help` lists them")
-    if name in LIKE_OTHERS:
-        return UsageError(f"unknown command `{name}`", hint=f"try `meshd {LIKE_OTHERS[name]}`")
-    import difflib
-
-    near = difflib.get_close_matches(name, [verb.name for verb in VERBS], n=1)
-    hint = f"try `meshd {near[0]}`" if near else "run `meshd --help` for the list"
-    return UsageError(f"unknown command `{name}`", hint=hint)
 
 
 def _help() -> str:

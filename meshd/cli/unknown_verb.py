@@ -1,0 +1,34 @@
+"""What to say of a command that meshd does not have: mistyped, of another program, or of a later version."""
+
+import difflib
+from collections.abc import Collection
+
+from meshd.base.errors import UsageError
+from meshd.cli.options import NOT_HERE
+
+# verbs of other programs for models, and what does the same here
+LIKE_OTHERS = {
+    "chat": "serve",
+    "join": "worker --join TOKEN",
+    "list": "model ls",
+    "ls": "model ls",
+    "ps": "status",
+    "pull": "model pull NAME",
+    "rm": "model rm NAME",
+    "run": "serve --model FILE|NAME",
+    "show": "model show NAME",
+    "start": "worker",
+}
+
+
+def unknown_verb(name: str, verbs: Collection[str], later: Collection[str]) -> UsageError:
+    """The error, with what may have been meant as its hint."""
+    if name in later:
+        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="run `meshd --help` for the list")
+    if name.startswith("-"):
+        return UsageError(f"unknown option `{name}`", hint="put a command first; `meshd --help` lists them")
+    if name in LIKE_OTHERS:
+        return UsageError(f"unknown command `{name}`", hint=f"try `meshd {LIKE_OTHERS[name]}`")
+    near = difflib.get_close_matches(name, verbs, n=1)
+    hint = f"try `meshd {near[0]}`" if near else "run `meshd --help` for the list"
+    return UsageError(f"unknown command `{name}`", hint=hint)
