@@ -117,7 +117,7 @@ async def _cell(setup: Setup, model: Path, cache: Path, tries: int) -> tuple[Spe
                     model=model,
                     worker_model=model,
                     round_trips=[rtt / 1000 for rtt in setup.rtts],
-                    head_options=("--device", "none", "--ctx-size", _CONTEXT),
+                    head_options=("--split", "auto", "--device", "none", "--ctx-size", _CONTEXT),
                     worker_options=[("--threads", str(threads)) for threads in setup.threads],
                 )
             )
