@@ -36,9 +36,10 @@ def is_plausible(points: Iterable[tuple[int, int]]) -> bool:
 
 
 class DeviceSpeed:
-    """The times of one device."""
+    """The times of one device. `share`: of its machine's processors, with which it was measured."""
 
-    def __init__(self, times: Iterable[TimedLayer]) -> None:
+    def __init__(self, times: Iterable[TimedLayer], *, share: float = 1.0) -> None:
+        self.share = share
         self._points: dict[int, list[tuple[int, float]]] = {}
         for one in times:
             self._points.setdefault(one.kind, []).append((one.tokens, one.nanoseconds / 1e9))

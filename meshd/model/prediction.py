@@ -6,8 +6,8 @@ A token of S streams passes all devices in turn:
     a way  = half a round trip + S hidden states / rate + HOP       N + 1 of them for N workers in a row
     prompt = sum of devices and ways for one micro batch + (micro batches - 1) x the slowest of them + output
 
-CPUs of nodes on one machine count as one of these devices, with the sum of their times: how many threads each
-node uses is not known, and together they may need more processors than there are.
+The processors of a machine count as one of these devices, too: busy for the sum of its CPUs' times, each
+times the share of the processors with which it computes.
 
 Without pushes all hidden states pass the head, so each border between workers is two ways, and the micro
 batches of a prompt follow one another. Times of layers are measured (device_speed.py); where a device was
@@ -229,10 +229,10 @@ class Predictor:
 
 
 def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[float]:
-    """What computes beside each other: the CPUs of one machine share its processors."""
-    busy: dict[str, float] = {}
-    for place, (stage, seconds) in enumerate(zip(stages, computing, strict=True)):
-        shared = stage.machine and not stage.is_gpu
-        key = f"machine {stage.machine}" if shared else f"stage {place}"
-        busy[key] = busy.get(key, 0.0) + seconds
-    return list(busy.values())
+    """What computes beside each other: each device, and the processors that CPUs of one machine share."""
+    shared: dict[str, float] = {}
+    for stage, seconds in zip(stages, computing, strict=True):
+        if stage.machine and not stage.is_gpu:
+            share = stage.speed.share if stage.speed is not None else 1.0
+            shared[stage.machine] = shared.get(stage.machine, 0.0) + seconds * share
+    return [*computing, *shared.values()]

@@ -23,6 +23,7 @@ CAPACITY_SERVICE = "capacity"
 MAX_TIMED_TOKENS = 4096
 MAX_NANOSECONDS = 10**12
 MAX_POINTS = 8  # numbers of tokens with which one kind is timed
+WHOLE_SHARE = 1000
 _MOST_RTT_US = 60_000_000
 _MOST_RATE = 1 << 50
 _TIMED = re.compile(r"[0-9]{1,2}=[a-z0-9_:,]+")
@@ -89,12 +90,16 @@ class MeasuredPath:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The answer. `machine` as in WorkerOffer; `busy`: devices compute, so nothing new was measured."""
+    """The answer. `machine` as in WorkerOffer; `busy`: devices compute, so nothing new was measured.
+
+    `cpu_share`: with so many thousandths of the machine's processors its CPU computes.
+    """
 
     devices: tuple[MeasuredDevice, ...]
     machine: str
     paths: tuple[MeasuredPath, ...] = ()
     busy: bool = False
+    cpu_share: int = WHOLE_SHARE
 
     def encode(self) -> bytes:
         return pack(
@@ -106,6 +111,7 @@ class Capacity:
                 "machine": self.machine,
                 "paths": [[path.peer, path.rtt_us, path.rate] for path in self.paths],
                 "busy": self.busy,
+                "cpu_share": self.cpu_share,
             }
         )
 
@@ -147,7 +153,13 @@ def _capacity(fields: Fields) -> Capacity:
     if len({one.device.name for one in devices}) != len(devices):
         raise RemoteProtocolError("field `devices` names a device twice", code="message")
     paths = tuple(_path(row) for row in fields.lists("paths", count=MAX_CAPACITY_PATHS))
-    return Capacity(devices, fields.text("machine", most=64), paths, fields.flag("busy", default=False))
+    return Capacity(
+        devices,
+        fields.text("machine", most=64),
+        paths,
+        fields.flag("busy", default=False),
+        fields.number("cpu_share", low=1, high=WHOLE_SHARE),
+    )
 
 
 def _times(rows: list[object]) -> tuple[TimedLayer, ...]:

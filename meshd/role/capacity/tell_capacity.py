@@ -108,6 +108,7 @@ class CapacityTeller:
             machine=self._machine,
             paths=measured_paths(self._mesh.peers()),
             busy=busy,
+            cpu_share=self._speeds.cpu_share,
         )
         await messages.send(answer.encode())
 

@@ -18,7 +18,7 @@ from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_list import Listing
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.native.devices import pick
-from meshd.wire.capacity import Capacity
+from meshd.wire.capacity import WHOLE_SHARE, Capacity
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
 LENDS_NOTHING = "it serves a model, and lends nothing"
@@ -109,14 +109,18 @@ class Surveyor:
             measure=measure,
             recent=recent,
         )
-        speeds = {(me, device.name): DeviceSpeed(self._speeds.known(device, timed)) for device in own}
+        share = self._speeds.cpu_share / WHOLE_SHARE
+        speeds = {
+            (me, device.name): DeviceSpeed(self._speeds.known(device, timed), share=share) for device in own
+        }
         paths: dict[tuple[str, str], DevicePath] = {}
         by_id = {peer.raw: name for peer, name in names.items()}
         for peer, answer in answers.items():
             if answer.capacity is None:
                 continue
+            share = answer.capacity.cpu_share / WHOLE_SHARE
             for one in answer.capacity.devices:
-                speeds[names[peer], one.device.name] = DeviceSpeed(one.times)
+                speeds[names[peer], one.device.name] = DeviceSpeed(one.times, share=share)
             for path in answer.capacity.paths:
                 if path.peer in by_id:
                     paths[names[peer], by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)

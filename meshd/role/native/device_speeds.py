@@ -15,8 +15,9 @@ from meshd.process.interface import ChildSpec, Ended, RunToEnd
 from meshd.role.interface import NativeBuild, RolePaths
 from meshd.role.native import command_lines
 from meshd.role.native.device_trial import device_key
+from meshd.role.native.processors import usable_cores
 from meshd.role.native.speed_cache import Points, SpeedCache, with_kind
-from meshd.wire.capacity import TimedLayer
+from meshd.wire.capacity import WHOLE_SHARE, TimedLayer
 from meshd.wire.lease import OfferedDevice
 
 NO_LINE_SECONDS = 60.0  # without a line: a driver may compile its kernels for the first one
@@ -41,6 +42,11 @@ class DeviceSpeeds:
         self._cache = SpeedCache(paths.speed_cache)
         self._failed: set[str] = set()  # in vain: not tried again before a restart
         self._running = asyncio.Lock()
+
+    @property
+    def cpu_share(self) -> int:
+        """With how many thousandths of the machine's processors a CPU computes."""
+        return min(WHOLE_SHARE, max(1, self._threads * WHOLE_SHARE // usable_cores()))
 
     def known(self, device: OfferedDevice, timed: Sequence[str]) -> tuple[TimedLayer, ...]:
         """What was measured of these before."""

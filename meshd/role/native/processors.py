@@ -7,6 +7,13 @@ _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings"
 _FEW = 4
 
 
+def usable_cores() -> int:
+    """On which this process may compute; two threads of one core count once."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, min(llama_threads(), len(os.sched_getaffinity(0))))
+    return llama_threads()
+
+
 def llama_threads() -> int:
     """As cpu_get_num_physical_cores of common/common.cpp: cores, each of which may count as two."""
     cores: set[str] = set()

@@ -16,14 +16,17 @@ WORK = LayerWork(("30=…", "1=…", "4=…", "4=…"), (0,) * 30, (1.0,) * 30, 
 MS = 1_000_000
 
 
-def speed(layer_ms: float, *, output_ms: float = 2.0, cell_us: float = 0.0) -> DeviceSpeed:
+def speed(
+    layer_ms: float, *, output_ms: float = 2.0, cell_us: float = 0.0, share: float = 1.0
+) -> DeviceSpeed:
     """Times that grow with the tokens."""
     far = int((0.1 + cell_us * (4096 - 256) / 1000) * MS)
-    return DeviceSpeed(
+    times = [
         TimedLayer(kind, tokens, int(one * tokens * MS) or 1)
         for kind, one in ((0, layer_ms), (1, output_ms), (2, 0.1), (3, far / MS))
         for tokens in (1, 128)
-    )
+    ]
+    return DeviceSpeed(times, share=share)
 
 
 HEAD = PlannedStage("head", "CPU", 0, 30, 0, speed=speed(0.2), is_head=True)
@@ -139,6 +142,18 @@ def test_cpus_of_one_machine_share_a_prompt_and_gain_nothing() -> None:
     assert prompt(*near) < 0.7 * whole
     assert whole <= prompt(*together) < 1.1 * whole
     assert token(split(*together)) == token(split(*near)), "one token is on one machine at a time anyway"
+
+
+def test_cpus_that_leave_processors_to_each_other_compute_beside_each_other() -> None:
+    near = [worker(name, 15 * i, 15 * i + 15, rtt=0.0) for i, name in enumerate("ab")]
+
+    def prompt(share: float, *stages: PlannedStage) -> float:
+        here = [replace(one, machine="m", speed=speed(0.2, share=share)) for one in stages]
+        return PREDICTOR.predict(split(*here)).first_token_s
+
+    apart = PREDICTOR.predict(split(*near)).first_token_s
+    assert prompt(0.25, *near) == prompt(0.5, *near) == apart
+    assert apart < prompt(0.75, *near) < prompt(1.0, *near)
 
 
 def test_cards_of_one_machine_compute_beside_each_other() -> None:

@@ -1,5 +1,7 @@
 """What a node says of its devices is hostile until it is read: numbers, names, words of a program."""
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 from meshd.base.errors import RemoteProtocolError
@@ -28,6 +30,14 @@ def changed(**fields: object) -> bytes:
 
 def test_it_is_read_as_it_was_said() -> None:
     assert decode(FULL.encode()) == FULL
+    part = replace(FULL, cpu_share=250)
+    assert decode(part.encode()) == part
+
+
+@pytest.mark.parametrize("share", [0, -1, 1001, True, "x", 1.0])
+def test_shares_that_no_machine_has(share: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="cpu_share"):
+        decode(changed(cpu_share=share))
 
 
 @pytest.mark.parametrize(
