@@ -6,7 +6,7 @@ given in full. `codec.py` turns these values to JSON and back, and refuses what 
 
 from dataclasses import dataclass
 
-from meshd.admin import net_api, plan_api  # noqa: F401 - their requests are among REQUESTS
+from meshd.admin import models_api, net_api, plan_api  # noqa: F401 - their requests are among REQUESTS
 from meshd.admin.request import Request, requests
 from meshd.admin.status import PathName, Status, TunnelView
 from meshd.base.byte_format import in_number
@@ -246,4 +246,4 @@ class TunnelCloseRequest(Request[TunnelList], name="tunnel_close"):
     service: str = ""
 
 
-REQUESTS = requests()  # by name, those of net_api.py and plan_api.py included
+REQUESTS = requests()  # by name, those of the modules above included

@@ -175,6 +175,32 @@ SPEEDS_ASKED = Rate(
     "the answer has no new times",
 )
 CAPACITY_MESSAGES = Rate("messages of a stream about capacity", 2.0, 20, "peer", "the next one waits")
+MODELS_ASKED = Share("questions about models in progress", 16, "node", "further ones are refused")
+MODELS_ASKED_OF_PEER = Share("questions about models in progress", 4, "peer", "further ones are refused")
+MODELS_MESSAGES = Rate("messages of a stream about models", 4.0, 40, "peer", "the next one waits")
+MODELS_TOLD = Rate("messages of a member that tells of its models", 100.0, 400, "peer", "the next one waits")
+MODELS_READ = Rate(
+    "models that are read as a whole because a member wants to check their pieces",
+    1 / 60,
+    8,
+    "peer",
+    "the answer says so",
+)
+PIECES_GIVEN = Share("streams of pieces of models", 16, "node", "further ones are refused")
+PIECES_GIVEN_OF_PEER = Share("streams of pieces of models", 2, "peer", "further ones are refused")
+PIECES_ASKED = Share(
+    "pieces of a model asked for in advance on one stream",
+    4,
+    "peer",
+    "the stream is ended",
+)
+GIVEN_WHILE_SERVING = Rate(
+    "bytes of models given to members while this node computes for a model",
+    16 << 20,
+    4 << 20,
+    "node",
+    "the next ones wait",
+)
 LEASE_MESSAGES = Rate("messages of a lease's stream", 20.0, 200, "lease", "the next one waits")
 PROGRESS_SHOWN = Rate("progress messages of a worker that a head shows and logs", 0.5, 5, "peer", "not shown")
 EARLY_ENDS = Share(

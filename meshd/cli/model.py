@@ -1,34 +1,43 @@
-"""List, download, check and remove the models on this machine.
+"""List, download, check and remove models.
 
 NAME is what `--model` takes: hf:ORG/REPO:QUANT (Hugging Face), ollama:NAME, a short name (glm, qwen3,
 smollm2), a file's name, or a path. `ls` shows every model of every store: Hugging Face's cache, Ollama, LM
-Studio, ~/.models and meshd's cache. Downloads go to Hugging Face's cache.
+Studio, ~/.models and meshd's cache, and while a node runs here, who else of its mesh has which. `pull` takes
+a model from members of the mesh that have it, and downloads it into Hugging Face's cache if none has.
+`mesh:NAME` and `mesh:FINGERPRINT` are models of members.
 
 examples:
   meshd model ls
   meshd model pull hf:unsloth/Qwen3-4B-GGUF:Q4_K_M
+  meshd model pull mesh:Qwen3-4B-Q4_K_M --rate 20
   meshd model verify glm
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.admin.codec import to_json
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.cli.find_models import as_given, reporter
+from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
+from meshd.cli.pull_model import pull_from_members, rate_of
 from meshd.config import Config
+from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them
+    from meshd.admin.models_api import MemberModelView
     from meshd.library.facts import ModelFacts
     from meshd.library.interface import StoredModel
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
 _ACTIONS = {
-    "pull": "Download a model, unless it is on this machine.",
+    "pull": "Take a model from members of the mesh, or download it, unless it is on this machine.",
     "show": "Show what a model's files say about it.",
     "verify": "Read all bytes of a model, and compare them with the hash that its store promises.",
     "rm": "Remove a model that was downloaded; those of other programs stay.",
@@ -40,11 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     below = parser.add_subparsers(
         dest="action", metavar="ls | pull | show | verify | rm", required=True, parser_class=Parser
     )
-    listing = below.add_parser("ls", description="List the models of all stores on this machine.")
+    listing = below.add_parser("ls", description="List the models on this machine and in the mesh.")
     _add_common(listing)
     for action, text in _ACTIONS.items():
         one = below.add_parser(action, description=text)
         one.add_argument("name", metavar="NAME", help="the model: a name that --model takes, or a path")
+        if action == "pull":
+            one.add_argument(
+                "--rate", metavar="MB/s", help="take at most so many megabytes a second from members"
+            )
         if action == "rm":
             one.add_argument("--yes", action="store_true", help="remove it without asking")
         _add_common(one)
@@ -56,86 +69,41 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Arguments, out: Output) -> int:
-    """Without a daemon."""
+    """With the daemon that runs, for what members have; without it all else."""
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
 
     config = load_role(args, "worker").config  # its MESHD_MODEL may be a list
     stores = Stores.here(config.paths.cache)
     if args.action == "ls":
-        return _list(config, stores, out, as_json=args.json)
+        return list_models(config, stores, out, as_json=args.json)
     given = as_given(args.name)
     resolver = Resolver(stores, reporter(out))
     if args.action == "rm":
         return _remove(given, resolver, stores, args, out)
     if args.action == "pull":
         return _pull(given, resolver, config, args, out)
-    model = resolver.local(given)
-    if args.action == "verify":
-        return _verify(model, config, args, out)
-    return _show(model, config, args, out)
-
-
-def _list(config: Config, stores: "Stores", out: Output, *, as_json: bool) -> int:
-    from meshd.library.facts import facts_of
-
-    unreadable: list[Path] = []
-    models = stores.listed(unreadable.append)
-    hashes = config.paths.cache / "weights"
-    rows = []
-    for number, model in enumerate(models):
-        if out.draws_progress:
-            out.progress(f"reading {number + 1} of {len(models)} models", number / len(models))
-        rows.append((model, facts_of(model, hashes)))
-    for place in unreadable:
-        out.note(f"not allowed to read `{place}`")
-    if as_json:
-        out.json([to_json(model, facts, config) for model, facts in rows])
-    elif rows:
-        out.table(
-            ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "SOURCE", "STATE"),
-            [
-                (m.name, in_bytes(m.size), f.quant or m.quant, f.architecture, m.source, _state(m, f))
-                for m, f in rows
-            ],
-        )
-    else:
-        out.note("no models on this machine; download one: `meshd model pull hf:ORG/REPO:QUANT`")
-    return 0
-
-
-def _state(model: "StoredModel", facts: "ModelFacts") -> str:
-    if problem := facts.problem or model.problem:
-        return problem
-    return "ok" if facts.supported else "unknown architecture"
-
-
-def to_json(model: "StoredModel", facts: "ModelFacts", config: Config) -> Json:
-    """As docs/cli.md has it: `nodes` are those that have the model, for now this one."""
-    complete = model.complete and not facts.problem
-    path = str(model.paths[0]) if model.paths else None
-    return {
-        "name": model.name,
-        "bytes": model.size,
-        "fingerprint": facts.fingerprint,
-        "source": str(model.source),
-        "quant": facts.quant or model.quant or None,
-        "architecture": facts.architecture or None,
-        "problem": facts.problem or model.problem or None,
-        "nodes": [{"node": config.node.name, "path": path, "complete": complete}],
-    }
+    if args.action == "show":
+        return _show(given, resolver, config, args, out)
+    return _verify(resolver.local(given), config, args, out)
 
 
 def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Arguments, out: Output) -> int:
+    rate = rate_of(args.rate)
     try:
         model = resolver.local(given)
         there = model.complete
     except UserError:
         there = False
-    if not there:
+    pulled = None if there else pull_from_members(given, config.paths.home, rate, out)
+    if pulled is not None:
+        model = resolver.local(Path(pulled.paths[0]))
+    elif not there:
         model = resolver.get(given)
     if args.json:
-        out.json(_details(model, config))
+        holders = pulled.holders if pulled is not None else ()
+        members: list[Json] = [{"node": one.node, "bytes": one.bytes} for one in holders]
+        out.json({**_details(model, config), "members": members})
     else:
         if there:
             out.note(f"`{model.name}` is on this machine")
@@ -143,10 +111,14 @@ def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Argumen
     return 0
 
 
-def _details(model: "StoredModel", config: Config) -> dict[str, Json]:
+def _facts(model: "StoredModel", config: Config) -> "ModelFacts":
     from meshd.library.facts import facts_of
 
-    facts = facts_of(model, config.paths.cache / "weights")
+    return facts_of(model, config.paths.cache / "weights")
+
+
+def _details(model: "StoredModel", config: Config) -> dict[str, Json]:
+    facts = _facts(model, config)
     return {
         "schema": 1,
         "name": model.name,
@@ -168,10 +140,22 @@ def _details(model: "StoredModel", config: Config) -> dict[str, Json]:
     }
 
 
-def _show(model: "StoredModel", config: Config, args: Arguments, out: Output) -> int:
+def _show(given: Path | str, resolver: "Resolver", config: Config, args: Arguments, out: Output) -> int:
+    told = members_models(config.paths.home, out)
+    views = told.models if told is not None else ()
+    try:
+        model = resolver.local(given)
+    except UserError:
+        meant = meant_views(str(given), views)
+        if not meant:
+            raise
+        return _show_members(meant, args, out)
+    own = ListedModel(model, _facts(model, config))
+    own.views += [view for view in views if own.is_also(view)]
     details = _details(model, config)
+    nodes = [config.node.name, *own.nodes]
     if args.json:
-        out.json(details)
+        out.json({**details, "nodes": nodes})
         return 0
     supported = "" if details["supported"] else " (the pinned llama.cpp does not know it)"
     lines = {
@@ -189,11 +173,38 @@ def _show(model: "StoredModel", config: Config, args: Arguments, out: Output) ->
         "shards": details["shards"],
         "chat template": "yes" if details["chat_template"] else "no",
         "fingerprint": details["fingerprint"] or "not known yet: run `meshd model verify`, or serve it once",
+        "nodes": ", ".join(nodes) if told is not None else None,
         "problem": details["problem"],
     }
+    _lines(lines, out)
+    return 0
+
+
+def _lines(lines: Mapping[str, Json], out: Output) -> None:
     for label, value in lines.items():
         if value is not None:
             out.line(f"{label:<14} {value}")
+
+
+def _show_members(views: Sequence["MemberModelView"], args: Arguments, out: Output) -> int:
+    """What members say of a model that is not here; they may mean different ones by a name."""
+    if args.json:
+        out.json({"schema": 1, "members": [to_json(view) for view in views]})
+        return 0
+    for number, view in enumerate(views):
+        if number:
+            out.line()
+        lines = {
+            "name": view.name,
+            "node": view.node,
+            "size": f"{in_bytes(view.bytes)} ({view.bytes} bytes)",
+            "architecture": view.architecture,
+            "quant": view.quant,
+            "shards": view.files if view.files > 1 else None,
+            "fingerprint": view.fingerprint or "not known yet on that node",
+        }
+        _lines(lines, out)
+    out.note(f"not on this machine: `meshd model pull {MESH}{views[0].name}` takes it from members")
     return 0
 
 

@@ -32,6 +32,16 @@ KEYS: tuple[Key, ...] = (
         "you can read.",
     ),
     Key(
+        section="node",
+        field="give_models",
+        form=choice("public", "all", "off"),
+        option="--give-models",
+        metavar="public|all|off",
+        help="which of this machine's models members may list and take: public, all or off",
+        more="`public`: those of Hugging Face's cache, Ollama and meshd's own folder, and those that this "
+        "node was started with. `all`: also `~/.models` and LM Studio's. Only members with the role `use`.",
+    ),
+    Key(
         section="log",
         field="format",
         form=choice("text", "json"),

@@ -40,10 +40,14 @@ def host_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Who this node is. `join` is the invite token itself once the verb has read it, else empty."""
+    """Who this node is. `join` is the invite token itself once the verb has read it, else empty.
+
+    `give_models`: of which stores members may take models: `public`, `all` or `off`.
+    """
 
     name: str = field(default_factory=host_name)
     join: str = field(default="", repr=False)  # a secret: it admits its bearer to the mesh
+    give_models: str = "public"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

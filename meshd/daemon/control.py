@@ -31,6 +31,14 @@ from meshd.admin.api import (
 )
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
+from meshd.admin.models_api import (
+    MemberModelsReply,
+    MemberModelsRequest,
+    PullProgressRequest,
+    PullReply,
+    PullRequest,
+    PullStopRequest,
+)
 from meshd.admin.net_api import NetcheckReply, NetcheckRequest
 from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, PlanRequest
 from meshd.admin.snapshot import (
@@ -43,6 +51,7 @@ from meshd.admin.snapshot import (
 from meshd.admin.status import MeshView, NodeView, Status
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.daemon.models import ModelExchange
 from meshd.daemon.network_state import NetworkState
 from meshd.daemon.pausing import Pausing
 from meshd.daemon.planning import Planning
@@ -83,6 +92,7 @@ class Parts:
     network_state: NetworkState
     planning: Planning
     pausing: Pausing
+    models: ModelExchange
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
     leave: Callable[[], None]
@@ -222,6 +232,22 @@ class DaemonControl(TunnelAnswers):
     async def resume(self, request: ResumeRequest) -> Done:
         self._parts.pausing.end()
         return Done()
+
+    @MemberModelsRequest.answer
+    async def member_models(self, request: MemberModelsRequest) -> MemberModelsReply:
+        return await self._parts.models.listed()
+
+    @PullRequest.answer
+    async def pull(self, request: PullRequest) -> PullReply:
+        return self._parts.models.start(request)
+
+    @PullProgressRequest.answer
+    async def pull_progress(self, request: PullProgressRequest) -> PullReply:
+        return self._parts.models.progress(request.id)
+
+    @PullStopRequest.answer
+    async def pull_stop(self, request: PullStopRequest) -> PullReply:
+        return self._parts.models.stop(request.id)
 
     @LeaveRequest.answer
     async def leave(self, request: LeaveRequest) -> Done:

@@ -18,6 +18,7 @@ from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
+from meshd.daemon.models import ModelExchange
 from meshd.daemon.native_check import check_native
 from meshd.daemon.pausing import Pausing
 from meshd.daemon.planning import Planning, make_planning
@@ -143,21 +144,27 @@ class Daemon:
             runtime = make_runtime(self._config, member.mesh, native)
             built = await preflight.role.build(runtime, member)
             planning = make_planning(self._config, member, runtime, ROLES[self._role])
-            await self._serve(member, built, planning)
+            models = ModelExchange(
+                member.mesh, self._config, is_serving=lambda: bool(built.role.status.children)
+            )
+            await self._serve(member, built, planning, models)
         finally:
             if member.local.has_left:
                 self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
 
-    async def _serve(self, member: MemberNode, built: BuiltRole, planning: Planning) -> None:
+    async def _serve(
+        self, member: MemberNode, built: BuiltRole, planning: Planning, models: ModelExchange
+    ) -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""
         tunnels = make_tunnels(member.mesh, self._home)
-        control = self._control(member, built, tunnels, planning)
+        control = self._control(member, built, tunnels, planning, models)
         admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
         async with Owner() as network:
             network.start(member.serve(), name="peers")
             network.start(admin.serve(), name="admin")
             network.start(tunnels.serve(), name="tunnels")
+            network.start(models.serve(), name="models")
             network.start(_watch_addresses(member), name="addresses")
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
@@ -179,7 +186,12 @@ class Daemon:
                 await asyncio.sleep(GOODBYE_SECONDS)
 
     def _control(
-        self, member: MemberNode, built: BuiltRole, tunnels: OwnTunnels, planning: Planning
+        self,
+        member: MemberNode,
+        built: BuiltRole,
+        tunnels: OwnTunnels,
+        planning: Planning,
+        models: ModelExchange,
     ) -> DaemonControl:
         gateway, mdns = built.gateway, member.transports.mdns
         return DaemonControl(
@@ -199,6 +211,7 @@ class Daemon:
                 network_state=member.transports.network_state,
                 planning=planning,
                 pausing=Pausing(self._home, member.local, built.pause),
+                models=models,
                 gateway=lambda: gateway.status if gateway is not None else None,
                 bans_changed=member.mesh.bans_changed,
                 leave=member.local.leave,

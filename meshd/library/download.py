@@ -5,7 +5,6 @@ next one continues. The library's own download begins anew each time, which a ho
 with 20 GB; this one takes the same lock and leaves the same layout, so both can work on one cache.
 """
 
-import errno
 import fcntl
 import io
 import os
@@ -17,6 +16,8 @@ from pathlib import Path
 
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
+from meshd.library.disk_space import DISK_IS_FULL, check_space, no_space
+from meshd.library.disk_space import RESERVED_BYTES as RESERVED_BYTES
 from meshd.library.hub_cache import PART_SUFFIX, PREFIX, folder_of
 from meshd.library.hub_client import (
     MOST_PLAIN_BYTES,
@@ -33,11 +34,13 @@ from meshd.library.walk import size_of
 from meshd.model.gguf_names import GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
 
-RESERVED_BYTES = 64 << 20  # stay free on the disk: other programs break where nothing is
 _FETCHES = 2  # a file that arrives with a wrong hash is fetched once more
 _LOOK_SECONDS = 0.2  # how often a waiting download looks whether the other one is done
 _SPACE_CHECK_BYTES = 16 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SPACE_HINT = (
+    "free some (`meshd model ls`, `meshd model rm NAME`), or set HF_HUB_CACHE to a directory on "
+    "another disk; a download continues where it stopped"
+)
 
 
 def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufModel, list[Path]]:
@@ -107,10 +110,7 @@ class Repository:
     def check_space(self, files: Sequence[HubFile]) -> None:
         """Raises UserError unless what is lacking of these files fits on the disk."""
         lacking = sum(max(0, file.size - self._present(file)) for file in files)
-        place = next(folder for folder in (self._cache, *self._cache.parents) if folder.exists())
-        free = shutil.disk_usage(place).free
-        if lacking and lacking + RESERVED_BYTES > free:
-            raise _no_space(place, f"{in_bytes(lacking)} are needed, {in_bytes(free)} are free")
+        check_space(self._cache, lacking, hint=_SPACE_HINT)
 
     def get(self, file: HubFile, commit: str, report: ReportProgress) -> Path:
         """The file's path in the snapshot of this commit."""
@@ -207,7 +207,7 @@ class _Growing(io.BufferedWriter):
             self._unchecked = 0
             free = shutil.disk_usage(self._path.parent).free
             if free < RESERVED_BYTES + count:
-                raise _no_space(self._path.parent, f"only {in_bytes(free)} are free")
+                raise no_space(self._path.parent, f"only {in_bytes(free)} are free", hint=_SPACE_HINT)
         written = super().write(data)
         self._meter.add(written)
         return written
@@ -258,17 +258,9 @@ def _explained(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise _no_space(cache, "the disk is full") from None
+        if error.errno in DISK_IS_FULL:
+            raise no_space(cache, "the disk is full", hint=_SPACE_HINT) from None
         raise UserError(
             f"cannot write `{error.filename or cache}`: {(error.strerror or str(error)[:200]).lower()}",
             hint="fix the cause, or set HF_HUB_CACHE to a directory that you can write to",
         ) from None
-
-
-def _no_space(place: Path, why: str) -> UserError:
-    return UserError(
-        f"not enough space in `{place}`: {why}",
-        hint="free some (`meshd model ls`, `meshd model rm NAME`), or set HF_HUB_CACHE to a directory on "
-        "another disk; a download continues where it stopped",
-    )

@@ -10,12 +10,13 @@ from meshd.base.errors import UserError
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.library import folders, hub_cache, ollama
+from meshd.library.facts import facts_of
 from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
 from meshd.library.walk import hint_for_missing, is_file, is_folder, size_of
 from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
-from meshd.model.model_name import BareName, HubName, OllamaName, is_path, parse_model_name
+from meshd.model.model_name import BareName, HubName, MeshName, OllamaName, is_path, parse_model_name
 
 _MOST_NAMED = 8  # candidates that an error lists
 Given = Path | str
@@ -52,6 +53,8 @@ class Resolver:
                 return self._hub(name, download)
             case OllamaName():
                 return self._ollama(name)
+            case MeshName():
+                return self._mesh(name)
             case BareName():
                 return self._bare(name.text, download)
 
@@ -85,6 +88,15 @@ class Resolver:
             f"Ollama has no model `{name.short}` on this machine" + near,
             hint=f"run `ollama pull {name.short}`, or list what there is: `meshd model ls`",
         )
+
+    def _mesh(self, name: MeshName) -> StoredModel:
+        """What was pulled from members; a daemon asks them, and only `meshd model pull` asks that."""
+        low = name.text.lower().removesuffix(GGUF_SUFFIX)
+        hashes = self._stores.meshd.parent / "weights"
+        for one in folders.all_models(self._stores.meshd, ModelSource.MESHD):
+            if one.complete and (low == one.stem.lower() or _has_fingerprint(one, name.fingerprint, hashes)):
+                return one
+        raise UserError(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
 
     def _bare(self, text: str, download: bool) -> StoredModel:
         low = text.lower().removesuffix(GGUF_SUFFIX)
@@ -154,6 +166,10 @@ def _words(model: StoredModel) -> set[str]:
     if model.source is ModelSource.OLLAMA:
         words.add(model.name.lower().removeprefix("ollama:"))
     return words - {""}
+
+
+def _has_fingerprint(model: StoredModel, digits: str, hashes: Path) -> bool:
+    return bool(digits) and (facts_of(model, hashes).fingerprint or "").startswith(digits)
 
 
 def _expanded(text: str) -> Path:

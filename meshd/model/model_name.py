@@ -2,18 +2,22 @@
 
 `hf:ORG/REPO[:CHOICE]` is a repository of Hugging Face; CHOICE is a quantisation or a file of it.
 `ollama:NAME[:TAG]` is a model of Ollama, with its namespace or registry before NAME where it has one.
+`mesh:NAME` is a model that members of the mesh have, by its file's name or the beginning of its fingerprint.
 A text that can only be a path is one. Anything else is a bare name, which every store is asked for.
 """
 
 import re
 from dataclasses import dataclass
 
-HUB, OLLAMA = "hf:", "ollama:"
+HUB, OLLAMA, MESH = "hf:", "ollama:", "mesh:"
+_SCHEMES = (HUB, OLLAMA, MESH)
 MAX_MODEL_NAME_CHARS = 512
 OLLAMA_REGISTRY, OLLAMA_NAMESPACE, OLLAMA_TAG = "registry.ollama.ai", "library", "latest"
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _FILE_PART = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,250}")
 _OLLAMA_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
+_MESH_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,250}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{10,64}")
 _OLLAMA_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,349}(?::[0-9]{1,5})?")
 
 
@@ -55,6 +59,22 @@ class OllamaName:
 
 
 @dataclass(frozen=True, slots=True)
+class MeshName:
+    """A model of members: a file's name with or without `.gguf`, or ten or more digits of a fingerprint."""
+
+    text: str
+
+    @property
+    def fingerprint(self) -> str:
+        """In small letters; empty for what can only be a name."""
+        low = self.text.lower()
+        return low if _FINGERPRINT.fullmatch(low) else ""
+
+    def __str__(self) -> str:
+        return MESH + self.text
+
+
+@dataclass(frozen=True, slots=True)
 class BareName:
     """One word that a store may know: a short name, or a file's name with or without `.gguf`."""
 
@@ -64,12 +84,12 @@ class BareName:
         return self.text
 
 
-ModelName = HubName | OllamaName | BareName
+ModelName = HubName | OllamaName | MeshName | BareName
 
 
 def is_path(text: str) -> bool:
     """Whether it can only be a path: it has a slash, or begins with `~` or a dot, and no scheme before it."""
-    return not text.startswith((HUB, OLLAMA)) and ("/" in text or text.startswith(("~", ".")))
+    return not text.startswith(_SCHEMES) and ("/" in text or text.startswith(("~", ".")))
 
 
 def parse_model_name(text: str) -> ModelName:
@@ -80,6 +100,8 @@ def parse_model_name(text: str) -> ModelName:
         return _hub(text.removeprefix(HUB))
     if text.startswith(OLLAMA):
         return _ollama(text.removeprefix(OLLAMA))
+    if text.startswith(MESH):
+        return _mesh(text.removeprefix(MESH))
     if is_path(text):
         raise ValueError("expected a name, not a path")
     return BareName(text)
@@ -119,6 +141,17 @@ def _is_ollama_part(part: str) -> bool:
     return _OLLAMA_PART.fullmatch(part) is not None and ".." not in part
 
 
+def _mesh(rest: str) -> MeshName:
+    if not is_file_name(rest):
+        raise ValueError("expected mesh:NAME, a model's file name, or mesh:FINGERPRINT")
+    return MeshName(rest)
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a member's word for a model may name a file here: one part of a path, and no hidden one."""
+    return _MESH_NAME.fullmatch(text) is not None and ".." not in text
+
+
 def split_models(text: str) -> list[str]:
     """The models of a variable's value, `A:B:C`: a colon inside a name of a scheme divides nothing.
 
@@ -128,9 +161,10 @@ def split_models(text: str) -> list[str]:
     found: list[str] = []
     while pieces:
         one = pieces.pop(0)
-        if f"{one}:" in (HUB, OLLAMA) and pieces:
+        if (scheme := f"{one}:") in _SCHEMES and pieces:
             one += ":" + pieces.pop(0)
-            if pieces and pieces[0] and f"{pieces[0]}:" not in (HUB, OLLAMA) and not is_path(pieces[0]):
+            more = pieces[0] if pieces and scheme != MESH else ""
+            if more and f"{more}:" not in _SCHEMES and not is_path(more):
                 one += ":" + pieces.pop(0)
         found.append(one)
     return found

@@ -8,12 +8,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from blake3 import blake3
 
 from meshd.base.errors import UserError
 from meshd.base.tasks import until_done
-from meshd.model.gguf import TensorInfo
 
 _READ_BYTES = 1024 * 1024  # fits the cache of a core; larger reads were not faster
 _STEP_SECONDS = 0.25  # a step of the thread: how fast a cancel is heard, how often progress can be told
@@ -21,10 +21,24 @@ _FIRST_STEP_BYTES = 8 * _READ_BYTES
 _MOST_STEP_BYTES = 512 * _READ_BYTES
 
 
-class Sweep:
-    """One pass over the tensors of a file, for one thread at a time; owns a duplicate of the descriptor."""
+class HashedSpan(Protocol):
+    """Bytes of a file that are hashed together: a tensor (TensorInfo), say."""
 
-    def __init__(self, descriptor: int, tensors: Sequence[TensorInfo], *, label: str) -> None:
+    @property
+    def name(self) -> str: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+class Sweep:
+    """One pass over the tensors (or other spans) of a file, for one thread at a time.
+
+    Owns a duplicate of the descriptor.
+    """
+
+    def __init__(self, descriptor: int, tensors: Sequence[HashedSpan], *, label: str) -> None:
         self._descriptor = os.dup(descriptor)  # stays valid although the file may be closed meanwhile
         self._tensors = tensors
         self._label = label
@@ -54,7 +68,7 @@ class Sweep:
             done += self._read(tensor)
         return done
 
-    def _read(self, tensor: TensorInfo) -> int:
+    def _read(self, tensor: HashedSpan) -> int:
         length = min(_READ_BYTES, tensor.size - self._inside)
         try:
             count = os.preadv(self._descriptor, [self._buffer[:length]], tensor.offset + self._inside)
@@ -82,7 +96,7 @@ def unreadable(label: str, error: OSError) -> UserError:
 
 async def hash_tensors(
     descriptor: int,
-    tensors: Sequence[TensorInfo],
+    tensors: Sequence[HashedSpan],
     *,
     label: str,
     on_progress: Callable[[int, float], None],

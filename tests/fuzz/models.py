@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from meshd.base.errors import UserError
 from meshd.library.ollama import read_manifest
 from meshd.model.gguf_names import GgufFile, choose, models_in
-from meshd.model.model_name import BareName, HubName, parse_model_name, split_models
+from meshd.model.model_name import HubName, MeshName, OllamaName, parse_model_name, split_models
 
 from tests.fuzz.mutate import flip, twist
 from tests.fuzz.target import Target
@@ -18,6 +18,8 @@ NAMES = (
     "ollama:smollm2:135m",
     "ollama:hf.co/org/repo:Q4_K_M",
     "GLM-4.7-Flash-Q4_K_M.gguf",
+    "mesh:GLM-4.7-Flash-Q4_K_M",
+    "mesh:0123456789abcdef:/m.gguf",
     "hf:a/b:Q8_0:/m/c.gguf:ollama:x:1b:glm",
 )
 MANIFEST = json.dumps(
@@ -47,9 +49,11 @@ def _feed_name(data: bytes) -> None:
     except ValueError as error:
         raise UserError(str(error)) from None
     assert parse_model_name(str(name)) == name
-    if isinstance(name, HubName):
+    if isinstance(name, MeshName):
+        assert "/" not in name.text and ".." not in name.text and not name.text.startswith(".")
+    elif isinstance(name, HubName):
         assert not {"", ".", ".."} & {name.org, name.repo, *name.choice.split("/")[1:]}
-    elif not isinstance(name, BareName):
+    elif isinstance(name, OllamaName):
         assert not {"", ".", ".."} & {name.host, name.namespace, name.model, name.tag}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshd.admin import api, plan_api
+from meshd.admin import api, models_api, plan_api
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -182,6 +182,23 @@ CAPACITY = plan_api.CapacityReply(
 )
 
 
+def member_model(
+    node: str, name: str, size: int, fingerprint: str | None = None
+) -> models_api.MemberModelView:
+    """A model of a member, as a daemon tells of it."""
+    return models_api.MemberModelView(
+        node=node,
+        name=name,
+        names=(name, f"hf:me/{name}"),
+        bytes=size,
+        files=1,
+        quant="Q8_0",
+        architecture="llama",
+        fingerprint=fingerprint,
+        content=None,
+    )
+
+
 def planned(
     why: str, *nodes: tuple[str, int], measured: bool = True, answer_s: float = 15.1
 ) -> plan_api.PlanView:
@@ -236,6 +253,28 @@ class FakeControl(Answers):
     stopping: bool = False
     services: tuple[ExposedView, ...] = ()
     open: tuple[TunnelView, ...] = ()
+    models: tuple[models_api.MemberModelView, ...] = ()
+    pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
+
+    @models_api.MemberModelsRequest.answer
+    async def member_models(self, request: models_api.MemberModelsRequest) -> models_api.MemberModelsReply:
+        left_out = plan_api.LeftOutView(node="attic", why="it does not answer")
+        return models_api.MemberModelsReply(models=self.models, left_out=(left_out,))
+
+    @models_api.PullRequest.answer
+    async def pull(self, request: models_api.PullRequest) -> models_api.PullReply:
+        self.asked.append(("pull", request.name, request.rate))
+        return self.pulls.pop(0)
+
+    @models_api.PullProgressRequest.answer
+    async def pull_progress(self, request: models_api.PullProgressRequest) -> models_api.PullReply:
+        self.asked.append(("pull_progress", request.id))
+        return self.pulls.pop(0)
+
+    @models_api.PullStopRequest.answer
+    async def pull_stop(self, request: models_api.PullStopRequest) -> models_api.PullReply:
+        self.asked.append(("pull_stop", request.id))
+        return self.pulls.pop(0)
 
     @api.StatusRequest.answer
     async def status(self, request: api.StatusRequest) -> Status:

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.admin import api, plan_api
+from meshd.admin import api, models_api, plan_api
 from meshd.admin.codec import decode_line, decode_request, encode_request, from_json, to_json
 from meshd.admin.net_api import NetcheckRequest
 from meshd.admin.request import Request
@@ -34,6 +34,10 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     plan_api.PlanRequest(model="/m.gguf", ctx_size=4096): (
         '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0}'
     ),
+    models_api.MemberModelsRequest(): '{"request":"member_models"}',
+    models_api.PullRequest(name="mesh:glm", rate=5): '{"request":"pull","name":"mesh:glm","rate":5}',
+    models_api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
+    models_api.PullStopRequest(id=3): '{"request":"pull_stop","id":3}',
     NetcheckRequest(fresh=True): '{"request":"netcheck","fresh":true}',
     api.ExposeRequest(name="web", target="127.0.0.1:80", to=("garage",)): (
         '{"request":"expose","name":"web","target":"127.0.0.1:80","to":["garage"]}'

@@ -55,6 +55,7 @@ def test_every_option_is_read(key: Key) -> None:
 EXAMPLES: dict[str, tuple[str, object]] = {
     "node.name": ("garage", "garage"),
     "node.join": ("meshd1abc", "meshd1abc"),
+    "node.give_models": ("all", "all"),
     "log.format": ("json", "json"),
     "log.level": ("debug", "debug"),
     "links.listen": ("127.0.0.1:0", HostPort("127.0.0.1", 0)),

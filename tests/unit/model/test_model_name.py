@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from meshd.model.model_name import (
     BareName,
     HubName,
+    MeshName,
     OllamaName,
     is_path,
     parse_model_name,
@@ -63,6 +64,10 @@ def test_names(text: str, name: HubName | OllamaName | BareName) -> None:
         "x" * 600,
         "models/a.gguf",
         "~/a.gguf",
+        "mesh:",
+        "mesh:a/b",
+        "mesh:.hidden",
+        "mesh:a..b",
     ],
 )
 def test_what_is_no_name(text: str) -> None:
@@ -86,6 +91,12 @@ def test_what_ollama_calls_them() -> None:
         assert isinstance(name, OllamaName) and name.short == text
 
 
+def test_a_model_of_members_is_a_name_or_a_fingerprint() -> None:
+    for text, digits in (("Qwen3-4B", ""), ("0123456789", "0123456789"), ("ABCDEF012345", "abcdef012345")):
+        name = parse_model_name(f"mesh:{text}")
+        assert isinstance(name, MeshName) and (name.text, name.fingerprint) == (text, digits)
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -97,13 +108,15 @@ def test_what_ollama_calls_them() -> None:
         ("hf:a/b:hf:c/d", ["hf:a/b", "hf:c/d"]),
         ("glm:ollama:x", ["glm", "ollama:x"]),
         ("hf", ["hf"]),
+        ("mesh:a:glm", ["mesh:a", "glm"]),
+        ("hf:a/b:mesh:c", ["hf:a/b", "mesh:c"]),
     ],
 )
 def test_lists_of_a_variable(text: str, parts: list[str]) -> None:
     assert split_models(text) == parts
 
 
-@given(st.text(alphabet="hfolama:/.-_~ aQ4\n\0é", max_size=40))
+@given(st.text(alphabet="hfolamesh:/.-_~ aQ4\n\0é", max_size=40))
 def test_any_text_is_a_name_or_refused(text: str) -> None:
     """A name never leads out of the folder that it names."""
     try:
@@ -111,6 +124,9 @@ def test_any_text_is_a_name_or_refused(text: str) -> None:
     except ValueError:
         return
     if isinstance(name, BareName):
+        return
+    if isinstance(name, MeshName):
+        assert "/" not in name.text and ".." not in name.text and parse_model_name(str(name)) == name
         return
     fields = (
         (name.org, name.repo)

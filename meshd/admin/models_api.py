@@ -1,0 +1,93 @@
+"""Requests about models of members, and their replies; see api.py for the rules."""
+
+from dataclasses import dataclass
+
+from meshd.admin.plan_api import LeftOutView
+from meshd.admin.request import Request
+
+NO_MEMBER_HAS_IT = "nobody"  # code of a pull that found no member with the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberModelView:
+    """A model that a member has. `fingerprint` is null until that member has hashed it, `content` until it
+    has read its pieces."""
+
+    node: str
+    name: str
+    names: tuple[str, ...]
+    bytes: int
+    files: int
+    quant: str | None
+    architecture: str | None
+    fingerprint: str | None
+    content: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberModelsReply:
+    """Of all members that are there; `left_out` did not say."""
+
+    models: tuple[MemberModelView, ...]
+    left_out: tuple[LeftOutView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberModelsRequest(Request[MemberModelsReply], name="member_models"):
+    """Asked of the members now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderView:
+    """A member that a model comes from. `problem`: why it gives no more; empty while it does."""
+
+    node: str
+    bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullReply:
+    """How far a pull is. `step`: asking, looking, fetching, checking, done or failed; `before_bytes`: those
+    that were there when it began; `rate` in bytes a second, 0 if unknown. `paths` and `fingerprint` when it
+    is done; `error`, `hint` and `code` when it has failed."""
+
+    id: int
+    step: str
+    name: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    before_bytes: int = 0
+    rate: float = 0.0
+    activity: str = ""
+    holders: tuple[HolderView, ...] = ()
+    paths: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    error: str = ""
+    hint: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullRequest(Request[PullReply], name="pull"):
+    """Take the model `name` from members, at most `rate` bytes a second (0: no limit).
+
+    It runs for as long as somebody asks how far it is, every few seconds.
+    """
+
+    name: str
+    rate: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullProgressRequest(Request[PullReply], name="pull_progress"):
+    """How far is the pull with this `id`?"""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullStopRequest(Request[PullReply], name="pull_stop"):
+    """End it; what was fetched stays."""
+
+    id: int

@@ -1,0 +1,178 @@
+"""`meshd model ls`: the models of this machine, and those of members of the mesh beside them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.admin.client import Client, NotRunning
+from meshd.admin.models_api import MemberModelsReply, MemberModelsRequest, MemberModelView
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import MeshdError
+from meshd.cli.output import Json, Output
+from meshd.config import Config
+from meshd.model.gguf_names import GGUF_SUFFIX
+from meshd.model.model_name import MESH
+
+if TYPE_CHECKING:
+    from meshd.library.facts import ModelFacts
+    from meshd.library.interface import StoredModel
+    from meshd.library.stores import Stores
+
+MEMBERS_SECONDS = 40.0  # members have 15 s, and those without a session 10 s more
+_DIGITS = 16  # of a fingerprint, in a name
+_LEAST_DIGITS = 10
+_NOWHERE = "not on this machine"
+
+
+@dataclass(slots=True)
+class ListedModel:
+    """One line: a model of this machine (`stored`, `facts`), of members (`views`), or of both."""
+
+    stored: "StoredModel | None" = None
+    facts: "ModelFacts | None" = None
+    views: list[MemberModelView] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The members that have it."""
+        return list(dict.fromkeys(view.node for view in self.views))
+
+    def is_also(self, view: MemberModelView) -> bool:
+        """By fingerprint where both are known, else by name and size."""
+        fingerprint, stem, size = self._identity()
+        if fingerprint and view.fingerprint:
+            return fingerprint == view.fingerprint
+        return size == view.bytes and stem.lower() == view.name.lower()
+
+    def _identity(self) -> tuple[str | None, str, int]:
+        if self.stored is not None and self.facts is not None:
+            complete = self.stored.complete and not self.facts.problem
+            return self.facts.fingerprint, self.stored.stem, self.stored.size if complete else -1
+        known = next((one for one in self.views if one.fingerprint), self.views[0])
+        return known.fingerprint, known.name, known.bytes
+
+
+def meant_views(text: str, views: Sequence[MemberModelView]) -> list[MemberModelView]:
+    """Those that a name or ten or more digits of a fingerprint mean."""
+    low = text.lower().removeprefix(MESH).removesuffix(GGUF_SUFFIX)
+    named = [one for one in views if low in {name.lower() for name in one.names}]
+    if named or len(low) < _LEAST_DIGITS:
+        return named
+    return [one for one in views if any((of or "").startswith(low) for of in (one.fingerprint, one.content))]
+
+
+def members_models(home: Path, out: Output) -> MemberModelsReply | None:
+    """What members have; None without a daemon that could ask them."""
+    try:
+        with Client(home) as client:
+            return client.ask(MemberModelsRequest(), seconds=MEMBERS_SECONDS)
+    except NotRunning:
+        return None
+    except MeshdError as error:
+        out.note(f"members of the mesh are not listed: {error.what}")
+        return None
+
+
+def list_models(config: Config, stores: "Stores", out: Output, *, as_json: bool) -> int:
+    """All of them, on the terminal or as JSON."""
+    listed = _local(config, stores, out)
+    told = members_models(config.paths.home, out)
+    for view in told.models if told is not None else ():
+        same = next((one for one in listed if one.is_also(view)), None)
+        if same is None:
+            listed.append(ListedModel(views=[view]))
+        else:
+            same.views.append(view)
+    for left in told.left_out if told is not None else ():
+        out.note(f"{left.node} did not say which models it has: {left.why}")
+    if as_json:
+        out.json([_to_json(one, config, listed) for one in listed])
+    elif listed:
+        _show(listed, config, out, members=told is not None)
+    else:
+        out.note("no models on this machine; download one: `meshd model pull hf:ORG/REPO:QUANT`")
+    return 0
+
+
+def _local(config: Config, stores: "Stores", out: Output) -> list[ListedModel]:
+    from meshd.library.facts import facts_of
+
+    unreadable: list[Path] = []
+    models = stores.listed(unreadable.append)
+    hashes = config.paths.cache / "weights"
+    rows = []
+    for number, model in enumerate(models):
+        if out.draws_progress:
+            out.progress(f"reading {number + 1} of {len(models)} models", number / len(models))
+        rows.append(ListedModel(model, facts_of(model, hashes)))
+    for place in unreadable:
+        out.note(f"not allowed to read `{place}`")
+    return rows
+
+
+def _show(listed: Sequence[ListedModel], config: Config, out: Output, *, members: bool) -> None:
+    headers = ["NAME", "SIZE", "QUANT", "ARCHITECTURE", "SOURCE", "STATE"]
+    rows = []
+    for one in listed:
+        if one.stored is not None and one.facts is not None:
+            m, f = one.stored, one.facts
+            quant = f.quant or m.quant
+            row = [m.name, in_bytes(m.size), quant, f.architecture, str(m.source), _state(m, f)]
+        else:
+            view = one.views[0]
+            quant, architecture = view.quant or "", view.architecture or ""
+            row = [_name_of(one, listed), in_bytes(view.bytes), quant, architecture, "mesh", _NOWHERE]
+        nodes = [config.node.name] if one.stored is not None else []
+        rows.append([*row, ", ".join([*nodes, *one.nodes])] if members else row)
+    out.table([*headers, "NODES"] if members else headers, rows)
+
+
+def _name_of(one: ListedModel, listed: Sequence[ListedModel]) -> str:
+    """By which it can be pulled: its file's name, unless members call different models so."""
+    view = one.views[0]
+    same = [other for other in listed if any(v.name.lower() == view.name.lower() for v in other.views)]
+    digits = next((known for v in one.views if (known := v.fingerprint or v.content)), None)
+    return MESH + (view.name if len(same) == 1 or digits is None else digits[:_DIGITS])
+
+
+def _state(model: "StoredModel", facts: "ModelFacts") -> str:
+    if problem := facts.problem or model.problem:
+        return problem
+    return "ok" if facts.supported else "unknown architecture"
+
+
+def _to_json(one: ListedModel, config: Config, listed: Sequence[ListedModel]) -> Json:
+    """As docs/cli.md has it: `nodes` are those that have the model, this one first."""
+    others = members_json(one.views)
+    if one.stored is None or one.facts is None:
+        view = one.views[0]
+        return {
+            "name": _name_of(one, listed),
+            "bytes": view.bytes,
+            "fingerprint": next((v.fingerprint for v in one.views if v.fingerprint), None),
+            "source": "mesh",
+            "quant": view.quant,
+            "architecture": view.architecture,
+            "problem": None,
+            "nodes": others,
+        }
+    model, facts = one.stored, one.facts
+    complete = model.complete and not facts.problem
+    path = str(model.paths[0]) if model.paths else None
+    return {
+        "name": model.name,
+        "bytes": model.size,
+        "fingerprint": facts.fingerprint,
+        "source": str(model.source),
+        "quant": facts.quant or model.quant or None,
+        "architecture": facts.architecture or None,
+        "problem": facts.problem or model.problem or None,
+        "nodes": [{"node": config.node.name, "path": path, "complete": complete}, *others],
+    }
+
+
+def members_json(views: Sequence[MemberModelView]) -> list[Mapping[str, Json]]:
+    """Members tell no path."""
+    nodes = list(dict.fromkeys(view.node for view in views))
+    return [{"node": node, "path": None, "complete": True} for node in nodes]

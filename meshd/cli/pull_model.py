@@ -1,0 +1,125 @@
+"""`meshd model pull` from members of the mesh: asks the daemon, and shows how far it is until it is done."""
+
+import time
+from pathlib import Path
+
+from meshd.admin.client import Client, NotRunning
+from meshd.admin.models_api import (
+    NO_MEMBER_HAS_IT,
+    HolderView,
+    PullProgressRequest,
+    PullReply,
+    PullRequest,
+    PullStopRequest,
+)
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import MeshdError, UsageError, UserError
+from meshd.cli.output import Output, in_time
+from meshd.model.model_name import MESH
+
+_POLL_SECONDS = 0.5
+_MEGABYTE = 1_000_000
+_RATES = (0.001, 1e6)  # MB/s
+_TENTHS = 10  # lines of a pull where nobody watches a bar
+
+
+def rate_of(text: str | None) -> int:
+    """Bytes a second of `--rate`; 0: as fast as it goes. Raises UsageError."""
+    if text is None:
+        return 0
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    low, high = _RATES
+    if not low <= rate <= high:
+        raise UsageError(f"--rate takes megabytes a second, such as 20 or 1.5, not `{text[:40]}`")
+    return int(rate * _MEGABYTE)
+
+
+def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> PullReply | None:
+    """What came from members; None where no daemon runs, or no member has it: then the hub may.
+
+    Raises MeshdError; for `mesh:NAME` also where there is no daemon, or nobody has it.
+    """
+    if isinstance(given, Path):
+        return None
+    only_members = given.startswith(MESH)
+    try:
+        client = Client(home)
+    except UserError as error:
+        if only_members:
+            raise
+        if not isinstance(error, NotRunning):
+            out.note(f"members of the mesh are not asked: {error.what}")
+        return None
+    with client:
+        reply = _watched(client, client.ask(PullRequest(name=given, rate=rate)), out)
+    if not reply.error:
+        return reply
+    if reply.code == NO_MEMBER_HAS_IT and not only_members:
+        return None
+    raise UserError(reply.error, hint=reply.hint)
+
+
+def _watched(client: Client, reply: PullReply, out: Output) -> PullReply:
+    """Until it has ended; Ctrl-C ends it."""
+    shown = _PullProgress(out)
+    try:
+        while reply.step not in ("done", "failed"):
+            shown.show(reply)
+            time.sleep(_POLL_SECONDS)
+            reply = client.ask(PullProgressRequest(id=reply.id))
+    except KeyboardInterrupt:
+        try:
+            client.ask(PullStopRequest(id=reply.id))
+        except MeshdError as error:
+            out.note(f"the daemon was not told: {error.what}")
+        raise
+    shown.show(reply)
+    return reply
+
+
+class _PullProgress:
+    """A bar with rate and remaining time on a terminal; elsewhere a line for each step and each tenth."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._told: set[str] = set()
+
+    def show(self, reply: PullReply) -> None:
+        for holder in reply.holders:
+            self._tell(holder)
+        match reply.step:
+            case "asking":
+                self._out.progress(reply.activity or "asking the members of the mesh")
+            case "looking":
+                self._out.progress("looking at what is there", _share(reply))
+            case "fetching":
+                self._fetching(reply)
+            case "checking":
+                self._out.progress(f"checking {reply.name}")
+
+    def _tell(self, holder: HolderView) -> None:
+        line = f"{holder.node} gives no more: {holder.problem}"
+        if holder.problem and line not in self._told:
+            self._told.add(line)
+            self._out.note(line)
+
+    def _fetching(self, reply: PullReply) -> None:
+        giving = [one.node for one in reply.holders if one.bytes and not one.problem]
+        what = f"fetching {reply.name}" + (f" from {', '.join(giving)}" if giving else "")
+        share = _share(reply)
+        if not self._out.draws_progress:
+            tenths = int(share * _TENTHS) * 100 // _TENTHS
+            self._out.progress(f"fetching {reply.name} ({in_bytes(reply.total_bytes)}): {tenths}%", share)
+            return
+        text = f"{what}: {in_bytes(reply.done_bytes)} of {in_bytes(reply.total_bytes)}"
+        if reply.rate > 0:
+            left = (reply.total_bytes - reply.done_bytes) / reply.rate
+            text += f", {in_bytes(reply.rate)}/s, {in_time(left)} left"
+        self._out.progress(text, share)
+
+
+def _share(reply: PullReply) -> float:
+    return reply.done_bytes / reply.total_bytes if reply.total_bytes else 0.0

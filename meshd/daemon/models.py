@@ -1,0 +1,189 @@
+"""Models of members in a running daemon: what it gives, and the pulls that its user has started."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.admin.models_api import (
+    NO_MEMBER_HAS_IT,
+    HolderView,
+    MemberModelsReply,
+    MemberModelView,
+    PullReply,
+    PullRequest,
+)
+from meshd.admin.plan_api import LeftOutView
+from meshd.base import log
+from meshd.base.errors import LocalProtocolError, MeshdError, Refused, UserError
+from meshd.base.tasks import Owner
+from meshd.config import Config
+from meshd.library.members.ask_models import ask_members
+from meshd.library.members.give_pieces import PieceGiver
+from meshd.library.members.offered_models import OfferedModels
+from meshd.library.members.offers import MemberOffer
+from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullPlace, PullStep
+from meshd.library.members.tell_models import ModelsTeller
+from meshd.library.stores import Stores
+from meshd.model.model_name import parse_model_name
+from meshd.peer.interface import Mesh
+from meshd.store.hash_cache import HashCache
+from meshd.store.piece_cache import PieceCache
+
+MAX_PULLS = 4  # at once
+MAX_MEMBER_MODELS = 4096  # models of all members in one reply, some 600 bytes each
+_UNWATCHED_SECONDS = 15.0  # a pull whose progress nobody asks for is ended: its verb has gone
+_LOOK_SECONDS = 1.0
+LOG = log.get("library")
+
+
+@dataclass(slots=True)
+class _Pull:
+    """One that was started; its answers stay until it is forgotten."""
+
+    id: int
+    work: ModelPull
+    task: asyncio.Task[None] | None
+    asked_at: float
+    error: MeshdError | None = None
+
+
+class ModelExchange:
+    """Of one daemon; `serve` must run for pulls."""
+
+    def __init__(self, mesh: Mesh, config: Config, *, is_serving: Callable[[], bool]) -> None:
+        cache = config.paths.cache
+        hashes = HashCache(cache / "weights")
+        pieces = PieceCache(cache / "pieces", hashes)
+        self._mesh = mesh
+        self._place = PullPlace(cache / "models", hashes, pieces)
+        offered = OfferedModels(
+            lambda: Stores.here(cache), cache / "weights", pieces, give=config.node.give_models
+        )
+        started_with = [config.serve.model, *config.worker.models]
+        offered.add([path for path in started_with if isinstance(path, Path)])
+        ModelsTeller(mesh, offered, pieces)
+        PieceGiver(mesh, offered, is_serving=is_serving)
+        self._owner: Owner | None = None
+        self._pulls: dict[int, _Pull] = {}
+        self._last_id = 0
+
+    async def serve(self) -> None:
+        """Run pulls, and end those that nobody watches, until cancelled."""
+        async with Owner() as owner:
+            self._owner = owner
+            try:
+                while True:
+                    await asyncio.sleep(_LOOK_SECONDS)
+                    self._end_unwatched(asyncio.get_running_loop().time())
+            finally:
+                self._owner = None
+                owner.cancel()
+
+    async def listed(self) -> MemberModelsReply:
+        """What members have."""
+        told = await ask_members(self._mesh)
+        views = [_view(offer) for one in told for offer in one.offers if offer.stem]
+        left_out = [LeftOutView(node=one.node, why=one.why_not) for one in told if one.why_not]
+        return MemberModelsReply(models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out))
+
+    def start(self, request: PullRequest) -> PullReply:
+        """Raises UserError for a text that names no model, and when too many pulls run."""
+        try:
+            name = parse_model_name(request.name)
+        except ValueError as error:
+            raise UserError(f"`{request.name[:200]}` is not a model's name: {error}") from None
+        if sum(one.task is not None for one in self._pulls.values()) >= MAX_PULLS:
+            raise UserError(f"{MAX_PULLS} models are being pulled already", hint="wait for one of them")
+        if self._owner is None:
+            raise UserError("this node is starting or stopping", hint="try again in a moment")
+        work = ModelPull(self._mesh, name, self._place, rate=float(request.rate) or None)
+        self._last_id += 1
+        pull = _Pull(self._last_id, work, None, asyncio.get_running_loop().time())
+        self._pulls[pull.id] = pull
+        pull.task = self._owner.start_for("local client", self._run(pull), name="model pull")
+        return _reply(pull)
+
+    def progress(self, number: int) -> PullReply:
+        """Raises UserError for one that has been forgotten."""
+        pull = self._find(number)
+        pull.asked_at = asyncio.get_running_loop().time()
+        return _reply(pull)
+
+    def stop(self, number: int) -> PullReply:
+        """Raises UserError as `progress`."""
+        pull = self._find(number)
+        if pull.task is not None:
+            pull.task.cancel()
+        return _reply(pull)
+
+    def _find(self, number: int) -> _Pull:
+        if (pull := self._pulls.get(number)) is None:
+            raise UserError("this pull has ended", hint="run `meshd model pull` again: it continues")
+        return pull
+
+    async def _run(self, pull: _Pull) -> None:
+        try:
+            await pull.work.run()
+            LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
+        except LocalProtocolError:
+            raise
+        except MeshdError as error:
+            pull.error = error
+            LOG.warning("model_not_pulled", file=pull.work.state.name, why=error.what)
+        finally:
+            pull.task = None
+            if pull.work.state.step is not PullStep.DONE:
+                pull.work.state.step = PullStep.FAILED
+
+    def _end_unwatched(self, now: float) -> None:
+        for pull in [one for one in self._pulls.values() if now - one.asked_at > _UNWATCHED_SECONDS]:
+            if pull.task is not None:
+                pull.task.cancel()
+            else:
+                del self._pulls[pull.id]
+
+
+def _view(offer: MemberOffer) -> MemberModelView:
+    model = offer.model
+    return MemberModelView(
+        node=offer.node,
+        name=offer.stem,
+        names=model.names,
+        bytes=model.size,
+        files=model.files,
+        quant=model.quant or None,
+        architecture=model.architecture or None,
+        fingerprint=model.fingerprint.hex() or None,
+        content=model.content.hex() or None,
+    )
+
+
+def _reply(pull: _Pull) -> PullReply:
+    state, error = pull.work.state, pull.error
+    code = (
+        error.code
+        if isinstance(error, Refused)
+        else NO_MEMBER_HAS_IT
+        if isinstance(error, NobodyHasIt)
+        else ""
+    )
+    failed = state.step is PullStep.FAILED
+    return PullReply(
+        id=pull.id,
+        step=state.step,
+        name=state.name,
+        done_bytes=state.done,
+        total_bytes=state.total,
+        before_bytes=state.before,
+        rate=round(state.rate, 1),
+        activity=state.activity,
+        holders=tuple(
+            HolderView(node=one.node, bytes=one.bytes, problem=one.problem) for one in state.holders.values()
+        ),
+        paths=tuple(map(str, state.paths)),
+        fingerprint=state.fingerprint or None,
+        error=error.what if error is not None else "it was stopped" if failed else "",
+        hint=error.hint if error is not None else "",
+        code=code,
+    )

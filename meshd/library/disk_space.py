@@ -1,0 +1,24 @@
+"""How much of a disk a download may use: other programs, and meshd's own state, need some of it."""
+
+import errno
+import shutil
+from pathlib import Path
+
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
+
+RESERVED_BYTES = 64 << 20  # stay free on the disk
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def check_space(place: Path, lacking: int, *, hint: str) -> None:
+    """Raises UserError unless `lacking` bytes fit there, and the reserve after them."""
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if lacking and lacking + RESERVED_BYTES > free:
+        raise no_space(there, f"{in_bytes(lacking)} are needed, {in_bytes(free)} are free", hint=hint)
+
+
+def no_space(place: Path, why: str, *, hint: str) -> UserError:
+    """The error for a disk that is full, or will be."""
+    return UserError(f"not enough space in `{place}`: {why}", hint=hint)

@@ -1,0 +1,132 @@
+"""Asks members which models they have, and for the hashes of the pieces of one."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
+from meshd.base.peer_limits import MODELS_TOLD
+from meshd.base.tasks import Owner, first_error
+from meshd.identity.keys import PeerId
+from meshd.library.members.offers import MemberOffer
+from meshd.model.piece_index import HASH_BYTES, PieceIndex, count_pieces
+from meshd.mux.events import Code
+from meshd.peer.interface import Mesh, PeerState, PeerStatus
+from meshd.peer.messages import MessageStream
+from meshd.tunnel.on_demand import open_on_demand
+from meshd.wire.limits import MAX_MODELS_TOLD
+from meshd.wire.models import (
+    MODELS_SERVICE,
+    AskModels,
+    AskPieces,
+    ModelsMessage,
+    ModelsTold,
+    NoPieces,
+    PieceHashes,
+    PiecesTold,
+    ReadingModel,
+    ToldModel,
+    decode,
+)
+
+LIST_SECONDS = 15.0  # for all models of one member
+_WORDLESS_SECONDS = 30.0
+_READ_SECONDS = 4 * 3600.0  # with them: a terabyte on a slow disk
+
+
+@dataclass(frozen=True, slots=True)
+class MemberModels:
+    """What one member has; or why it said nothing."""
+
+    node: str
+    offers: tuple[MemberOffer, ...] = ()
+    why_not: str = ""
+
+
+async def ask_members(mesh: Mesh) -> list[MemberModels]:
+    """All that are there, at once. Those that are away are left out."""
+    asked = [peer for peer in mesh.peers() if peer.present or peer.state is PeerState.CONNECTED]
+    found: dict[PeerId, MemberModels] = {}
+
+    async def ask(peer: PeerStatus) -> None:
+        name = peer.name or peer.peer.short
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                told = await ask_models(mesh, peer.peer)
+            found[peer.peer] = MemberModels(name, tuple(MemberOffer(peer.peer, name, one) for one in told))
+        except TimeoutError:
+            found[peer.peer] = MemberModels(name, why_not="it does not answer")
+        except MeshdError as error:
+            found[peer.peer] = MemberModels(name, why_not=error.what)
+
+    try:
+        async with Owner() as owner:
+            for peer in asked:
+                owner.start_for(peer.peer.short, ask(peer), name="models")
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+    return [found[peer.peer] for peer in asked if peer.peer in found]
+
+
+async def ask_models(mesh: Mesh, peer: PeerId) -> Sequence[ToldModel]:
+    """Which models one member has. Raises Broken, EndOfStream, Refused, RemoteProtocolError."""
+    messages = await _asking(mesh, peer, AskModels().encode())
+    try:
+        found: list[ToldModel] = []
+        while True:
+            answer = await _next(messages)
+            if not isinstance(answer, ModelsTold):
+                raise RemoteProtocolError("models: expected `models`", code="models")
+            found += answer.models
+            if len(found) > MAX_MODELS_TOLD or not (answer.models or answer.last):
+                raise RemoteProtocolError("models: more of them than may be told", code="models")
+            if answer.last:
+                return found
+    finally:
+        messages.stream.reset(Code.CANCELLED, "that was the answer")
+
+
+async def ask_pieces(mesh: Mesh, offer: MemberOffer, on_progress: Callable[[str], None]) -> PieceIndex:
+    """The pieces of what a member offers; waits while it reads the file.
+
+    Raises as `ask_models`, and TimeoutError.
+    """
+    messages = await _asking(mesh, offer.peer, AskPieces(offer.model.key).encode())
+    try:
+        async with asyncio.timeout(_READ_SECONDS):
+            while isinstance(answer := await _next(messages), ReadingModel):
+                on_progress(answer.text)
+            if isinstance(answer, NoPieces):
+                raise Refused(answer.why, code="models")
+            if not isinstance(answer, PiecesTold):
+                raise RemoteProtocolError("models: expected `files`", code="models")
+            if sum(answer.sizes) != offer.model.size or len(answer.sizes) != offer.model.files:
+                raise RemoteProtocolError("models: other files than were told of", code="models")
+            return PieceIndex(answer.sizes, await _hashes(messages, count_pieces(answer.sizes)))
+    finally:
+        messages.stream.reset(Code.CANCELLED, "that was the answer")
+
+
+async def _asking(mesh: Mesh, peer: PeerId, question: bytes) -> MessageStream:
+    stream = await open_on_demand(mesh, peer, MODELS_SERVICE, metadata={})
+    messages = MessageStream(stream, MODELS_TOLD)
+    await messages.send(question)
+    return messages
+
+
+async def _next(messages: MessageStream) -> ModelsMessage:
+    async with asyncio.timeout(_WORDLESS_SECONDS):
+        return decode(await messages.receive())
+
+
+async def _hashes(messages: MessageStream, pieces: int) -> bytes:
+    """As many as there are pieces, and not one more."""
+    found = bytearray()
+    while len(found) < pieces * HASH_BYTES:
+        answer = await _next(messages)
+        if not isinstance(answer, PieceHashes):
+            raise RemoteProtocolError("models: expected `hashes`", code="models")
+        found += answer.hashes
+    if len(found) != pieces * HASH_BYTES:
+        raise RemoteProtocolError("models: more hashes than pieces", code="models")
+    return bytes(found)

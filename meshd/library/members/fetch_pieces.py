@@ -1,0 +1,108 @@
+"""Fetches the pieces of one content from one member, until nothing is left for it to give."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+
+from meshd.base.errors import Broken, RemoteProtocolError
+from meshd.base.tasks import in_thread
+from meshd.base.token_bucket import TokenBucket
+from meshd.identity.keys import PeerId
+from meshd.library.members.give_pieces import CONTENT_FIELD
+from meshd.library.members.part_files import PartFiles
+from meshd.library.members.piece_plan import PiecePlan
+from meshd.model.piece_index import PieceIndex
+from meshd.mux.events import Code
+from meshd.peer.interface import Mesh, Stream
+from meshd.tunnel.on_demand import open_on_demand
+from meshd.wire.pieces import PIECES_SERVICE, PieceInbox, piece_request
+
+_ASKED_AHEAD = 2  # pieces of one holder on their way, so that no round trip is lost
+_SILENT_SECONDS = 60.0
+_IDLE_SECONDS = 1.0  # before a holder with nothing to do is looked at again
+
+
+class WrongPiece(RemoteProtocolError):
+    """A holder gave other bytes than those of the piece."""
+
+
+class PieceFetcher:
+    """What all holders of one content share: the plan, the files on the disk, and the rate of the user."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        index: PieceIndex,
+        plan: PiecePlan,
+        files: PartFiles,
+        *,
+        pace: TokenBucket | None,
+        on_bytes: Callable[[PeerId, int], None],
+    ) -> None:
+        """`on_bytes` is told of pieces that are on the disk."""
+        self._mesh = mesh
+        self._index = index
+        self._plan = plan
+        self._files = files
+        self._pace = pace
+        self._on_bytes = on_bytes
+        self._disk = asyncio.Lock()
+        self._written = asyncio.Event()
+
+    @property
+    def content(self) -> bytes:
+        """What is fetched."""
+        return self._index.content
+
+    async def fetch(self, peer: PeerId) -> None:
+        """Until all pieces are there. Raises MeshdError or TimeoutError when this holder gives no more."""
+        metadata = {CONTENT_FIELD: self._index.content}
+        try:
+            stream = await open_on_demand(self._mesh, peer, PIECES_SERVICE, metadata=metadata, bulk=True)
+            try:
+                await self._fetch(stream, PieceInbox())
+            finally:
+                stream.reset(Code.CANCELLED, "no more pieces are asked for")
+        finally:
+            self._plan.lost(peer)
+
+    async def _fetch(self, stream: Stream, inbox: PieceInbox) -> None:
+        while not self._plan.is_done:
+            await self._ask(stream, inbox)
+            if not inbox.expected:
+                await self._idle()
+                continue
+            async with asyncio.timeout(_SILENT_SECONDS):
+                data = await stream.read()
+            for number, piece in inbox.feed(data):
+                await self._take(stream.peer, number, piece)
+            stream.consumed(len(data))
+            if inbox.is_gone:
+                raise Broken("its file is not what it was")
+
+    async def _ask(self, stream: Stream, inbox: PieceInbox) -> None:
+        while inbox.expected < _ASKED_AHEAD and (piece := self._plan.next(stream.peer)) is not None:
+            if self._pace is not None:
+                await asyncio.sleep(self._pace.take(piece.length, asyncio.get_running_loop().time()))
+            inbox.expect(piece.number, piece.length)
+            await stream.write(piece_request(piece.number))
+
+    async def _idle(self) -> None:
+        """Others still owe pieces, which may come back to this holder."""
+        self._written.clear()
+        try:
+            async with asyncio.timeout(_IDLE_SECONDS):
+                await self._written.wait()
+        except TimeoutError:
+            pass
+
+    async def _take(self, peer: PeerId, number: int, data: bytes) -> None:
+        if not self._plan.arrived(peer, number, data):
+            raise WrongPiece(f"piece {number} from it is wrong", code="pieces")
+        async with self._disk:  # one thread at a time
+            if not self._plan.wants(number):
+                return
+            await in_thread(functools.partial(self._files.write, number, data))
+            self._plan.written(number)
+        self._on_bytes(peer, len(data))
+        self._written.set()

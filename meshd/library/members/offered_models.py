@@ -1,0 +1,185 @@
+"""The models of this machine that members are told of, and the open files of one of them.
+
+Told are names, sizes and hashes, never a path. By default only models from public places are offered: those
+of Hugging Face's cache, Ollama and meshd's own folder, and those that this node was started with; what people
+keep in folders of their own is theirs (`--give-models`).
+"""
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from meshd.library.facts import ModelFacts, facts_of
+from meshd.library.interface import ModelSource, StoredModel
+from meshd.library.stores import Stores
+from meshd.library.walk import is_file, size_of
+from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, quant_of
+from meshd.model.model_name import HUB, OLLAMA
+from meshd.model.piece_index import PieceIndex
+from meshd.store.hash_cache import FileState
+from meshd.store.piece_cache import PieceCache
+from meshd.wire.limits import MAX_GIVEN_BYTES, MAX_MODEL_FILES, MAX_MODELS_TOLD
+from meshd.wire.models import MODEL_KEY_BYTES, ToldModel
+
+PUBLIC_SOURCES = frozenset({ModelSource.HUB, ModelSource.OLLAMA, ModelSource.MESHD, ModelSource.PATH})
+_FRESH_SECONDS = 5.0  # a list is given again, rather than made again, for so long
+_NONE: frozenset[ModelSource] = frozenset()
+GIVEN_SOURCES = {"public": PUBLIC_SOURCES, "all": frozenset(ModelSource), "off": _NONE}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """`paths` stay on this machine; `told` is what members hear."""
+
+    told: ToldModel
+    paths: tuple[Path, ...]
+    states: tuple[FileState, ...]
+
+
+class OpenModel:
+    """The open files of an offered model, in the state in which its pieces were hashed; `close` it."""
+
+    def __init__(self, offered: OfferedModel) -> None:
+        """Raises OSError."""
+        self.labels = tuple(path.name for path in offered.paths)
+        self.descriptors: list[int] = []
+        try:
+            for path in offered.paths:
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+                self.descriptors.append(os.open(path, flags))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def states(self) -> tuple[FileState, ...]:
+        """As they are now. Raises OSError."""
+        return tuple(map(FileState.of, self.descriptors))
+
+    def close(self) -> None:
+        """Idempotent."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+
+
+class OfferedModels:
+    """Methods block, for threads; the same model keeps its key."""
+
+    def __init__(self, stores: Callable[[], Stores], hashes: Path, pieces: PieceCache, *, give: str) -> None:
+        """`give`: one of GIVEN_SOURCES. `hashes`: the folder of meshd's hashes of tensors."""
+        self._stores = stores
+        self._hashes = hashes
+        self._pieces = pieces
+        self._sources = GIVEN_SOURCES[give]
+        self._own: list[Path] = []
+        self._secret = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._read: dict[tuple[Path, ...], tuple[tuple[FileState, ...], ModelFacts]] = {}
+        self._known: dict[bytes, OfferedModel] = {}
+        self._listed_at = -_FRESH_SECONDS
+
+    def add(self, paths: Sequence[Path]) -> None:
+        """Models that this node was started with, wherever they are."""
+        self._own += paths
+
+    def listed(self) -> tuple[OfferedModel, ...]:
+        """All of them, as they are now; complete ones only."""
+        with self._lock:
+            if time.monotonic() - self._listed_at < _FRESH_SECONDS:
+                return tuple(self._known.values())
+            found: dict[bytes, OfferedModel] = {}
+            for stored in self._stored():
+                if len(found) >= MAX_MODELS_TOLD:
+                    break
+                with suppress(OSError):
+                    if (offered := self._offered(stored)) is not None:
+                        found.setdefault(offered.told.key, offered)
+            self._read = {one.paths: self._read[one.paths] for one in found.values()}
+            self._known, self._listed_at = found, time.monotonic()
+            return tuple(found.values())
+
+    def changed(self) -> None:
+        """The next list is made anew: a model's pieces have become known, say."""
+        self._listed_at = -_FRESH_SECONDS
+
+    def by_key(self, key: bytes) -> OfferedModel | None:
+        """One that was told of."""
+        return next((one for one in self.listed() if one.told.key == key), None)
+
+    def by_content(self, content: bytes) -> OfferedModel | None:
+        """One whose pieces are known, and are these."""
+        return next((one for one in self.listed() if content and one.told.content == content), None)
+
+    def index_of(self, offered: OfferedModel) -> PieceIndex | None:
+        """Its pieces, if they are known."""
+        return self._pieces.load(offered.states)
+
+    def _stored(self) -> list[StoredModel]:
+        if not self._sources:
+            return []
+        own = [_of_path(path) for path in self._own if is_file(path)]
+        return [one for one in [*self._stores().all_models(), *own] if one.source in self._sources]
+
+    def _offered(self, stored: StoredModel) -> OfferedModel | None:
+        if not stored.complete or not stored.paths or len(stored.paths) > MAX_MODEL_FILES:
+            return None
+        paths = tuple(path.resolve() for path in stored.paths)
+        states = tuple(map(FileState.at, paths))
+        before = self._read.get(paths)
+        if before is not None and before[0] == states and before[1].fingerprint is not None:
+            facts = before[1]
+        else:
+            facts = facts_of(stored, self._hashes)
+        self._read[paths] = (states, facts)
+        size = sum(state.size for state in states)
+        if facts.problem or facts.shards != len(paths) or not 0 < size <= MAX_GIVEN_BYTES:
+            return None
+        index = self._pieces.load(states)
+        told = ToldModel(
+            key=self._key(paths),
+            names=_names(stored),
+            size=size,
+            files=len(paths),
+            quant=facts.quant or stored.quant,
+            architecture=facts.architecture,
+            fingerprint=bytes.fromhex(facts.fingerprint or ""),
+            content=index.content if index is not None else b"",
+        )
+        return OfferedModel(told, paths, states)
+
+    def _key(self, paths: Sequence[Path]) -> bytes:
+        """Says nothing about the paths, which members must not learn."""
+        whole = blake3(key=self._secret)
+        for path in paths:
+            whole.update(os.fsencode(path) + b"\0")
+        return whole.digest(MODEL_KEY_BYTES)
+
+
+def _of_path(path: Path) -> StoredModel:
+    """A model that the user named by its file; of several shards any."""
+    stem = path.name.removesuffix(GGUF_SUFFIX)
+    paths: tuple[Path, ...] = (path,)
+    if match := SHARD.fullmatch(path.name):
+        stem, count = match["stem"], int(match["count"])
+        names = [f"{stem}-{number:05d}-of-{count:05d}{GGUF_SUFFIX}" for number in range(1, count + 1)]
+        paths = tuple(path.with_name(name) for name in names)
+    problem = "" if all(map(is_file, paths)) else "missing"
+    size = sum(map(size_of, paths))
+    return StoredModel(str(path), ModelSource.PATH, paths, size, stem, quant_of(path.name), problem)
+
+
+def _names(stored: StoredModel) -> tuple[str, ...]:
+    """The name of its file, then that with a scheme. Ollama's blobs have none, so theirs is made of it."""
+    stem = stored.stem
+    if stored.source is ModelSource.OLLAMA:
+        stem = stored.name.removeprefix(OLLAMA).replace("/", "-").replace(":", "-")
+    with_scheme = (stored.name,) if stored.name.startswith((HUB, OLLAMA)) else ()
+    return (stem, *with_scheme)

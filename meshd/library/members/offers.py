@@ -1,0 +1,130 @@
+"""What members say they have, and which of it a name means. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
+from meshd.identity.keys import PeerId
+from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
+from meshd.model.gguf_names import GGUF_SUFFIX, GgufFile, GgufModel, choose
+from meshd.model.model_name import BareName, HubName, MeshName, ModelName, is_file_name, parse_model_name
+from meshd.wire.models import ToldModel
+
+_SHOWN_DIGITS = 16
+_ALL_DIGITS = 64  # of a fingerprint
+_LISTED = 8  # models that an error lists
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOffer:
+    """`model` of `peer`, which people call `node`."""
+
+    peer: PeerId
+    node: str
+    model: ToldModel
+
+    @property
+    def stem(self) -> str:
+        """What its files may be called here; empty if its name is none for a file."""
+        name = self.model.names[0]
+        return name if is_file_name(name) else ""
+
+
+def fitting_offers(name: ModelName, offers: Iterable[MemberOffer]) -> list[MemberOffer]:
+    """Those that `name` means: one model, of one or several members; empty if none has it.
+
+    Raises UserError where it means several.
+    """
+    usable = [offer for offer in offers if offer.stem]
+    if isinstance(name, MeshName) and name.fingerprint:
+        found = [one for one in usable if _has_digits(one.model, name.fingerprint)]
+        if found or len(name.text) == _ALL_DIGITS:
+            return _same_model(str(name), found)
+    if isinstance(name, HubName):
+        return _one_of(str(name), _of_hub(name, usable))
+    words = _words_for(name)
+    return _one_of(str(name), [one for one in usable if words & _words(one.model)])
+
+
+def digits_of(model: ToldModel) -> str:
+    """By which it can be pulled whatever its name; empty if its owner has not read it yet."""
+    return (model.fingerprint or model.content).hex()
+
+
+def _has_digits(model: ToldModel, digits: str) -> bool:
+    return any(one.hex().startswith(digits) for one in (model.fingerprint, model.content) if one)
+
+
+def _words(model: ToldModel) -> set[str]:
+    return {name.lower() for name in model.names}
+
+
+def _words_for(name: ModelName) -> set[str]:
+    text = (name.text if isinstance(name, MeshName) else str(name)).lower().removesuffix(GGUF_SUFFIX)
+    if not isinstance(name, BareName):
+        return {text}
+    if text == DEMO:
+        return {DEMO_STEM.lower()}
+    if (known := SHORT_NAMES.get(text)) is not None:
+        return {str(known).lower(), stem_of(known).lower()}
+    return {text, f"ollama:{text}"}
+
+
+def _of_hub(name: HubName, offers: Sequence[MemberOffer]) -> list[MemberOffer]:
+    """Of the same repository, as its own files are chosen: a quantisation, a file, or the usual."""
+    stems: dict[str, list[MemberOffer]] = {}
+    models: dict[str, GgufModel] = {}
+    for offer in offers:
+        for word in offer.model.names[1:]:
+            told = _parsed(word)
+            if isinstance(told, HubName) and told.repository.lower() == name.repository.lower():
+                low = offer.stem.lower()
+                stems.setdefault(low, []).append(offer)
+                named = told.choice.lower().endswith(GGUF_SUFFIX)
+                file = told.choice if named else offer.stem + GGUF_SUFFIX
+                files = (GgufFile(file, offer.model.size),)
+                models.setdefault(low, GgufModel(offer.stem, offer.model.quant.upper(), files))
+    chosen = choose(list(models.values()), name.choice)
+    return [offer for model in chosen for offer in stems[model.name.lower()]]
+
+
+def _parsed(word: str) -> ModelName | None:
+    try:
+        return parse_model_name(word)
+    except ValueError:
+        return None
+
+
+def _one_of(text: str, found: list[MemberOffer]) -> list[MemberOffer]:
+    """Raises UserError where some of these are surely not the same file."""
+    several = len({one.model.size for one in found}) > 1
+    if several or len({one.model.fingerprint for one in found} - {b""}) > 1:
+        kinds = {(one.model.size, one.model.fingerprint): one for one in found}
+        raise ambiguous(text, list(kinds.values()))
+    return found
+
+
+def ambiguous(text: str, offers: Sequence[MemberOffer]) -> UserError:
+    """The error for a name that means several models."""
+    listed = ", ".join(
+        f"`{one.stem}` of {one.node} ({in_bytes(one.model.size)}"
+        + (f", {digits[:_SHOWN_DIGITS]})" if (digits := digits_of(one.model)) else ")")
+        for one in offers[:_LISTED]
+    )
+    more = f" and {len(offers) - _LISTED} more" if len(offers) > _LISTED else ""
+    return UserError(
+        f"`{text}` means different models of members: {listed}{more}",
+        hint="name one by its fingerprint: `meshd model pull mesh:FINGERPRINT` (`meshd model ls --json` "
+        "shows them; `meshd model verify NAME` on that node computes one)",
+    )
+
+
+def _same_model(text: str, found: list[MemberOffer]) -> list[MemberOffer]:
+    """Those with these digits; of one model in different files, the files that most members have."""
+    if len({digits_of(one.model) for one in found if one.model.fingerprint}) > 1:
+        raise ambiguous(text, list({one.model.fingerprint: one for one in found}.values()))
+    layouts: dict[tuple[int, int], list[MemberOffer]] = {}
+    for one in found:
+        layouts.setdefault((one.model.size, one.model.files), []).append(one)
+    return max(layouts.values(), key=len, default=[])

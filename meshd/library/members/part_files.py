@@ -1,0 +1,153 @@
+"""The files of a model that is being pulled: pieces at their places, found again after a cut or a restart.
+
+They grow in `FOLDER/.parts/CONTENT/` under their final names, in which listings do not look, and the whole
+folder is renamed at the end. Nothing is noted about what is there: on a restart the pieces are read and
+hashed again, so that neither a crash nor a power cut can pass off a hole as a piece. Holes are skipped.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
+from meshd.library.disk_space import DISK_IS_FULL, RESERVED_BYTES, check_space, no_space
+from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.store.hash_cache import FileState
+
+PARTS_FOLDER = ".parts"
+_CONTENT_DIGITS = 16  # of the folder of a model that is there
+_SPACE_HINT = (
+    "free some (`meshd model ls`, `meshd model rm NAME`), or move MESHD_CACHE to another disk; what is there "
+    "is not fetched again"
+)
+
+
+class PartFiles:
+    """Blocking, for one thread at a time; `close` it. `names`: those of the files.
+
+    Raises UserError: for a full disk, a folder that cannot be written, and where another pulls the same.
+    """
+
+    def __init__(self, folder: Path, index: PieceIndex, names: Sequence[str]) -> None:
+        self._folder = folder
+        self._index = index
+        content = index.content.hex()
+        self._part = folder / PARTS_FOLDER / content
+        self._final = folder / f"mesh-{content[:_CONTENT_DIGITS]}"
+        self._names = tuple(names)
+        self._descriptors: list[int] = []
+        self._lock = -1
+
+    @property
+    def final_paths(self) -> tuple[Path, ...]:
+        """Where the files are at the end."""
+        return tuple(self._final / name for name in self._names)
+
+    @property
+    def part_paths(self) -> tuple[Path, ...]:
+        """Where they are before it."""
+        return tuple(self._part / name for name in self._names)
+
+    def open(self) -> None:
+        """Open or create the files, alone."""
+        try:
+            self._part.mkdir(parents=True, exist_ok=True)
+            lock = self._part.with_name(f"{self._part.name}.lock")
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"`{self._names[0]}` is being pulled into `{self._folder}` already",
+                    hint="wait for the other `meshd model pull`",
+                ) from None
+            for path, size in zip(self.part_paths, self._index.sizes, strict=True):
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._descriptors.append(os.open(path, flags, 0o666))
+                if os.fstat(self._descriptors[-1]).st_size > size:
+                    os.ftruncate(self._descriptors[-1], size)
+        except OSError as error:
+            raise self._explained(error) from None
+
+    def present(self, numbers: Iterable[int]) -> set[int]:
+        """Which of these pieces are there, by their hashes."""
+        found = set()
+        for number in numbers:
+            piece = self._index.piece(number)
+            descriptor = self._descriptors[piece.file]
+            if _has_data(descriptor, piece.offset, piece.length) and self._index.holds(
+                number, os.pread(descriptor, piece.length, piece.offset)
+            ):
+                found.add(number)
+        return found
+
+    def check_space(self, lacking: int) -> None:
+        """Raises UserError unless so many bytes more fit on the disk."""
+        check_space(self._part, lacking, hint=_SPACE_HINT)
+
+    def write(self, number: int, data: bytes) -> None:
+        """A piece whose hash is right. Raises UserError for a disk that is, or would be, full."""
+        piece = self._index.piece(number)
+        free = shutil.disk_usage(self._part).free
+        if free < RESERVED_BYTES + len(data):
+            raise no_space(self._part, f"only {in_bytes(free)} are free", hint=_SPACE_HINT)
+        try:
+            left, at = memoryview(data), piece.offset
+            while len(left):
+                count = os.pwrite(self._descriptors[piece.file], left, at)
+                left, at = left[count:], at + count
+        except OSError as error:
+            raise self._explained(error) from None
+
+    def flush(self) -> None:
+        """All bytes are on the disk when this returns."""
+        try:
+            for descriptor in self._descriptors:
+                os.fsync(descriptor)
+        except OSError as error:
+            raise self._explained(error) from None
+
+    def finish(self) -> list[FileState]:
+        """Give the whole model its place; returns the states of its files."""
+        try:
+            if self._final.exists():
+                shutil.rmtree(self._final)
+            self._part.replace(self._final)
+            return [FileState.of(descriptor) for descriptor in self._descriptors]
+        except OSError as error:
+            raise self._explained(error) from None
+
+    def discard(self) -> None:
+        """It is not what it was said to be."""
+        shutil.rmtree(self._part, ignore_errors=True)
+
+    def close(self) -> None:
+        """What is there stays. Idempotent."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _explained(self, error: OSError) -> UserError:
+        if error.errno in DISK_IS_FULL:
+            return no_space(self._folder, "the disk is full", hint=_SPACE_HINT)
+        return UserError(
+            f"cannot write `{error.filename or self._part}`: {(error.strerror or str(error)[:200]).lower()}",
+            hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
+        )
+
+
+def _has_data(descriptor: int, offset: int, length: int) -> bool:
+    """False for what lies in a hole as a whole, or behind the end."""
+    with suppress(OSError):  # the error says that there is nothing behind that place
+        return os.lseek(descriptor, offset, os.SEEK_DATA) < offset + length
+    return False
+
+
+assert PIECE_BYTES % 4096 == 0  # a piece shares no block of the file system with its neighbours

@@ -1,0 +1,79 @@
+"""Which piece of a model is fetched from whom. Pure.
+
+Pieces are handed out in order, each to one holder, so that several holders share the work as fast as each
+of them is. When none is left, a holder with nothing to do gets a piece that another one still owes: whichever
+comes first counts, so a stalled holder delays nobody. A holder that gives a wrong piece is not asked again,
+and what it owed goes to the others.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+
+from meshd.model.piece_index import Piece, PieceIndex
+
+_COPIES = 2  # holders that may owe the same piece
+
+
+class PiecePlan:
+    """For one content; holders are named by anything hashable."""
+
+    def __init__(self, index: PieceIndex, present: Iterable[int] = ()) -> None:
+        self._index = index
+        self._present = set(present)
+        self._missing = deque(number for number in range(index.count) if number not in self._present)
+        self._owed: dict[int, list[Hashable]] = {}  # in the order in which they were asked for
+        self._liars: set[Hashable] = set()
+        self.done_bytes = sum(index.piece(number).length for number in self._present)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self._present) == self._index.count
+
+    @property
+    def liars(self) -> frozenset[Hashable]:
+        """Those that gave a wrong piece."""
+        return frozenset(self._liars)
+
+    def next(self, holder: Hashable) -> Piece | None:
+        """What to ask this holder for now; None: nothing that it does not owe already."""
+        if holder in self._liars:
+            return None
+        if self._missing:
+            number = self._missing.popleft()
+        else:
+            late = (
+                number
+                for number, holders in self._owed.items()
+                if holder not in holders and len(holders) < _COPIES
+            )
+            if (number := next(late, -1)) < 0:
+                return None
+        self._owed.setdefault(number, []).append(holder)
+        return self._index.piece(number)
+
+    def arrived(self, holder: Hashable, number: int, data: bytes) -> bool:
+        """Whether the holder gave what it owed; if not, it is asked for nothing more. See `wants`."""
+        if self._index.holds(number, data):
+            return True
+        self._liars.add(holder)
+        self.lost(holder)
+        return False
+
+    def wants(self, number: int) -> bool:
+        """Whether this piece, which has come, is still to be written: another holder may have been faster."""
+        return number not in self._present and number in self._owed
+
+    def written(self, number: int) -> None:
+        """It is on the disk."""
+        self._owed.pop(number, None)
+        if number not in self._present:
+            self._present.add(number)
+            self.done_bytes += self._index.piece(number).length
+
+    def lost(self, holder: Hashable) -> None:
+        """This holder gives nothing more; its pieces are handed out again, first of all."""
+        for number in [number for number, holders in self._owed.items() if holder in holders]:
+            self._owed[number].remove(holder)
+            if not self._owed[number]:
+                del self._owed[number]
+                self._missing.appendleft(number)

@@ -1,0 +1,306 @@
+"""Takes one model from all members that have it: fetched piece by piece, checked, and put in its place."""
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import MeshdError, UserError
+from meshd.base.tasks import Owner, first_error, in_thread
+from meshd.base.token_bucket import TokenBucket
+from meshd.identity.keys import PeerId
+from meshd.library.members.ask_models import MemberModels, ask_members, ask_pieces
+from meshd.library.members.fetch_pieces import PieceFetcher
+from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
+from meshd.library.members.part_files import PartFiles
+from meshd.library.members.piece_plan import PiecePlan
+from meshd.model.gguf_names import GGUF_SUFFIX
+from meshd.model.model_name import MeshName, ModelName
+from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.peer.interface import Mesh
+from meshd.store.hash_cache import HashCache
+from meshd.store.interface import HashProgress
+from meshd.store.model_file import ModelFile
+from meshd.store.piece_cache import PieceCache
+
+_LOOKED_AT = 64  # pieces in one step
+_JOIN_SECONDS = 10.0  # how long members that must read their file first are waited for
+_Tasks = Sequence[asyncio.Task[None]]
+LOG = log.get("library")
+
+
+class PullStep(StrEnum):
+    """What a pull is doing; the words are part of `meshd model pull --json`."""
+
+    ASKING = "asking"
+    LOOKING = "looking"  # at what is there from before
+    FETCHING = "fetching"
+    CHECKING = "checking"  # the tensors of the whole file
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class Holder:
+    """A member that has the model. `bytes`: what it gave; `problem`: why it gives no more."""
+
+    node: str
+    bytes: int = 0
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class PullState:
+    """As others see it while it runs. `before`: bytes that were there when it began."""
+
+    step: PullStep = PullStep.ASKING
+    name: str = ""
+    done: int = 0
+    total: int = 0
+    before: int = 0
+    rate: float = 0.0
+    holders: dict[PeerId, Holder] = field(default_factory=dict)
+    paths: tuple[Path, ...] = ()
+    fingerprint: str = ""
+    activity: str = ""
+
+
+class NobodyHasIt(UserError):
+    """No member has the model; `asked` are those that answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlace:
+    """Where models go, and the hashes that are kept of them."""
+
+    folder: Path
+    hashes: HashCache
+    pieces: PieceCache
+
+
+class ModelPull:
+    """One pull of `name`; `run` it once. `rate` in bytes a second."""
+
+    def __init__(self, mesh: Mesh, name: ModelName, place: PullPlace, *, rate: float | None = None) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._place = place
+        self._rate = rate
+        self._excluded: set[PeerId] = set()
+        self._offers: Sequence[MemberOffer] = ()
+        self._indexes: dict[PeerId, PieceIndex] = {}
+        self._answered: set[PeerId] = set()  # with an index, or why there is none
+        self._chosen: asyncio.Future[PieceFetcher] | None = None
+        self._failure: UserError | None = None
+        self.state = PullState()
+
+    async def run(self) -> None:
+        """Raises UserError and other MeshdErrors; what was fetched stays for the next time."""
+        while True:
+            offers = await self._find()
+            try:
+                if await self._pull(offers):
+                    self.state.step = PullStep.DONE
+                    return
+            except ExceptionGroup as group:
+                raise first_error(group) from None
+
+    async def _find(self) -> list[MemberOffer]:
+        self.state.step = PullStep.ASKING
+        told = await ask_members(self._mesh)
+        offers = [offer for one in told for offer in one.offers if offer.peer not in self._excluded]
+        found = fitting_offers(self._name, offers)
+        if not found:
+            raise _nobody(self._name, told, lied=len(self._excluded))
+        one_each = list({offer.peer: offer for offer in found}.values())
+        self.state.name = one_each[0].stem
+        self.state.total = one_each[0].model.size
+        self.state.holders = {offer.peer: Holder(offer.node) for offer in one_each}
+        return one_each
+
+    async def _pull(self, offers: Sequence[MemberOffer]) -> bool:
+        """False when what came is not what these members said: others are asked then."""
+        self._offers, self._indexes, self._answered = offers, {}, set()
+        self._chosen = asyncio.get_running_loop().create_future()
+        async with Owner() as owner:
+            known = asyncio.Event()
+            holders = [
+                owner.start_for(offer.peer.short, self._hold(offer, known), name="model holder")
+                for offer in offers
+            ]
+            try:
+                index = await self._choose(offers, known)
+                return await self._fetch(index, offers[0], holders)
+            finally:
+                self._chosen.cancel()
+                owner.cancel()
+
+    async def _hold(self, offer: MemberOffer, known: asyncio.Event) -> None:
+        """One member: its index, then pieces as long as it has the chosen content."""
+        assert self._chosen is not None
+        holder = self.state.holders[offer.peer]
+
+        def on_progress(text: str) -> None:
+            self.state.activity = f"{offer.node}: {text}"
+
+        try:
+            index = self._indexes[offer.peer] = await ask_pieces(self._mesh, offer, on_progress)
+            self._answered.add(offer.peer)
+            known.set()
+            fetcher = await asyncio.shield(self._chosen)
+            if index.content != fetcher.content:
+                holder.problem = "it has another file of that name"
+                return
+            await fetcher.fetch(offer.peer)
+        except TimeoutError:
+            holder.problem = "it does not answer"
+        except MeshdError as error:
+            holder.problem = error.what
+            LOG.warning("holder_lost", peer=offer.peer.short, why=error.what)
+            if isinstance(error, UserError):  # of our own disk
+                self._failure = error
+        finally:
+            self._answered.add(offer.peer)
+            known.set()
+
+    async def _choose(self, offers: Sequence[MemberOffer], known: asyncio.Event) -> PieceIndex:
+        """The content to fetch, once members know theirs: all, or those that do within ten seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_JOIN_SECONDS):
+                await self._all_known(offers, known)
+        while not self._indexes:
+            if len(self._answered) == len(offers):
+                raise self._lost()
+            known.clear()
+            await known.wait()
+        contents = [index.content for index in self._indexes.values()]
+        if len(set(contents)) > 1 and not (isinstance(self._name, MeshName) and self._name.fingerprint):
+            kinds = {self._indexes[one.peer].content: one for one in offers if one.peer in self._indexes}
+            raise ambiguous(str(self._name), list(kinds.values()))
+        most = max(contents, key=contents.count)
+        return next(index for index in self._indexes.values() if index.content == most)
+
+    async def _all_known(self, offers: Sequence[MemberOffer], known: asyncio.Event) -> None:
+        while len(self._answered) < len(offers):
+            known.clear()
+            await known.wait()
+
+    async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: _Tasks) -> bool:
+        files = PartFiles(self._place.folder, index, _file_names(offer))
+        try:
+            plan = await self._look(files, index)
+            await in_thread(functools.partial(files.check_space, index.size - plan.done_bytes))
+            await self._fetch_all(files, index, plan, holders)
+            return await self._finish(files, index)
+        finally:
+            files.close()
+
+    async def _look(self, files: PartFiles, index: PieceIndex) -> PiecePlan:
+        state = self.state
+        state.step, state.total = PullStep.LOOKING, index.size
+        await in_thread(files.open)
+        present: set[int] = set()
+        for first in range(0, index.count, _LOOKED_AT):  # in steps, so that a cancel is heard
+            numbers = range(first, min(index.count, first + _LOOKED_AT))
+            present |= await in_thread(functools.partial(files.present, numbers))
+            state.done = min(index.size, numbers.stop * PIECE_BYTES)
+        plan = PiecePlan(index, present)
+        state.done = state.before = plan.done_bytes
+        return plan
+
+    async def _fetch_all(self, files: PartFiles, index: PieceIndex, plan: PiecePlan, holders: _Tasks) -> None:
+        assert self._chosen is not None
+        state, state.step = self.state, PullStep.FETCHING
+        began = asyncio.get_running_loop().time()
+
+        def on_bytes(peer: PeerId, count: int) -> None:
+            state.holders[peer].bytes += count
+            state.done = plan.done_bytes
+            seconds = asyncio.get_running_loop().time() - began
+            state.rate = (state.done - state.before) / max(seconds, 0.001)
+
+        pace = None
+        if self._rate is not None:
+            now = asyncio.get_running_loop().time()
+            pace = TokenBucket(rate=self._rate, burst=PIECE_BYTES, now=now)
+        self._chosen.set_result(PieceFetcher(self._mesh, index, plan, files, pace=pace, on_bytes=on_bytes))
+        while not plan.is_done:
+            if self._failure is not None:
+                raise self._failure
+            left = [task for task in holders if not task.done()]
+            if not left:
+                raise self._lost()
+            await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _finish(self, files: PartFiles, index: PieceIndex) -> bool:
+        """Compare all with what these members said of it, and give it its place."""
+        state, state.step = self.state, PullStep.CHECKING
+        await in_thread(files.flush)
+        try:
+            found = await self._fingerprint(files)
+        except UserError as error:
+            found, problem = "", error.what
+        else:
+            problem = "its fingerprint is another one than was said"
+        if not self._is_right(found, index):
+            for peer, other in self._indexes.items():
+                if other.content == index.content:
+                    self._excluded.add(peer)
+                    LOG.warning("holder_lied", peer=peer.short, why=problem)
+            await in_thread(files.discard)
+            return False
+        states = await in_thread(files.finish)
+        await in_thread(functools.partial(self._place.pieces.save, states, index))
+        state.paths, state.fingerprint = files.final_paths, found
+        return True
+
+    async def _fingerprint(self, files: PartFiles) -> str:
+        """Raises UserError for what is no model."""
+
+        def on_progress(progress: HashProgress) -> None:
+            self.state.activity = progress.text
+
+        model = await ModelFile.open(files.part_paths[0], cache=self._place.hashes)
+        try:
+            return (await model.index(on_progress)).fingerprint
+        finally:
+            model.close()
+
+    def _is_right(self, found: str, index: PieceIndex) -> bool:
+        wished = self._name.fingerprint if isinstance(self._name, MeshName) else ""
+        told = {
+            offer.model.fingerprint.hex()
+            for offer in self._offers
+            if offer.model.fingerprint and self._indexes.get(offer.peer) == index
+        }
+        if not found or (told and found not in told):
+            return False
+        by_name = not wished or wished in self.state.name.lower()
+        return by_name or any(digits.startswith(wished) for digits in (found, index.content.hex()))
+
+    def _lost(self) -> UserError:
+        """Every holder has ended."""
+        why = "; ".join(f"{one.node}: {one.problem}" for one in self.state.holders.values() if one.problem)
+        return UserError(
+            f"no member gives `{self._name}` any more ({why})",
+            hint="run it again later: what is there is not fetched again",
+        )
+
+
+def _file_names(offer: MemberOffer) -> list[str]:
+    count = offer.model.files
+    if count == 1:
+        return [offer.stem + GGUF_SUFFIX]
+    return [f"{offer.stem}-{number:05d}-of-{count:05d}{GGUF_SUFFIX}" for number in range(1, count + 1)]
+
+
+def _nobody(name: ModelName, told: Sequence[MemberModels], *, lied: int) -> NobodyHasIt:
+    asked = ", ".join(one.node + (f" ({one.why_not})" if one.why_not else "") for one in told)
+    what = f"no member of the mesh has `{name}`" + (f"; asked: {asked}" if asked else ": none is connected")
+    if lied:
+        what = f"what members gave as `{name}` was something else"
+    return NobodyHasIt(what, hint="list what there is: `meshd model ls`")

@@ -1,0 +1,134 @@
+"""`meshd model` with a daemon whose members have models: what it lists, shows and takes from them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.admin.models_api import NO_MEMBER_HAS_IT, HolderView, PullReply
+
+from tests.unit.admin.fake import FakeControl, member_model
+from tests.unit.library.models import put, tiny
+
+from .shell import meshd, refused
+
+DIGITS = "0123456789abcdef" * 4
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daemon: FakeControl) -> Path:
+    """One model here, which `garage` has as well, and one that only members have."""
+    folder = tmp_path / "user"
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("HF_HUB_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.setenv(name, str(folder / name))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    put(folder / ".models/own-Q8_0.gguf", tiny())
+    daemon.models = (
+        member_model("garage", "own-Q8_0", len(tiny())),
+        member_model("garage", "far-Q8_0", 5_000_000, DIGITS),
+        member_model("desk", "far-Q8_0", 5_000_000),
+    )
+    return folder
+
+
+def test_ls_says_who_has_which() -> None:
+    ran = meshd("model", "ls")
+    assert ran.code == 0 and "attic did not say which models it has: it does not answer" in ran.err
+    rows = {line.split()[0]: line for line in ran.out.splitlines()}
+    assert rows["NAME"].endswith("NODES") and rows["own-Q8_0"].endswith(", garage")
+    assert "not on this machine" in rows["mesh:far-Q8_0"] and rows["mesh:far-Q8_0"].endswith("garage, desk")
+
+
+def test_ls_as_json() -> None:
+    own, far = json.loads(meshd("model", "ls", "--json").out)
+    assert [node["node"] for node in own["nodes"]][1:] == ["garage"] and own["source"] == "models"
+    assert own["nodes"][0]["path"] and own["nodes"][1]["path"] is None
+    assert (far["name"], far["source"], far["bytes"]) == ("mesh:far-Q8_0", "mesh", 5_000_000)
+    assert far["fingerprint"] == DIGITS and [node["node"] for node in far["nodes"]] == ["garage", "desk"]
+
+
+def test_two_models_of_one_name_are_listed_by_their_fingerprints(daemon: FakeControl) -> None:
+    daemon.models = (
+        member_model("garage", "far-Q8_0", 5_000_000, DIGITS),
+        member_model("desk", "far-Q8_0", 5_000_000, "f" * 64),
+    )
+    names = [row["name"] for row in json.loads(meshd("model", "ls", "--json").out)]
+    assert names[1:] == [f"mesh:{DIGITS[:16]}", "mesh:" + "f" * 16]
+
+
+@pytest.mark.parametrize("name", ["far-Q8_0", "mesh:far-q8_0", f"mesh:{DIGITS[:12]}"])
+def test_show_of_what_members_have(name: str) -> None:
+    ran = meshd("model", "show", name)
+    assert ran.code == 0 and "size           5.0 MB (5000000 bytes)" in ran.out.splitlines()
+    assert "meshd model pull mesh:far-Q8_0" in ran.err
+    body = json.loads(meshd("model", "show", name, "--json").out)
+    assert body["members"][0]["node"] == "garage"
+
+
+def test_show_of_what_is_here_and_there() -> None:
+    ran = meshd("model", "show", "own-Q8_0")
+    assert any(line.startswith("nodes ") and line.endswith(", garage") for line in ran.out.splitlines())
+    assert json.loads(meshd("model", "show", "own-Q8_0", "--json").out)["nodes"][1:] == ["garage"]
+
+
+def _fetching(done: int) -> PullReply:
+    holders = (HolderView(node="garage", bytes=done), HolderView(node="desk", bytes=0, problem="it is off"))
+    return PullReply(
+        id=1, step="fetching", name="far-Q8_0", done_bytes=done, total_bytes=1000, rate=100.0, holders=holders
+    )
+
+
+def test_a_pull_is_watched_to_its_end(daemon: FakeControl, tmp_path: Path) -> None:
+    path = put(tmp_path / "there/far-Q8_0.gguf", tiny())
+    done = replace(_fetching(1000), step="done", paths=(str(path),))
+    daemon.pulls = [PullReply(id=1, step="asking"), _fetching(250), _fetching(500), done]
+    ran = meshd("model", "pull", "mesh:far-Q8_0", "--rate", "1.5")
+    assert (ran.code, ran.out) == (0, f"{path}\n")
+    for line in ("asking the members of the mesh", "desk gives no more: it is off"):
+        assert ran.err.splitlines().count(line) == 1
+    assert "fetching far-Q8_0 (1.0 kB): 20%" in ran.err and "50%" in ran.err
+    assert daemon.asked[0] == ("pull", "mesh:far-Q8_0", 1_500_000)
+
+
+def test_a_pull_as_json(daemon: FakeControl, tmp_path: Path) -> None:
+    path = put(tmp_path / "there/far-Q8_0.gguf", tiny())
+    daemon.pulls = [replace(_fetching(1000), step="done", paths=(str(path),))]
+    body = json.loads(meshd("model", "pull", "far-Q8_0", "--json").out)
+    assert body["paths"] == [str(path)]
+    assert body["members"] == [{"node": "garage", "bytes": 1000}, {"node": "desk", "bytes": 0}]
+
+
+def test_a_bar_has_the_rate_and_the_time_that_is_left(daemon: FakeControl, tmp_path: Path) -> None:
+    path = put(tmp_path / "there/far-Q8_0.gguf", tiny())
+    daemon.pulls = [_fetching(500), replace(_fetching(1000), step="done", paths=(str(path),))]
+    ran = meshd("model", "pull", "mesh:far-Q8_0", answer="")
+    assert (
+        "[############............]  50% fetching far-Q8_0 from garage: 500 B of 1.0 kB, 100 B/s" in ran.err
+    )
+    assert "5 s left" in ran.err
+
+
+def test_what_nobody_has(daemon: FakeControl) -> None:
+    nobody = PullReply(id=1, step="failed", error="no member has it", code=NO_MEMBER_HAS_IT, hint="list")
+    daemon.pulls = [nobody]
+    refused(meshd("model", "pull", "mesh:none"), 1, "no member has it")
+    daemon.pulls = [nobody]  # then the hub is asked, which is not there
+    refused(meshd("model", "pull", "hf:me/None-GGUF:Q8_0"), 1, "127.0.0.1:9")
+
+
+def test_what_fails_is_not_downloaded_instead(daemon: FakeControl) -> None:
+    daemon.pulls = [PullReply(id=1, step="failed", error="not enough space in `/x`", hint="free some")]
+    refused(meshd("model", "pull", "hf:me/None-GGUF:Q8_0"), 1, "not enough space", "free some")
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "fast", "nan", "inf", "1e9"])
+def test_rates_that_make_no_sense(daemon: FakeControl, rate: str) -> None:
+    refused(meshd("model", "pull", "mesh:x", f"--rate={rate}"), 2, "--rate takes megabytes a second")
+    assert daemon.asked == []
+
+
+def test_without_a_daemon_there_are_no_members(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MESHD_HOME", str(tmp_path / "none"))
+    refused(meshd("model", "pull", "mesh:far-Q8_0"), 1, "no daemon is running", "meshd worker")
+    assert "NODES" not in meshd("model", "ls").out
