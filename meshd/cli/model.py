@@ -14,6 +14,7 @@ examples:
 """
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ from meshd.config import Config
 from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them
-    from meshd.admin.models_api import MemberModelView
+    from meshd.admin.models_api import MemberModelView, PullReply
     from meshd.library.facts import ModelFacts
     from meshd.library.interface import StoredModel
     from meshd.library.resolve import Resolver
@@ -97,18 +98,40 @@ def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Argumen
         there = False
     pulled = None if there else pull_from_members(given, config.paths.home, rate, out)
     if pulled is not None:
-        model = resolver.local(Path(pulled.paths[0]))
+        model = resolver.local(kept) if (kept := _kept(given, pulled, config, out)) else resolver.get(given)
     elif not there:
         model = resolver.get(given)
     if args.json:
         holders = pulled.holders if pulled is not None else ()
         members: list[Json] = [{"node": one.node, "bytes": one.bytes} for one in holders]
-        out.json({**_details(model, config), "members": members})
+        before = pulled.before_bytes if pulled is not None else 0
+        out.json({**_details(model, config), "resumed_bytes": before, "members": members})
     else:
         if there:
             out.note(f"`{model.name}` is on this machine")
         out.line(str(model.paths[0]))
     return 0
+
+
+def _kept(given: Path | str, pulled: "PullReply", config: Config, out: Output) -> Path | None:
+    """Where a model from members is in the end; None when it is not what Hugging Face has by that name."""
+    from meshd.library.adopt import adopt, note_name
+    from meshd.library.hub_cache import cache_folder
+    from meshd.library.interface import NotTheSame
+    from meshd.library.short_names import hub_name_of
+
+    paths = [Path(path) for path in pulled.paths]
+    if (name := hub_name_of(str(given))) is None:
+        return paths[0]
+    try:
+        return adopt(name, paths, cache_folder(os.environ), config.paths.cache, reporter(out))[0]
+    except NotTheSame as error:
+        out.note(f"{error.what}; it was removed")
+        return None
+    except (UserError, OSError) as error:
+        out.note(f"not compared with the hash that Hugging Face promises: {error}")
+        note_name(name, paths)
+        return paths[0]
 
 
 def _facts(model: "StoredModel", config: Config) -> "ModelFacts":

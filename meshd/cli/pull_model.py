@@ -97,6 +97,8 @@ class _PullProgress:
                 self._out.progress("looking at what is there", _share(reply))
             case "fetching":
                 self._fetching(reply)
+            case "done" if reply.total_bytes > reply.before_bytes and not self._out.draws_progress:
+                self._fetching(reply)
             case "checking":
                 self._out.progress(f"checking {reply.name}")
 

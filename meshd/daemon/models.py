@@ -25,7 +25,7 @@ from meshd.library.members.offers import MemberOffer
 from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullPlace, PullStep
 from meshd.library.members.tell_models import ModelsTeller
 from meshd.library.stores import Stores
-from meshd.model.model_name import parse_model_name
+from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
 from meshd.store.hash_cache import HashCache
 from meshd.store.piece_cache import PieceCache
@@ -42,6 +42,7 @@ class _Pull:
     """One that was started; its answers stay until it is forgotten."""
 
     id: int
+    name: ModelName
     work: ModelPull
     task: asyncio.Task[None] | None
     asked_at: float
@@ -88,18 +89,24 @@ class ModelExchange:
         return MemberModelsReply(models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out))
 
     def start(self, request: PullRequest) -> PullReply:
-        """Raises UserError for a text that names no model, and when too many pulls run."""
+        """A pull of that name that runs already is watched by another one more.
+
+        Raises UserError for a text that names no model, and when too many pulls run.
+        """
         try:
             name = parse_model_name(request.name)
         except ValueError as error:
             raise UserError(f"`{request.name[:200]}` is not a model's name: {error}") from None
+        running = (one for one in self._pulls.values() if one.task is not None and one.name == name)
+        if (same := next(running, None)) is not None:
+            return self.progress(same.id)
         if sum(one.task is not None for one in self._pulls.values()) >= MAX_PULLS:
             raise UserError(f"{MAX_PULLS} models are being pulled already", hint="wait for one of them")
         if self._owner is None:
             raise UserError("this node is starting or stopping", hint="try again in a moment")
         work = ModelPull(self._mesh, name, self._place, rate=float(request.rate) or None)
         self._last_id += 1
-        pull = _Pull(self._last_id, work, None, asyncio.get_running_loop().time())
+        pull = _Pull(self._last_id, name, work, None, asyncio.get_running_loop().time())
         self._pulls[pull.id] = pull
         pull.task = self._owner.start_for("local client", self._run(pull), name="model pull")
         return _reply(pull)

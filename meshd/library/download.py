@@ -5,6 +5,7 @@ next one continues. The library's own download begins anew each time, which a ho
 with 20 GB; this one takes the same lock and leaves the same layout, so both can work on one cache.
 """
 
+import errno
 import fcntl
 import io
 import os
@@ -27,11 +28,11 @@ from meshd.library.hub_client import (
     fetch_by_xet,
     list_repository,
 )
-from meshd.library.interface import ReportProgress, TransferProgress
+from meshd.library.interface import NotTheSame, ReportProgress, TransferProgress
 from meshd.library.meter import Meter
 from meshd.library.promised_hash import hash_of
 from meshd.library.walk import size_of
-from meshd.model.gguf_names import GgufFile, GgufModel, choose, models_in
+from meshd.model.gguf_names import SHARD, GgufFile, GgufModel, choose, models_in
 from meshd.model.model_name import HubName
 
 _FETCHES = 2  # a file that arrives with a wrong hash is fetched once more
@@ -55,6 +56,28 @@ def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufMo
         paths = [store.get(file, listing.commit, report) for file in wanted]
         store.set_main(listing.commit)
     return model, paths
+
+
+def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: ReportProgress) -> list[Path]:
+    """Move files that came from elsewhere into the cache, if they are the repository's own.
+
+    Raises NotTheSame where they are not, UserError where the hub cannot be asked.
+    """
+    listing = list_repository(name.repository)
+    stem = SHARD.sub(r"\g<stem>.gguf", paths[0].name)
+    models = choose(list(models_in(GgufFile(file.path, file.size) for file in listing.files)), stem)
+    by_path = {file.path: file for file in listing.files}
+    wanted = [by_path[file.path] for model in models[:1] for file in model.files]
+    store = Repository(name, cache)
+    with _explained(cache):
+        if not store.are_the_same(wanted, paths, report):
+            raise NotTheSame(
+                f"what members have as `{name}` is not the file that Hugging Face has under that name",
+                hint="ask whose file that is: `meshd model ls`",
+            )
+        adopted = [store.adopt(file, path, listing.commit) for file, path in zip(wanted, paths, strict=True)]
+        store.set_main(listing.commit)
+    return adopted
 
 
 def _chosen(name: HubName, listing: HubListing) -> GgufModel:
@@ -124,6 +147,27 @@ class Repository:
         with _locked(self._locks / f"{file.blob}.lock", f"{_short(file)}", report):
             if not blob.exists():
                 self._fetch(file, commit, report)
+        return self._link(file, commit)
+
+    def are_the_same(self, files: Sequence[HubFile], paths: Sequence[Path], report: ReportProgress) -> bool:
+        """Whether these are the bytes of the repository's files."""
+        return len(files) == len(paths) and all(
+            self._is_right(path, file, report) for file, path in zip(files, paths, strict=True)
+        )
+
+    def adopt(self, file: HubFile, path: Path, commit: str) -> Path:
+        """Move a file whose hash is right to its place; its path in the snapshot of this commit."""
+        blob = self._blob(file)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        if not blob.exists():
+            try:
+                path.replace(blob)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self.check_space([file])
+                shutil.copyfile(path, _part_of(blob))
+                _part_of(blob).replace(blob)
         return self._link(file, commit)
 
     def set_main(self, commit: str) -> None:

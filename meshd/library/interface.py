@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from meshd.base.errors import UserError
+
 
 class ModelSource(StrEnum):
     """Which store a model is in; the words are part of `meshd model ls --json`."""
@@ -52,6 +54,10 @@ class TransferProgress:
     done: int = 0
     total: int = 0
     rate: float = 0.0
+
+
+class NotTheSame(UserError):
+    """The hub has another file of that name than members."""
 
 
 ReportProgress = Callable[[TransferProgress], None]

@@ -10,6 +10,7 @@ from meshd.base.errors import UserError
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.library import folders, hub_cache, ollama
+from meshd.library.adopt import find_noted
 from meshd.library.facts import facts_of
 from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
@@ -71,6 +72,8 @@ class Resolver:
             if len(found) > 1:
                 raise _ambiguous(str(name), found)
             return found[0]
+        if (noted := find_noted(name, self._stores.meshd)) is not None:
+            return noted
         if not download:
             raise UserError(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
         from meshd.library.download import download as fetch  # huggingface_hub: half a second to import

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from meshd.model.model_name import HubName
+from meshd.model.gguf_names import GGUF_SUFFIX
+from meshd.model.model_name import HubName, parse_model_name
 
 DEMO = "smollm2"  # the model of `meshd demo`, which comes from the Python package index
 DEMO_STEM = "SmolLM2-135M-Instruct.Q4_1"
@@ -15,3 +16,14 @@ SHORT_NAMES: Mapping[str, HubName] = {
 def stem_of(name: HubName) -> str:
     """The name of its file, without `.gguf`, as its authors call it: by it other stores have it, too."""
     return f"{name.repo.removesuffix('-GGUF')}-{name.choice}"
+
+
+def hub_name_of(text: str) -> HubName | None:
+    """The model of Hugging Face that a text means, by its own name or a short one."""
+    if (known := SHORT_NAMES.get(text.lower().removesuffix(GGUF_SUFFIX))) is not None:
+        return known
+    try:
+        name = parse_model_name(text)
+    except ValueError:
+        return None
+    return name if isinstance(name, HubName) else None

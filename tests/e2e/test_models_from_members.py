@@ -1,28 +1,41 @@
 """Models from members over real daemons: from two at once, killed and continued, lied to, refused."""
 
+import asyncio
 import filecmp
 import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.fleet.node import LocalNode
+from meshd.model.piece_index import PIECE_BYTES
+from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.piece_cache import PieceCache
 
-from tests.e2e.models import cache_folder, smollm2
+from tests.e2e.models import cache_folder, fine_tune, smollm2
 from tests.e2e.nodes import Fleet, cli, play
+from tests.gguf_split import split
+from tests.hub_server import Hub, serving
+from tests.unit.library.models import cached
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 NAME = "Smol-Q4_1"
+SIZE = 98_362_432
+NO_MOUNTS = sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None
 
 
 class Homes:
     """Nodes that share nothing: each has a cache and a user's home, as on machines of their own."""
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
-        self._fleet, self._folder = fleet, folder
+        self.fleet, self._folder = fleet, folder
 
     def cache(self, name: str) -> Path:
         """With the shared native builds."""
@@ -33,19 +46,57 @@ class Homes:
         return mine
 
     def variables(self, name: str) -> dict[str, str]:
+        """For its daemon and for verbs that ask it; the hub cannot be reached."""
         home = self._folder / f"{name}-user"
-        home.mkdir(exist_ok=True)
-        return {"HOME": str(home), "MESHD_CACHE": str(self.cache(name)), "XDG_CACHE_HOME": str(home)}
+        home.mkdir(parents=True, exist_ok=True)
+        hub = {"XDG_CACHE_HOME": str(home), "HF_ENDPOINT": "http://127.0.0.1:9"}
+        return {"HOME": str(home), "MESHD_CACHE": str(self.cache(name)), **hub}
 
-    async def start(self, name: str, *options: str, token: str = "", has: Path | None = None) -> LocalNode:
-        if has is not None:
-            shutil.copyfile(has, self.cache(name) / "models" / f"{NAME}.gguf")
-        spec = self._fleet.spec(name, "worker", *options, token=token)
+    def has(self, name: str, *files: Path) -> Path:
+        """Put files among the models of a node; one is called NAME."""
+        folder = self.cache(name) / "models"
+        for file in files:
+            shutil.copyfile(file, folder / (f"{NAME}.gguf" if len(files) == 1 else file.name))
+        return folder / f"{NAME}.gguf"
+
+    async def start(self, name: str, *options: str, token: str = "", prefix: Sequence[str] = ()) -> LocalNode:
+        """A worker of that name."""
+        spec = self.fleet.spec(name, "worker", *options, token=token, prefix=tuple(prefix))
         environment = {**spec.environment, **self.variables(name)}
-        return await self._fleet.start(replace(spec, cache=self.cache(name), environment=environment))
+        return await self.fleet.start(replace(spec, cache=self.cache(name), environment=environment))
 
-    async def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-        return await cli(self._folder / name, *words, **self.variables(name))
+    async def joined(self, *givers: str, prefix: Sequence[str] = ()) -> LocalNode:
+        """`taker` founds the mesh, the others join it; they are connected when this returns."""
+        taker = await self.start("taker", prefix=prefix)
+        token = await taker.token()
+        for name in givers:
+            await self.start(name, token=token)
+        await connected(taker, len(givers))
+        return taker
+
+    async def run(self, name: str, *words: str, hub: str = "") -> subprocess.CompletedProcess[str]:
+        """One command of that node's user; `hub` is one that can be reached."""
+        variables = self.variables(name) | ({"HF_ENDPOINT": hub} if hub else {})
+        return await cli(self._folder / name, "model", *words, **variables)
+
+    async def begin(self, name: str, *words: str) -> asyncio.subprocess.Process:
+        """One that is killed later."""
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("MESHD_")}
+        environment = {**plain, **self.variables(name), "MESHD_HOME": str(self._folder / name)}
+        argv = (sys.executable, "-m", "meshd", "model", *words)
+        nowhere = asyncio.subprocess.DEVNULL
+        return await asyncio.create_subprocess_exec(*argv, env=environment, stdout=nowhere, stderr=nowhere)
+
+    async def fetched(self, name: str, least: int) -> None:
+        """Wait until so many bytes of a pull are on that node's disk."""
+        parts = self.cache(name) / "models/.parts"
+        while sum(path.stat().st_blocks * 512 for path in parts.glob("*/*.gguf")) < least:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def connected(node: LocalNode, peers: int) -> None:
+    """Until the node has so many connected peers."""
+    await node.until(lambda status: sum(peer.state == "connected" for peer in status.peers) == peers)
 
 
 def same(path: str | Path, other: Path) -> bool:
@@ -53,27 +104,244 @@ def same(path: str | Path, other: Path) -> bool:
     return filecmp.cmp(path, other, shallow=False)
 
 
-async def _joined(homes: Homes, *has: Path | None) -> list[LocalNode]:
-    """`taker` founds the mesh; `giver-0` and so on have these files, and are connected."""
-    taker = await homes.start("taker")
-    token = await taker.token()
-    nodes = [await homes.start(f"giver-{n}", token=token, has=file) for n, file in enumerate(has)]
-    await taker.until(lambda status: sum(peer.state == "connected" for peer in status.peers) == len(has))
-    return [taker, *nodes]
+def gave(body: Mapping[str, object]) -> dict[str, int]:
+    """By node; those that gave nothing are left out."""
+    members = body["members"]
+    assert isinstance(members, list)
+    return {one["node"]: one["bytes"] for one in members if one["bytes"]}
 
 
 def test_two_members_give_one_model_at_once(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             homes = Homes(fleet, tmp_path)
-            await _joined(homes, smollm2(), smollm2())
-            rows = json.loads((await homes.run("taker", "model", "ls", "--json")).stdout)
-            pulled = await homes.run("taker", "model", "pull", NAME, "--json")
+            for name in ("one", "two"):
+                homes.has(name, smollm2())
+            await homes.joined("one", "two")
+            [row] = json.loads((await homes.run("taker", "ls", "--json")).stdout)
+            assert (row["name"], row["bytes"], row["source"]) == (f"mesh:{NAME}", SIZE, "mesh")
+            assert {node["node"] for node in row["nodes"]} == {"one", "two"}
+            pulled = await homes.run("taker", "pull", NAME, "--json")
+            assert pulled.returncode == 0, pulled.stderr
+            body = json.loads(pulled.stdout)
+            assert same(body["paths"][0], smollm2()) and body["resumed_bytes"] == 0
+            assert gave(body).keys() == {"one", "two"} and sum(gave(body).values()) == SIZE
+            assert f"fetching {NAME} (98.4 MB): 100%" in pulled.stderr
+            rows = json.loads((await homes.run("taker", "ls", "--json")).stdout)
+            assert [(one["name"], len(one["nodes"])) for one in rows] == [(NAME, 3)]
+            assert rows[0]["fingerprint"] == body["fingerprint"], "it was hashed on arrival"
+            again = await homes.run("taker", "pull", f"mesh:{body['fingerprint'][:12]}")
+            assert again.returncode == 0 and "is on this machine" in again.stderr
+            other = await homes.run("one", "show", f"mesh:{NAME}")
+            assert other.returncode == 0 and "taker" in other.stdout, other.stderr
+
+    play(check())
+
+
+def test_a_pull_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
+    """The daemon twice, the command once; what is there is not fetched again."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            for name in ("one", "two"):
+                homes.has(name, smollm2())
+            taker = await homes.joined("one", "two")
+            for number in (1, 2, 3):
+                verb = await homes.begin("taker", "pull", NAME, "--rate", "12")
+                await homes.fetched("taker", number * 3 * PIECE_BYTES)
+                assert taker.pid is not None
+                if number == 2:
+                    verb.kill()
+                    await verb.wait()
+                    continue
+                os.kill(taker.pid, signal.SIGKILL)
+                await verb.wait()
+                fleet.forget(taker)
+                taker = await homes.start("taker")
+                await connected(taker, 2)
+            pulled = await homes.run("taker", "pull", NAME, "--json")
             assert pulled.returncode == 0, pulled.stderr
             body = json.loads(pulled.stdout)
             assert same(body["paths"][0], smollm2())
+            assert body["resumed_bytes"] >= 8 * PIECE_BYTES
+            assert sum(gave(body).values()) + body["resumed_bytes"] == SIZE
+
+    play(check())
+
+
+def _flipped(file: Path, truth: Path, cache: Path) -> None:
+    """A bit of the file turns over, and its node knows nothing of it: as if the disk had done it."""
+    with file.open("r+b") as writer:
+        writer.seek(SIZE // 2)
+        byte = writer.read(1)
+        writer.seek(SIZE // 2)
+        writer.write(bytes([byte[0] ^ 1]))
+    hashes = HashCache(cache / "weights")
+    with truth.open("rb") as reader:
+        good = asyncio.run(PieceCache(cache / "none", hashes).read([reader.fileno()], ["x"], lambda _: None))
+    PieceCache(cache / "pieces", hashes).save([FileState.at(file)], good)
+
+
+def test_a_wrong_piece_comes_from_somebody_else(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            file = homes.has("bad", smollm2())
+            await asyncio.to_thread(_flipped, file, smollm2(), homes.cache("bad"))
+            taker = await homes.joined("bad")
+            alone = await homes.run("taker", "pull", NAME)
+            assert alone.returncode == 1 and "no member gives" in alone.stderr, alone.stderr
+            assert "bad: piece 11 from it is wrong" in alone.stderr
+            homes.has("good", smollm2())
+            await homes.start("good", token=await taker.token())
+            await connected(taker, 2)
+            pulled = await homes.run("taker", "pull", NAME, "--json")
+            assert pulled.returncode == 0, pulled.stderr
+            body = json.loads(pulled.stdout)
+            assert same(body["paths"][0], smollm2()) and body["resumed_bytes"] >= 8 * PIECE_BYTES
+            assert gave(body)["good"] >= PIECE_BYTES
+
+    play(check())
+
+
+def test_a_model_of_the_hub_crosses_the_line_once(tmp_path: Path) -> None:
+    """Only the list of hashes comes from the hub; a member with another file of that name is found out."""
+    hub = Hub({"me/Smol-GGUF": {f"{NAME}.gguf": smollm2().read_bytes()}})
+    right, wrong = {f"{NAME}.gguf": smollm2().read_bytes()}, {f"{NAME}.gguf": fine_tune().read_bytes()}
+
+    async def check(member: str, files: dict[str, bytes], sent: int) -> None:
+        async with Fleet(tmp_path / member) as fleet:
+            homes = Homes(fleet, tmp_path / member)
+            user = Path(homes.variables("one")["HOME"])
+            cached(user / "huggingface/hub", "me/Smol-GGUF", files)
+            await homes.joined("one")
+            pulled = await homes.run("taker", "pull", "hf:me/Smol-GGUF", hub=hub.url)
+            assert pulled.returncode == 0, pulled.stderr
+            assert f"fetching {NAME} (98.4 MB): 100%" in pulled.stderr
+            assert ("it was removed" in pulled.stderr) == bool(sent) and hub.sent == sent
+            path = Path(pulled.stdout.strip())
+            assert "huggingface/hub/models--me--Smol-GGUF/snapshots" in str(path) and same(path, smollm2())
+            [row] = json.loads((await homes.run("taker", "ls", "--json")).stdout)[:1]
+            assert row["name"] == "hf:me/Smol-GGUF:Q4_1"
+            assert (row["fingerprint"] is None) == bool(sent), "it was hashed on arrival"
+
+    with serving(hub):
+        play(check("honest", right, 0))
+        play(check("other", wrong, SIZE))
+
+
+def test_a_model_of_the_hub_that_cannot_be_asked(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            user = Path(homes.variables("one")["HOME"])
+            cached(user / "huggingface/hub", "me/Smol-GGUF", {f"{NAME}.gguf": smollm2().read_bytes()})
+            await homes.joined("one")
+            pulled = await homes.run("taker", "pull", "hf:me/Smol-GGUF:Q4_1")
+            assert pulled.returncode == 0, pulled.stderr
+            assert "not compared with the hash that Hugging Face promises" in pulled.stderr
+            for name in ("hf:me/Smol-GGUF", "hf:me/smol-gguf:q4_1", NAME):
+                shown = await homes.run("taker", "show", name)
+                assert shown.returncode == 0, shown.stderr
+            other = await homes.run("taker", "show", "hf:you/Smol-GGUF:Q4_1")
+            assert other.returncode == 1, "the name of another repository is another model"
+
+    play(check())
+
+
+def test_parts_of_a_model_come_together(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    parts = split(smollm2(), tmp_path / "parts", "Smol-Q4_K_M", 3)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            for name in ("one", "two"):
+                homes.has(name, *parts)
+            await homes.joined("one", "two")
+            pulled = await homes.run("taker", "pull", "mesh:Smol-Q4_K_M", "--json")
+            assert pulled.returncode == 0, pulled.stderr
+            body = json.loads(pulled.stdout)
+            assert body["shards"] == 3 and len(gave(body)) == 2
+            folder = Path(body["paths"][0]).parent
+            assert all(same(folder / path.name, path) for path in parts)
+
+    play(check())
+
+
+def test_nobody_has_it_and_the_hub_is_asked(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            await homes.joined("one")
+            done = await homes.run("taker", "pull", "mesh:Nothing-Q4_0")
+            assert done.returncode == 1 and "no member of the mesh has `mesh:Nothing-Q4_0`" in done.stderr
+            assert "asked: one" in done.stderr and "Traceback" not in done.stderr
+            hub = await homes.run("taker", "pull", "hf:me/Nothing-GGUF:Q4_0")
+            assert hub.returncode == 1 and "127.0.0.1:9" in hub.stderr
+
+    play(check())
+
+
+def test_who_may_not_use_the_mesh_takes_no_models_from_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            homes.has("giver", smollm2())
+            giver = await homes.start("giver")
+            await giver.token()
+            invited = await cli(giver.spec.home, "invite", "--role", "work")
+            taker = await homes.start("taker", token=invited.stdout.split()[0])
+            await connected(taker, 1)
+            done = await homes.run("taker", "pull", NAME)
+            assert done.returncode == 1, done.stdout
+            listed = await homes.run("taker", "ls")
+            assert (
+                "giver did not say which models it has: its certificate lacks the role `use`" in listed.stderr
+            )
+            asked = await homes.run("taker", "pull", f"mesh:{NAME}")
+            assert "giver (its certificate lacks the role `use`)" in asked.stderr
+            other = await homes.run("giver", "ls", "--json")
+            assert other.returncode == 0, "the other way it is allowed"
+
+    play(check())
+
+
+@pytest.mark.skipif(NO_MOUNTS, reason="needs root on Linux and unshare, to mount a small disk")
+def test_a_small_disk_keeps_its_reserve(tmp_path: Path) -> None:
+    """A real file system of 120 MB under the models of the node that takes 98 MB."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            homes.has("one", smollm2())
+            disk = homes.cache("taker") / "models"
+            mount = f'mount -t tmpfs -o size=120m tmpfs {disk} && exec "$@"'
+            prefix = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
+            await homes.joined("one", prefix=prefix)
+            done = await homes.run("taker", "pull", NAME)
+            assert done.returncode == 1 and "not enough space in" in done.stderr, done.stderr
+            assert "98.4 MB are needed" in done.stderr and "MESHD_CACHE" in done.stderr
+
+    play(check())
+
+
+def test_the_rate_is_kept_and_private_folders_are_not_told(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            homes.has("one", smollm2())
+            own = Path(homes.variables("one")["HOME"]) / ".models"
+            own.mkdir()
+            shutil.copyfile(smollm2(), own / "mine-Q8_0.gguf")
+            await homes.joined("one")
+            rows = json.loads((await homes.run("taker", "ls", "--json")).stdout)
             assert [row["name"] for row in rows] == [f"mesh:{NAME}"]
-            assert {node["node"] for node in rows[0]["nodes"]} == {"giver-0", "giver-1"}
-            assert {one["node"] for one in body["members"] if one["bytes"] > 0} == {"giver-0", "giver-1"}
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            pulled = await homes.run("taker", "pull", NAME, "--rate", "30")
+            assert pulled.returncode == 0, pulled.stderr
+            assert loop.time() - began > (SIZE - 2 * PIECE_BYTES) / 30e6
 
     play(check())
