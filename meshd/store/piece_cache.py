@@ -25,6 +25,7 @@ from meshd.wire.limits import MAX_MODEL_PIECES
 MAX_PIECE_ENTRIES = 64  # an entry of 20 GB has 160 KB
 _MAGIC = b"meshd-pieces 1\n"
 _ENDING = ".pieces"
+_MOST_FRESH = 4
 _log = log.get("store")
 
 
@@ -44,9 +45,12 @@ class PieceCache:
         """`hashes` lends its clock, and its turns at reading."""
         self._folder = folder
         self._hashes = hashes
+        self._fresh: dict[tuple[FileState, ...], PieceIndex] = {}  # of files written a moment before
 
     def load(self, states: Sequence[FileState]) -> PieceIndex | None:
         """What is known of files in exactly these states."""
+        if (fresh := self._fresh.get(tuple(states))) is not None:
+            return fresh
         path = self._path(states)
         try:
             with path.open("rb") as file:
@@ -92,8 +96,13 @@ class PieceCache:
                 digests += await hash_tensors(descriptor, spans, label=label, on_progress=on_progress)
         index = PieceIndex(tuple(state.size for state in states), b"".join(digests))
         settled = clock is not None and all(state.settled_at(clock) for state in states)
-        if settled and states == [FileState.of(descriptor) for descriptor in descriptors]:
-            self.save(states, index)
+        if states == [FileState.of(descriptor) for descriptor in descriptors]:
+            if settled:
+                self.save(states, index)
+            else:  # a wrong one harms nobody: who fetches a piece looks at its hash
+                self._fresh[tuple(states)] = index
+                while len(self._fresh) > _MOST_FRESH:
+                    del self._fresh[next(iter(self._fresh))]
         return index
 
     def _path(self, states: Sequence[FileState]) -> Path:

@@ -8,7 +8,7 @@ from meshd.base.errors import Closed, RemoteProtocolError
 from meshd.mux.config import Priority
 from meshd.mux.events import DataReceived, StreamOpened
 from meshd.mux.session import Session
-from meshd.wire import capacity, hello, joining, lease, news
+from meshd.wire import capacity, hello, joining, lease, models, news
 from meshd.wire.frame import FrameParser, HelloReader, data_header, encode, encode_hello
 from meshd.wire.frame_types import (
     Ack,
@@ -28,6 +28,7 @@ from meshd.wire.frame_types import (
 )
 from meshd.wire.lengths import LengthParser, framed
 from meshd.wire.native import NativeVersion
+from meshd.wire.pieces import GONE, HERE, PieceInbox, PieceRequests, piece_request
 
 from tests.fuzz.mutate import either, flip
 from tests.fuzz.target import Target
@@ -162,7 +163,29 @@ _HELLO = hello.Hello(
     clock=1_790_000_000,
     record=b"record" * 50,
 )
+_REQUESTS = b"r"  # before an input that is one side's words of two
+_MODEL = models.ToldModel(
+    bytes(16), ("GLM-Q4", "hf:a/GLM-GGUF:Q4"), 1 << 34, 2, "Q4", "glm", bytes(32), bytes(32)
+)
 _DEVICE = lease.OfferedDevice("CPU", "cpu", "a processor", 1 << 33, 1 << 34)
+
+
+def _feed_pieces(data: bytes) -> None:
+    """As a giver reads requests, or as a puller reads pieces of nine bytes; in two chunks."""
+    half = 1 + len(data) // 2
+    chunks = [chunk for chunk in (data[1:half], data[half:]) if chunk]
+    if data[:1] == _REQUESTS:
+        requests = PieceRequests(7)
+        for chunk in chunks:
+            requests.feed(chunk)
+            while (wanted := requests.next()) is not None:
+                assert 0 <= wanted < 7
+        return
+    inbox = PieceInbox()
+    for number in range(4):
+        inbox.expect(number, 9)
+    for chunk in chunks:
+        assert all(len(piece) == 9 for _, piece in inbox.feed(chunk))
 
 
 def _target(name: str, samples: tuple[bytes, ...], feed: Callable[[bytes], None], share: int) -> Target:
@@ -253,6 +276,31 @@ TARGETS = (
         ),
         _reader(capacity.decode),
         3,
+    ),
+    _target(
+        "models",
+        _messages(
+            models.AskModels(),
+            models.AskPieces(bytes(16)),
+            models.ModelsTold((_MODEL, _MODEL), last=False),
+            models.ReadingModel("reading it once: 10 %"),
+            models.PiecesTold((98_362_432, 5)),
+            models.PieceHashes(bytes(range(64))),
+            models.NoPieces("it is gone"),
+        ),
+        _reader(models.decode),
+        4,
+    ),
+    Target(
+        name="pieces",
+        samples=(
+            b"p" + HERE + b"a" * 9 + HERE + b"b" * 9 + GONE,
+            _REQUESTS + piece_request(0) + piece_request(6),
+        ),
+        make=_make_frames,
+        feed=_feed_pieces,
+        allowed=(RemoteProtocolError,),
+        share=3,
     ),
     _target(
         "news",

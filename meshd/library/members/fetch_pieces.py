@@ -60,28 +60,28 @@ class PieceFetcher:
         try:
             stream = await open_on_demand(self._mesh, peer, PIECES_SERVICE, metadata=metadata, bulk=True)
             try:
-                await self._fetch(stream, PieceInbox())
+                await self._fetch(peer, stream, PieceInbox())
             finally:
                 stream.reset(Code.CANCELLED, "no more pieces are asked for")
         finally:
             self._plan.lost(peer)
 
-    async def _fetch(self, stream: Stream, inbox: PieceInbox) -> None:
+    async def _fetch(self, peer: PeerId, stream: Stream, inbox: PieceInbox) -> None:
         while not self._plan.is_done:
-            await self._ask(stream, inbox)
+            await self._ask(peer, stream, inbox)
             if not inbox.expected:
                 await self._idle()
                 continue
             async with asyncio.timeout(_SILENT_SECONDS):
                 data = await stream.read()
             for number, piece in inbox.feed(data):
-                await self._take(stream.peer, number, piece)
+                await self._take(peer, number, piece)
             stream.consumed(len(data))
             if inbox.is_gone:
                 raise Broken("its file is not what it was")
 
-    async def _ask(self, stream: Stream, inbox: PieceInbox) -> None:
-        while inbox.expected < _ASKED_AHEAD and (piece := self._plan.next(stream.peer)) is not None:
+    async def _ask(self, peer: PeerId, stream: Stream, inbox: PieceInbox) -> None:
+        while inbox.expected < _ASKED_AHEAD and (piece := self._plan.next(peer)) is not None:
             if self._pace is not None:
                 await asyncio.sleep(self._pace.take(piece.length, asyncio.get_running_loop().time()))
             inbox.expect(piece.number, piece.length)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire import capacity, hello, joining, lease, news
+from meshd.wire import capacity, hello, joining, lease, models, news
 from meshd.wire.capacity import AskCapacity, Capacity, MeasuredDevice, MeasuredPath, Measuring, TimedLayer
 from meshd.wire.hello import Bans, Go, Hello, Refusal
 from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
@@ -51,6 +51,7 @@ HELLO = Hello(
     clock=1_800_000_000,
     record=b"record",
 )
+TOLD = models.ToldModel(bytes(16), ("a-Q4_0", "hf:b/a:Q4_0"), 1, 2, "Q4_0", "llama", bytes(32), b"")
 CPU = OfferedDevice("CPU", "cpu", "some processor", 1 << 30, 1 << 31)
 MESSAGES: list[tuple[Decode, object]] = [
     (hello.decode, HELLO),
@@ -84,6 +85,14 @@ MESSAGES: list[tuple[Decode, object]] = [
     (capacity.decode, Measuring("GPU0")),
     (capacity.decode, Capacity((MeasuredDevice(CPU, (TimedLayer(0, 1, 9), TimedLayer(7, 128, 10))),), "m")),
     (capacity.decode, Capacity((), "", (MeasuredPath(bytes(32), 850, 0),), busy=True)),
+    (models.decode, models.AskModels()),
+    (models.decode, models.AskPieces(bytes(16))),
+    (models.decode, models.ModelsTold(())),
+    (models.decode, models.ModelsTold((TOLD, TOLD), last=False)),
+    (models.decode, models.ReadingModel("10 %")),
+    (models.decode, models.PiecesTold((1, 1 << 40 - 1))),
+    (models.decode, models.PieceHashes(bytes(64))),
+    (models.decode, models.NoPieces("it is gone")),
     (news.decode, RecordNews(b"record")),
     (news.decode, BanNews(b"ban")),
     (news.decode, PresenceNews((b"p" * 108, b"q" * 108))),

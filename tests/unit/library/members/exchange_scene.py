@@ -1,0 +1,88 @@
+"""Nodes with models on disks of their own, joined in memory, and one that takes models from them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+
+from meshd.base.tasks import Owner
+from meshd.identity.membership import Role
+from meshd.library.members.give_pieces import PieceGiver
+from meshd.library.members.offered_models import OfferedModels
+from meshd.library.members.pull_model import ModelPull, PullPlace
+from meshd.library.members.tell_models import ModelsTeller
+from meshd.library.stores import Stores
+from meshd.model.model_name import parse_model_name
+from meshd.store.hash_cache import HashCache
+from meshd.store.piece_cache import PieceCache
+
+from tests.gguf_bytes import gguf, language_model
+from tests.unit.library.models import put
+from tests.unit.role.fake_mesh import FakeMesh, Net
+
+NAME = "big-Q8_0"
+
+
+@cache
+def big() -> bytes:
+    """A model of three pieces."""
+    return gguf(*language_model(width=512, vocabulary=5000))
+
+
+def stores_of(folder: Path) -> Stores:
+    """All below one folder."""
+    return Stores(
+        hub=folder / "hub",
+        ollama=[folder / "ollama"],
+        lm_studio=[folder / "lm"],
+        folder=folder / "own",
+        meshd=folder / "cache/models",
+    )
+
+
+class Giver:
+    """A node that has models."""
+
+    def __init__(self, net: Net, folder: Path, name: str, *, give: str = "public") -> None:
+        self.mesh = net.mesh(name)
+        self.folder = folder / name
+        self.serving = False
+        hashes = HashCache(self.folder / "cache/weights")
+        self.pieces = PieceCache(self.folder / "cache/pieces", hashes)
+        self.offered = OfferedModels(
+            lambda: stores_of(self.folder), self.folder / "cache/weights", self.pieces, give=give
+        )
+        ModelsTeller(self.mesh, self.offered, self.pieces)
+        PieceGiver(self.mesh, self.offered, is_serving=lambda: self.serving)
+
+    def has(self, data: bytes, name: str = NAME) -> Path:
+        """A file of its own folder of models."""
+        return put(self.folder / f"cache/models/{name}.gguf", data)
+
+
+class Scene:
+    """`taker` takes; givers as a test makes them."""
+
+    def __init__(self, net: Net, folder: Path, roles: frozenset[Role]) -> None:
+        self.net, self.folder = net, folder
+        self.taker = net.mesh("taker", roles=roles)
+
+    def giver(self, name: str, *, give: str = "public") -> Giver:
+        return Giver(self.net, self.folder, name, give=give)
+
+    def mute(self, name: str) -> FakeMesh:
+        """A member that a test speaks for."""
+        return self.net.mesh(name)
+
+    def pull(self, name: str, *, rate: float | None = None) -> ModelPull:
+        cache = self.folder / "taker"
+        hashes = HashCache(cache / "weights")
+        place = PullPlace(cache / "models", hashes, PieceCache(cache / "pieces", hashes))
+        return ModelPull(self.taker, parse_model_name(name), place, rate=rate)
+
+
+@asynccontextmanager
+async def scene(folder: Path, *, roles: frozenset[Role] = frozenset(Role)) -> AsyncIterator[Scene]:
+    async with Owner() as owner:
+        yield Scene(Net(owner), folder, roles)
+        owner.cancel()

@@ -1,0 +1,75 @@
+"""Which models of a machine members hear of."""
+
+import json
+from pathlib import Path
+
+import pytest
+from meshd.library.members.offered_models import OfferedModels
+from meshd.store.hash_cache import HashCache
+from meshd.store.piece_cache import PieceCache
+
+from tests.unit.library.members.exchange_scene import stores_of
+from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
+
+
+def offered(folder: Path, give: str) -> OfferedModels:
+    pieces = PieceCache(folder / "pieces", HashCache(folder / "weights"))
+    return OfferedModels(lambda: stores_of(folder), folder / "weights", pieces, give=give)
+
+
+def filled(folder: Path) -> None:
+    """A model in each store, and some that are not whole."""
+    cached(folder / "hub", "me/Tiny-GGUF", {"tiny-Q8_0.gguf": tiny()})
+    in_ollama(folder / "ollama", "registry.ollama.ai/me/small/1b", tiny(fill=2))
+    put(folder / "lm/a/b/lm-Q4_0.gguf", tiny(fill=3))
+    put(folder / "own/mine-Q4_0.gguf", tiny(fill=4))
+    put(folder / "cache/models/ours-Q4_0.gguf", tiny(fill=5))
+    put(folder / "cache/models/cut-Q4_0.gguf", tiny(fill=6)[:-10])
+    put(folder / "cache/models/text-Q4_0.gguf", b"no model")
+    put(folder / "cache/models/.parts/00/half-Q4_0.gguf", tiny(fill=7))
+    for name, data in list(tiny_shards(3).items())[:2]:
+        put(folder / "cache/models" / name, data)
+
+
+@pytest.mark.parametrize(
+    ("give", "names"),
+    [
+        ("public", {"tiny-Q8_0", "me-small-1b", "ours-Q4_0"}),
+        ("all", {"tiny-Q8_0", "me-small-1b", "ours-Q4_0", "lm-Q4_0", "mine-Q4_0"}),
+        ("off", set()),
+    ],
+)
+def test_what_the_user_allows(tmp_path: Path, give: str, names: set[str]) -> None:
+    filled(tmp_path)
+    found = offered(tmp_path, give).listed()
+    assert {one.told.names[0] for one in found} == names
+    assert len({one.told.key for one in found}) == len(names)
+
+
+def test_names_with_a_scheme_are_told_too(tmp_path: Path) -> None:
+    filled(tmp_path)
+    names = {one.told.names for one in offered(tmp_path, "public").listed()}
+    assert ("tiny-Q8_0", "hf:me/Tiny-GGUF:Q8_0") in names and ("me-small-1b", "ollama:me/small:1b") in names
+    assert str(tmp_path) not in json.dumps(sorted(names))
+
+
+def test_what_the_node_was_started_with(tmp_path: Path) -> None:
+    mine = put(tmp_path / "elsewhere/mine-Q4_0.gguf", tiny())
+    parts = [put(tmp_path / "elsewhere" / name, data) for name, data in tiny_shards(2).items()]
+    public, off = offered(tmp_path, "public"), offered(tmp_path, "off")
+    for one in (public, off):
+        one.add([mine, parts[1], tmp_path / "gone.gguf"])
+    assert [one.told.names for one in public.listed()] == [("mine-Q4_0",), ("tiny-Q4_K_M",)]
+    assert public.listed()[1].told.files == 2 and off.listed() == ()
+
+
+def test_keys_mean_the_same_model_in_one_process_and_nothing_in_another(tmp_path: Path) -> None:
+    filled(tmp_path)
+    first, second = offered(tmp_path, "public"), offered(tmp_path, "public")
+    keys = [one.told.key for one in first.listed()]
+    first.changed()
+    assert [one.told.key for one in first.listed()] == keys
+    assert not set(keys) & {one.told.key for one in second.listed()}
+    found = first.by_key(keys[0])
+    assert found is not None and found.told.key == keys[0] and first.by_key(bytes(16)) is None
+    assert first.by_content(b"") is None

@@ -1,0 +1,99 @@
+"""Which models of members a name means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.base.errors import UserError
+from meshd.identity.keys import KeyPair
+from meshd.library.members.offers import MemberOffer, fitting_offers
+from meshd.model.model_name import is_file_name, parse_model_name
+from meshd.wire.models import ToldModel
+
+ONE, TWO = b"\x01" * 32, b"\x02" * 32
+
+
+def offer(
+    node: str, *names: str, size: int = 100, files: int = 1, fingerprint: bytes = b"", content: bytes = b""
+) -> MemberOffer:
+    quant = names[0].rpartition("-")[2]
+    told = ToldModel(bytes(16), names, size, files, quant, "llama", fingerprint, content)
+    return MemberOffer(KeyPair.from_seed(node.encode().ljust(32, b".")).peer, node, told)
+
+
+def nodes(text: str, *offers: MemberOffer) -> list[str]:
+    return [one.node for one in fitting_offers(parse_model_name(text), offers)]
+
+
+Q4, Q8 = "hf:unsloth/GLM-4.7-Flash-GGUF:Q4_K_M", "hf:unsloth/GLM-4.7-Flash-GGUF:Q8_0"
+GLM = offer("a", "GLM-4.7-Flash-Q4_K_M", Q4)
+BIG = offer("b", "GLM-4.7-Flash-Q8_0", Q8, size=200)
+OWN = offer("c", "tiny-Q4_0", "ollama:tiny:1b")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("glm", ["a"]),
+        ("GLM-4.7-flash-q4_k_m.gguf", ["a"]),
+        ("mesh:glm-4.7-flash-q8_0", ["b"]),
+        ("hf:unsloth/GLM-4.7-Flash-GGUF", ["a"]),
+        ("hf:unsloth/glm-4.7-flash-gguf:q8_0", ["b"]),
+        ("hf:unsloth/GLM-4.7-Flash-GGUF:GLM-4.7-Flash-Q8_0.gguf", ["b"]),
+        ("hf:others/GLM-4.7-Flash-GGUF", []),
+        ("ollama:tiny:1b", ["c"]),
+        ("tiny-Q4_0", ["c"]),
+        ("qwen3", []),
+    ],
+)
+def test_a_name(text: str, found: list[str]) -> None:
+    assert nodes(text, GLM, BIG, OWN) == found
+
+
+def test_a_fingerprint_or_a_content_id() -> None:
+    first, second = offer("a", "x-Q4_0", fingerprint=ONE), offer("b", "y-Q4_0", content=TWO)
+    assert nodes("mesh:0101010101", first, second) == ["a"]
+    assert nodes(f"mesh:{TWO.hex()}", first, second) == ["b"]
+    assert nodes("mesh:" + "3" * 64, first, second) == []
+
+
+def test_one_model_in_two_layouts_is_taken_from_the_larger_party() -> None:
+    whole = [offer(node, "x-Q4_0", size=100, fingerprint=ONE) for node in "ab"]
+    parts = offer("c", "x-Q4_0", size=110, files=2, fingerprint=ONE)
+    assert nodes("mesh:" + ONE.hex(), parts, *whole) == ["a", "b"]
+
+
+def test_two_models_of_one_name() -> None:
+    for other in (
+        offer("b", "x-Q4_0", size=101),
+        offer("b", "x-Q4_0", fingerprint=TWO),
+    ):
+        with pytest.raises(
+            UserError, match=r"means different models of members: `x-Q4_0` of a .* of b"
+        ) as caught:
+            nodes("mesh:x-Q4_0", offer("a", "x-Q4_0", fingerprint=ONE), other)
+        assert "mesh:FINGERPRINT" in caught.value.hint
+    assert nodes("x-Q4_0", offer("a", "x-Q4_0", fingerprint=ONE), offer("b", "x-Q4_0")) == ["a", "b"]
+
+
+def test_digits_that_two_models_begin_with() -> None:
+    near = bytes(5) + b"\x09" * 27
+    with pytest.raises(UserError, match="different models"):
+        nodes(
+            "mesh:" + "0" * 10, offer("a", "x-Q4_0", fingerprint=bytes(32)), offer("b", "y", fingerprint=near)
+        )
+
+
+@pytest.mark.parametrize("name", ["../x", ".x", "a/b", "a\\b", "-rf", "x" * 300, "ü"])
+def test_names_that_are_none_for_a_file(name: str) -> None:
+    assert offer("a", name).stem == ""
+    assert fitting_offers(parse_model_name("hf:a/b"), [offer("a", name, "hf:a/b:Q4_0")]) == []
+
+
+@given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=4))
+def test_any_words_of_members(text: str, names: list[str]) -> None:
+    try:
+        name = parse_model_name(text)
+    except ValueError:
+        return
+    for one in fitting_offers(name, [offer("a", *names)]):
+        assert is_file_name(one.stem) and "/" not in one.stem

@@ -1,0 +1,109 @@
+"""A model that is being pulled, on the disk: found again, never half believed, never filling it."""
+
+import errno
+import os
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from meshd.base.errors import UserError
+from meshd.library import disk_space
+from meshd.library.members.part_files import PartFiles
+from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+
+DATA = (os.urandom(PIECE_BYTES) + b"x" * PIECE_BYTES + b"tail", b"second file")
+NAMES = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+PIECES = [DATA[0][at : at + PIECE_BYTES] for at in range(0, len(DATA[0]), PIECE_BYTES)] + [DATA[1]]
+INDEX = PieceIndex(tuple(map(len, DATA)), b"".join(blake3(one).digest() for one in PIECES))
+Usage = namedtuple("Usage", "total used free")
+
+
+def opened(folder: Path) -> PartFiles:
+    files = PartFiles(folder, INDEX, NAMES)
+    files.open()
+    return files
+
+
+def test_pieces_are_found_again_and_the_rest_is_not_believed(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    assert files.present(range(INDEX.count)) == set()
+    for number in (3, 1):
+        files.write(number, PIECES[number])
+    files.close()
+    path = files.part_paths[0]
+    with path.open("r+b") as file:  # as a crash may leave it: something there that is no piece
+        file.write(b"half")
+    files = opened(tmp_path)
+    assert files.present(range(INDEX.count)) == {1, 3}
+    for number in (0, 2):
+        files.write(number, PIECES[number])
+    files.flush()
+    states = files.finish()
+    files.close()
+    assert [path.read_bytes() for path in files.final_paths] == list(DATA)
+    assert [path.name for path in files.final_paths] == list(NAMES)
+    assert [state.size for state in states] == list(INDEX.sizes)
+    assert not path.exists() and files.final_paths[0].parent.parent == tmp_path
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    second = PartFiles(tmp_path, INDEX, NAMES)
+    with pytest.raises(UserError, match="is being pulled into"):
+        second.open()
+    second.close()
+    first.close()
+    opened(tmp_path).close()
+
+
+def test_the_reserve_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = opened(tmp_path)
+    free = disk_space.RESERVED_BYTES + PIECE_BYTES
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, free))
+    files.check_space(PIECE_BYTES)
+    with pytest.raises(UserError, match="are needed") as caught:
+        files.check_space(PIECE_BYTES + 1)
+    assert "not fetched again" in caught.value.hint
+    files.write(0, PIECES[0])
+    free -= 1
+    with pytest.raises(UserError, match="not enough space"):
+        files.write(1, PIECES[1])
+    files.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    files = opened(tmp_path)
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", fail)
+        with pytest.raises(UserError, match="cannot write" if code == errno.EIO else "the disk is full"):
+            files.write(0, PIECES[0])
+    files.close()
+
+
+def test_a_file_that_is_too_long_is_cut(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.write(3, PIECES[3])
+    files.close()
+    with files.part_paths[1].open("ab") as file:
+        file.write(b"more")
+    files = opened(tmp_path)
+    assert files.present([3]) == {3} and files.part_paths[1].stat().st_size == len(DATA[1])
+    files.discard()
+    files.close()
+    assert not files.part_paths[0].exists()
+
+
+def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    files = PartFiles(tmp_path, INDEX, NAMES)
+    files.part_paths[0].parent.mkdir(parents=True)
+    files.part_paths[0].symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="cannot write"):
+        files.open()
+    files.close()
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,0 +1,69 @@
+"""What members say of their models is hostile until it is read."""
+
+import msgpack
+import pytest
+from meshd.base.errors import RemoteProtocolError
+from meshd.wire.limits import MAX_GIVEN_BYTES, MAX_MODEL_FILES, MAX_MODEL_ROWS, MAX_PIECE_HASHES
+from meshd.wire.models import ModelsTold, PieceHashes, PiecesTold, ToldModel, decode
+
+TOLD = ToldModel(bytes(16), ("glm-Q4", "hf:a/b:Q4"), 1 << 34, 2, "Q4", "llama", b"f" * 32, b"c" * 32)
+
+
+def changed(**fields: object) -> bytes:
+    body = msgpack.unpackb(ModelsTold((TOLD,)).encode())
+    made: bytes = msgpack.packb({**body, "models": [{**body["models"][0], **fields}]})
+    return made
+
+
+def test_it_is_read_as_it_was_said() -> None:
+    assert decode(changed()) == ModelsTold((TOLD,))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("key", bytes(15)),
+        ("names", []),
+        ("names", [""]),
+        ("names", ["a"] * 5),
+        ("names", ["a" * 256]),
+        ("names", ["a\nb"]),
+        ("size", 0),
+        ("size", MAX_GIVEN_BYTES + 1),
+        ("size", True),
+        ("files", 0),
+        ("files", MAX_MODEL_FILES + 1),
+        ("quant", "q" * 65),
+        ("arch", 5),
+        ("fingerprint", bytes(31)),
+        ("content", bytes(33)),
+        ("content", None),
+    ],
+)
+def test_models_that_nobody_has(field: str, value: object) -> None:
+    with pytest.raises(RemoteProtocolError, match=field):
+        decode(changed(**{field: value}))
+
+
+def test_a_message_has_so_many_models_and_hashes() -> None:
+    with pytest.raises(RemoteProtocolError, match="models"):
+        decode(ModelsTold((TOLD,) * (MAX_MODEL_ROWS + 1)).encode())
+    whole = PieceHashes(bytes(32 * MAX_PIECE_HASHES))
+    assert decode(whole.encode()) == whole and len(whole.encode()) < 64 << 10
+    assert len(ModelsTold((TOLD,) * MAX_MODEL_ROWS).encode()) < 64 << 10
+    for hashes in (b"", bytes(31), bytes(33), bytes(32 * MAX_PIECE_HASHES + 32)):
+        with pytest.raises(RemoteProtocolError, match="hashes"):
+            decode(PieceHashes(hashes).encode())
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (MAX_GIVEN_BYTES, 1), (1,) * (MAX_MODEL_FILES + 1), (-1,)])
+def test_files_that_no_model_has(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(RemoteProtocolError, match="sizes"):
+        decode(PiecesTold(sizes).encode())
+
+
+def test_names_are_cut_to_what_may_be_told() -> None:
+    long = ToldModel(bytes(16), ("ä" * 200, "b\nc", *"defg"), 1)
+    told = decode(ModelsTold((long,)).encode())
+    assert isinstance(told, ModelsTold)
+    assert told.models[0].names[0] == "ä" * 127 and told.models[0].names[1:] == ("b?c", "d", "e")
