@@ -69,6 +69,8 @@ EVENTS: Mapping[str, str] = {
     "group_not_empty": "processes of a child's group are still running",
     "guard_not_replaced": "the file that names a guard could not be changed",
     "hashing": "a model file is read once to hash its tensors",
+    "holder_lied": "a member gave another model than it had said: what came from it was removed",
+    "holder_lost": "a member gives no more pieces of a model that is pulled, and why",
     "join_not_used": "`--join` names a mesh that this home is already a member of; its token was not used",
     "joined_pipe_over": (
         "the connection over which this node joined does not become a link; others are dialled"
@@ -99,7 +101,11 @@ EVENTS: Mapping[str, str] = {
     "model_file_incomplete": "a model file is truncated or lacks shards; the rest comes over the network",
     "model_file_replaced": "a path leads to another file, which this worker uses from now on",
     "model_lost": "the model was lost with a worker or llama-server, or not loaded; it is tried again",
+    "model_not_given": "a member wanted pieces of a model whose files cannot be opened",
+    "model_not_pulled": "a model was not pulled from members, and why",
+    "model_pulled": "a model was pulled from members: it is whole and checked",
     "model_state": "waiting, loading, ready or failed, and why; for degraded see `link_lost`",
+    "models_not_told": "a member asked about models, and got no answer",
     "name_shared": "several nodes have the same name (`what` lists them), so verbs cannot use it",
     "nat_symmetric": "each server sees another public port of this node, so a reply code may not work",
     "native_bin_lacks": "the folder of `--native-bin` lacks a program: meshd's own is used in its place",

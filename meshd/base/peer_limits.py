@@ -194,6 +194,10 @@ PIECES_ASKED = Share(
     "peer",
     "the stream is ended",
 )
+MODEL_HOLDERS = Share(
+    "members from which one model is fetched at once", 8, "node", "the others are asked when these fail"
+)
+MEMBERS_ASKED = Share("members that are asked for their models", 64, "node", "the others are not asked")
 GIVEN_WHILE_SERVING = Rate(
     "bytes of models given to members while this node computes for a model",
     16 << 20,

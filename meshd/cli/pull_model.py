@@ -19,7 +19,7 @@ from meshd.model.model_name import MESH
 
 _POLL_SECONDS = 0.5
 _MEGABYTE = 1_000_000
-_RATES = (0.001, 1e6)  # MB/s
+_RATES = (0.1, 1e6)  # MB/s
 _TENTHS = 10  # lines of a pull where nobody watches a bar
 
 

@@ -31,7 +31,7 @@ from meshd.store.hash_cache import HashCache
 from meshd.store.piece_cache import PieceCache
 
 MAX_PULLS = 4  # at once
-MAX_MEMBER_MODELS = 4096  # models of all members in one reply, some 600 bytes each
+MAX_MEMBER_MODELS = 2048  # models of all members in one reply; with the longest names 3.5 kB each
 _UNWATCHED_SECONDS = 15.0  # a pull whose progress nobody asks for is ended: its verb has gone
 _LOOK_SECONDS = 1.0
 LOG = log.get("library")
@@ -109,6 +109,7 @@ class ModelExchange:
         pull = _Pull(self._last_id, name, work, None, asyncio.get_running_loop().time())
         self._pulls[pull.id] = pull
         pull.task = self._owner.start_for("local client", self._run(pull), name="model pull")
+        pull.task.add_done_callback(lambda _: _end(pull))  # also of one that never began
         return _reply(pull)
 
     def progress(self, number: int) -> PullReply:
@@ -138,10 +139,6 @@ class ModelExchange:
         except MeshdError as error:
             pull.error = error
             LOG.warning("model_not_pulled", file=pull.work.state.name, why=error.what)
-        finally:
-            pull.task = None
-            if pull.work.state.step is not PullStep.DONE:
-                pull.work.state.step = PullStep.FAILED
 
     def _end_unwatched(self, now: float) -> None:
         for pull in [one for one in self._pulls.values() if now - one.asked_at > _UNWATCHED_SECONDS]:
@@ -149,6 +146,12 @@ class ModelExchange:
                 pull.task.cancel()
             else:
                 del self._pulls[pull.id]
+
+
+def _end(pull: _Pull) -> None:
+    pull.task = None
+    if pull.work.state.step is not PullStep.DONE:
+        pull.work.state.step = PullStep.FAILED
 
 
 def _view(offer: MemberOffer) -> MemberModelView:

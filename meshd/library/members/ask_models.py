@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
-from meshd.base.peer_limits import MODELS_TOLD
+from meshd.base.peer_limits import MEMBERS_ASKED, MODELS_TOLD
 from meshd.base.tasks import Owner, first_error
 from meshd.identity.keys import PeerId
 from meshd.library.members.offers import MemberOffer
@@ -44,8 +44,9 @@ class MemberModels:
 
 
 async def ask_members(mesh: Mesh) -> list[MemberModels]:
-    """All that are there, at once. Those that are away are left out."""
-    asked = [peer for peer in mesh.peers() if peer.present or peer.state is PeerState.CONNECTED]
+    """All that are there, at once, the connected ones first. Those that are away are left out."""
+    there = [peer for peer in mesh.peers() if peer.present or peer.state is PeerState.CONNECTED]
+    asked = sorted(there, key=lambda peer: peer.state is not PeerState.CONNECTED)[: MEMBERS_ASKED.most]
     found: dict[PeerId, MemberModels] = {}
 
     async def ask(peer: PeerStatus) -> None:

@@ -26,7 +26,7 @@ from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE, PieceRequests
 CONTENT_FIELD = "content"  # of a stream's metadata
 NO_MODEL = "this node does not have that model"
 _CHUNK_BYTES = 512 << 10  # of a piece in memory, for each stream
-_REQUEST_SECONDS = 120.0  # for the next request
+_REQUEST_SECONDS = 600.0  # for the next request: a puller may keep to a low rate
 _WRITE_SECONDS = 300.0  # for a chunk: a session without a link lives for the grace
 LOG = log.get("library")
 

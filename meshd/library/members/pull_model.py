@@ -10,6 +10,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
+from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, first_error, in_thread
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
@@ -70,7 +71,11 @@ class PullState:
 
 
 class NobodyHasIt(UserError):
-    """No member has the model; `asked` are those that answered."""
+    """No member has the model."""
+
+
+class HoldersLost(UserError):
+    """Those that had it give no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +105,30 @@ class ModelPull:
 
     async def run(self) -> None:
         """Raises UserError and other MeshdErrors; what was fetched stays for the next time."""
+        lost: HoldersLost | None = None
         while True:
-            offers = await self._find()
+            offers = await self._find(lost)
             try:
                 if await self._pull(offers):
                     self.state.step = PullStep.DONE
                     return
             except ExceptionGroup as group:
-                raise first_error(group) from None
+                error = first_error(group)
+                if not isinstance(error, HoldersLost):
+                    raise error from None
+                lost = error  # others may have it, too
+                self._excluded |= {offer.peer for offer in offers}
 
-    async def _find(self) -> list[MemberOffer]:
+    async def _find(self, lost: HoldersLost | None) -> list[MemberOffer]:
         self.state.step = PullStep.ASKING
         told = await ask_members(self._mesh)
         offers = [offer for one in told for offer in one.offers if offer.peer not in self._excluded]
         found = fitting_offers(self._name, offers)
+        if not found and lost is not None:
+            raise lost.afresh()
         if not found:
             raise _nobody(self._name, told, lied=len(self._excluded))
-        one_each = list({offer.peer: offer for offer in found}.values())
+        one_each = list({offer.peer: offer for offer in found}.values())[: MODEL_HOLDERS.most]
         self.state.name = one_each[0].stem
         self.state.total = one_each[0].model.size
         self.state.holders = {offer.peer: Holder(offer.node) for offer in one_each}
@@ -148,7 +160,9 @@ class ModelPull:
             self.state.activity = f"{offer.node}: {text}"
 
         try:
-            index = self._indexes[offer.peer] = await ask_pieces(self._mesh, offer, on_progress)
+            index = await ask_pieces(self._mesh, offer, on_progress)
+            index = next((same for same in self._indexes.values() if same == index), index)  # one in memory
+            self._indexes[offer.peer] = index
             self._answered.add(offer.peer)
             known.set()
             fetcher = await asyncio.shield(self._chosen)
@@ -282,10 +296,10 @@ class ModelPull:
         by_name = not wished or wished in self.state.name.lower()
         return by_name or any(digits.startswith(wished) for digits in (found, index.content.hex()))
 
-    def _lost(self) -> UserError:
+    def _lost(self) -> HoldersLost:
         """Every holder has ended."""
         why = "; ".join(f"{one.node}: {one.problem}" for one in self.state.holders.values() if one.problem)
-        return UserError(
+        return HoldersLost(
             f"no member gives `{self._name}` any more ({why})",
             hint="run it again later: what is there is not fetched again",
         )

@@ -122,7 +122,7 @@ def test_what_fails_is_not_downloaded_instead(daemon: FakeControl) -> None:
     refused(meshd("model", "pull", "hf:me/None-GGUF:Q8_0"), 1, "not enough space", "free some")
 
 
-@pytest.mark.parametrize("rate", ["0", "-1", "fast", "nan", "inf", "1e9"])
+@pytest.mark.parametrize("rate", ["0", "-1", "0.05", "fast", "nan", "inf", "1e9"])
 def test_rates_that_make_no_sense(daemon: FakeControl, rate: str) -> None:
     refused(meshd("model", "pull", "mesh:x", f"--rate={rate}"), 2, "--rate takes megabytes a second")
     assert daemon.asked == []

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from meshd.base.errors import Broken, MeshdError, Refused, UserError
+from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.peer_limits import (
     GIVEN_WHILE_SERVING,
     MODELS_ASKED_OF_PEER,
@@ -13,33 +13,22 @@ from meshd.base.peer_limits import (
     PIECES_GIVEN_OF_PEER,
 )
 from meshd.identity.membership import Role
-from meshd.library.members import ask_models as asking
 from meshd.library.members.ask_models import ask_members, ask_models, ask_pieces
 from meshd.library.members.give_pieces import NO_MODEL
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullStep
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex, count_pieces
+from meshd.model.piece_index import PIECE_BYTES, count_pieces
 from meshd.peer.interface import Stream
-from meshd.peer.messages import MessageStream
 from meshd.role.capacity.tell_capacity import NOT_FOR_YOU
 from meshd.wire.models import (
     MODELS_SERVICE,
-    ModelsMessage,
     ModelsTold,
-    NoPieces,
-    PieceHashes,
-    PiecesTold,
-    ReadingModel,
-    ToldModel,
-    decode,
 )
 from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE, piece_request
 
 from tests.conformance.run import run
-from tests.gguf_bytes import gguf, language_model
 from tests.unit.library.members.exchange_scene import NAME, big, scene
 from tests.unit.library.models import put, tiny, tiny_shards
-from tests.unit.role.fake_mesh import FakeMesh
 
 Serve = Callable[[Stream], Awaitable[None]]
 
@@ -102,173 +91,6 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
             await pull.run()
             assert pull.state.before >= PIECE_BYTES
             assert taken(pull) == {"a": len(big()) - pull.state.before}
-
-    run(main())
-
-
-def lies_about(data: bytes, serve: Serve | None = None) -> tuple[Serve, PieceIndex]:
-    """Who tells the true pieces of `data`, and gives others."""
-    from blake3 import blake3
-
-    parts = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
-    index = PieceIndex((len(data),), b"".join(blake3(part).digest() for part in parts))
-
-    async def give(stream: Stream) -> None:
-        while True:
-            request = bytes(await stream.read())
-            stream.consumed(len(request))
-            for at in range(0, len(request), 4):
-                part = parts[int.from_bytes(request[at : at + 4], "big")]
-                await stream.write(HERE + bytes(len(part)))
-
-    return serve or give, index
-
-
-def says(mesh: FakeMesh, told: ToldModel, index: PieceIndex, give: Serve) -> None:
-    """A member that tells of one model."""
-
-    async def answer(stream: Stream) -> None:
-        messages = MessageStream(stream)
-        if (await messages.receive()).find(b"list") >= 0:
-            await messages.send(ModelsTold((told,)).encode())
-        else:
-            await messages.send(PiecesTold(index.sizes).encode())
-            await messages.send(PieceHashes(index.hashes).encode())
-        stream.write_eof()
-
-    mesh.handle(MODELS_SERVICE, answer, allow=lambda _member, _metadata: None)
-    mesh.handle(PIECES_SERVICE, give, allow=lambda _member, _metadata: None)
-
-
-def told_of(data: bytes, *, fingerprint: bytes = b"") -> ToldModel:
-    return ToldModel(bytes(16), (NAME,), len(data), fingerprint=fingerprint)
-
-
-def test_a_liar_is_not_asked_again_and_its_pieces_come_from_others(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            give, index = lies_about(big())
-            says(it.mute("liar"), told_of(big()), index, give)
-            alone = it.pull(NAME)
-            assert "no member gives" in (await failed(alone)).what
-            assert "piece 0 from it is wrong" in next(iter(alone.state.holders.values())).problem
-            it.giver("honest").has(big())
-            pull = it.pull(NAME)
-            await pull.run()
-            assert taken(pull) == {"liar": 0, "honest": len(big())}
-            assert pull.state.paths[0].read_bytes() == big()
-
-    run(main())
-
-
-def _stalls() -> Serve:
-    async def give(_stream: Stream) -> None:
-        await asyncio.Event().wait()
-
-    return give
-
-
-def _says_gone() -> Serve:
-    async def give(stream: Stream) -> None:
-        await stream.write(GONE)
-        stream.write_eof()
-
-    return give
-
-
-def _floods() -> Serve:
-    async def give(stream: Stream) -> None:
-        await stream.write(HERE + bytes(9 * PIECE_BYTES))
-
-    return give
-
-
-def _resets() -> Serve:
-    async def give(stream: Stream) -> None:
-        stream.reset(0, "no")
-
-    return give
-
-
-def _babbles() -> Serve:
-    async def give(stream: Stream) -> None:
-        await stream.write(b"\x07")
-
-    return give
-
-
-@pytest.mark.parametrize("serve", [_stalls, _says_gone, _floods, _resets, _babbles])
-def test_holders_that_give_nothing_delay_nobody(tmp_path: Path, serve: Callable[[], Serve]) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            give, index = lies_about(big(), serve())
-            says(it.mute("other"), told_of(big()), index, give)
-            it.giver("honest").has(big())
-            pull = it.pull(NAME)
-            await pull.run()
-            assert taken(pull)["honest"] == len(big()) and pull.state.paths[0].read_bytes() == big()
-
-    run(main())
-
-
-def test_a_wrong_fingerprint_is_found_out_and_others_are_asked(tmp_path: Path) -> None:
-    """The liar has pieces that fit each other, of another model than it says."""
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            honest = it.giver("honest")
-            honest.has(big())
-            first = it.pull(NAME)
-            await first.run()
-            wanted = first.state.fingerprint
-            for path in first.state.paths:
-                path.unlink()
-            liar = it.giver("liar")
-            liar.has(gguf(*language_model(width=512, vocabulary=5000, fill=7)))
-            [real] = liar.offered.listed()
-            index = await ask_pieces(
-                it.taker, MemberOffer(liar.mesh.key.peer, "liar", real.told), lambda _: None
-            )
-            _, give = liar.mesh.services[MODELS_SERVICE][0], liar.mesh.services[PIECES_SERVICE][0]
-            says(liar.mesh, told_of(big(), fingerprint=bytes.fromhex(wanted)), index, give)
-            pull = it.pull(f"mesh:{wanted}")
-            error = await failed(pull)
-            assert isinstance(error, NobodyHasIt) and "was something else" in error.what
-            assert not list((tmp_path / "taker/models").glob("mesh-*/*.gguf"))
-            await _hashed(honest.folder)
-            honest.offered.changed()
-            again = it.pull(f"mesh:{wanted}")
-            await again.run()
-            assert again.state.fingerprint == wanted and again.state.paths[0].read_bytes() == big()
-
-    run(main())
-
-
-async def _hashed(folder: Path) -> None:
-    """As when its node has used the model."""
-    from meshd.store.hash_cache import HashCache
-    from meshd.store.model_file import ModelFile
-
-    path = folder / f"cache/models/{NAME}.gguf"
-    file = await ModelFile.open(path, cache=HashCache(folder / "cache/weights"))
-    await file.index()
-    file.close()
-
-
-def test_what_is_no_model_is_not_kept(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            data = b"GGUF of nothing"
-
-            async def give(stream: Stream) -> None:
-                await stream.read()
-                await stream.write(HERE + data)
-                await asyncio.Event().wait()
-
-            _, index = lies_about(data)
-            says(it.mute("liar"), told_of(data), index, give)
-            assert "was something else" in (await failed(it.pull(NAME))).what
-            assert not list((tmp_path / "taker/models").rglob("*.gguf"))
 
     run(main())
 
@@ -419,88 +241,6 @@ def test_giving_is_slow_while_a_model_is_served(tmp_path: Path) -> None:
 
     least = (len(big()) - GIVEN_WHILE_SERVING.burst) / GIVEN_WHILE_SERVING.per_second
     assert run(main()) > 0.9 * least
-
-
-def _answers(*messages: ModelsMessage) -> Serve:
-    async def answer(stream: Stream) -> None:
-        talk = MessageStream(stream)
-        decode(await talk.receive())
-        for message in messages:
-            await talk.send(message.encode())
-        await asyncio.Event().wait()
-
-    return answer
-
-
-MODEL = told_of(b"x" * 10)
-
-
-@pytest.mark.parametrize(
-    ("messages", "words"),
-    [
-        ((NoPieces("no"),), "expected `models`"),
-        ((ModelsTold((), last=False),), "more of them"),
-        ((ModelsTold((MODEL,) * 32, last=False),) * 17, "more of them"),
-    ],
-)
-def test_lists_that_are_none(tmp_path: Path, messages: tuple[ModelsMessage, ...], words: str) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            other = it.mute("other")
-            other.handle(MODELS_SERVICE, _answers(*messages), allow=lambda _member, _metadata: None)
-            with pytest.raises(MeshdError, match=words):
-                await ask_models(it.taker, other.key.peer)
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    ("messages", "words"),
-    [
-        ((ModelsTold(()),), "expected `files`"),
-        ((NoPieces("not today"),), "not today"),
-        ((ReadingModel("10 %"), PiecesTold((9,))), "other files"),
-        ((PiecesTold((5, 5)),), "other files"),
-        ((PiecesTold((10,)), NoPieces("no")), "expected `hashes`"),
-        ((PiecesTold((10,)), PieceHashes(bytes(64))), "more hashes"),
-    ],
-)
-def test_pieces_that_are_none(tmp_path: Path, messages: tuple[ModelsMessage, ...], words: str) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            other = it.mute("other")
-            other.handle(MODELS_SERVICE, _answers(*messages), allow=lambda _member, _metadata: None)
-            with pytest.raises(MeshdError, match=words):
-                await ask_pieces(it.taker, MemberOffer(other.key.peer, "other", MODEL), lambda _: None)
-
-    run(main())
-
-
-def test_one_that_says_nothing_keeps_nobody_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "LIST_SECONDS", 0.5)
-
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            it.mute("silent").handle(MODELS_SERVICE, _answers(), allow=lambda _member, _metadata: None)
-            it.giver("a").has(tiny())
-            found = {one.node: one for one in await ask_members(it.taker)}
-            assert found["silent"].why_not == "it does not answer" and len(found["a"].offers) == 1
-
-    run(main())
-
-
-def test_something_else_than_a_question_ends_the_stream_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scene(tmp_path) as it:
-            giver = it.giver("a")
-            giver.has(tiny())
-            stream = it.taker.open_stream(giver.mesh.key.peer, MODELS_SERVICE, metadata={})
-            await MessageStream(stream).send(NoPieces("x").encode())
-            with pytest.raises((Broken, Refused)):
-                await MessageStream(stream).receive()
-            assert len(await ask_models(it.taker, giver.mesh.key.peer)) == 1
-
-    run(main())
 
 
 def test_the_scene_has_three_pieces() -> None:

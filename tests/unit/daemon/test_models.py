@@ -1,0 +1,104 @@
+"""Pulls in a daemon: watched by a verb, ended with it, and joined by a second one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullReply, PullRequest
+from meshd.base.errors import UserError
+from meshd.base.tasks import Owner
+from meshd.config import Config, Paths
+from meshd.daemon import models as daemon_models
+from meshd.daemon.models import MAX_PULLS, ModelExchange
+
+from tests.conformance.run import run
+from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
+
+
+@asynccontextmanager
+async def exchange(it: Scene, folder: Path) -> AsyncIterator[ModelExchange]:
+    """That of the scene's taker."""
+    config = Config(paths=Paths(home=folder / "home", cache=folder / "taker"))
+    made = ModelExchange(it.taker, config, is_serving=lambda: False)
+    async with Owner() as owner:
+        owner.start(made.serve(), name="models")
+        await asyncio.sleep(0)
+        yield made
+        owner.cancel()
+
+
+async def ended(models: ModelExchange, reply: PullReply) -> PullReply:
+    while reply.step not in ("done", "failed"):
+        await asyncio.sleep(0.02)
+        reply = models.progress(reply.id)
+    return reply
+
+
+def test_a_pull_runs_to_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            it.giver("a").has(big())
+            [listed] = (await models.listed()).models
+            assert (listed.node, listed.name, listed.bytes) == ("a", NAME, len(big()))
+            reply = await ended(models, models.start(PullRequest(name=NAME)))
+            assert reply.error == "" and reply.done_bytes == len(big()) and len(reply.fingerprint or "") == 64
+            assert Path(reply.paths[0]).name == f"{NAME}.gguf" and reply.holders[0].bytes == len(big())
+
+    run(main())
+
+
+def test_a_failure_has_its_words(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            it.giver("a")
+            reply = await ended(models, models.start(PullRequest(name="mesh:none")))
+            assert reply.code == NO_MEMBER_HAS_IT and "asked: a" in reply.error and reply.hint
+
+    run(main())
+
+
+def test_what_nobody_watches_is_ended_and_continued_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_models, "_UNWATCHED_SECONDS", 0.3)
+    monkeypatch.setattr(daemon_models, "_LOOK_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            it.giver("a").has(big())
+            first = models.start(PullRequest(name=NAME, rate=1 << 20))
+            await asyncio.sleep(1.0)
+            with pytest.raises(UserError, match="has ended"):
+                models.progress(first.id)
+            reply = await ended(models, models.start(PullRequest(name=NAME)))
+            assert reply.error == "" and reply.id != first.id
+
+    run(main())
+
+
+def test_a_second_verb_watches_the_same_pull(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            it.giver("a").has(big())
+            first = models.start(PullRequest(name=NAME, rate=1 << 20))
+            assert models.start(PullRequest(name=NAME)).id == first.id
+            models.stop(first.id)
+            reply = await ended(models, models.progress(first.id))
+            assert reply.step == "failed" and reply.error == "it was stopped"
+
+    run(main())
+
+
+def test_so_many_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            for number in range(MAX_PULLS):
+                models.start(PullRequest(name=f"mesh:m{number}"))
+            with pytest.raises(UserError, match="are being pulled already"):
+                models.start(PullRequest(name="mesh:more"))
+            with pytest.raises(UserError, match="is not a model's name"):
+                models.start(PullRequest(name="/etc/passwd"))
+
+    run(main())
