@@ -148,7 +148,7 @@ def test_damage_raises_only_the_declared_error(decode: Decode, message: object, 
         assert error.what.isprintable()
 
 
-@pytest.mark.parametrize("decode", [hello.decode, joining.decode, lease.decode, news.decode])
+@pytest.mark.parametrize("decode", [hello.decode, joining.decode, lease.decode, models.decode, news.decode])
 @given(st.binary(max_size=200))
 def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> None:
     try:

@@ -1,0 +1,117 @@
+"""Models of Hugging Face that came from members: compared with the hub, moved, or noted."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.library.adopt import adopt, find_noted, note_name
+from meshd.library.interface import NotTheSame
+from meshd.library.resolve import Resolver
+from meshd.library.stores import Stores
+from meshd.model.model_name import HubName
+from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.model_file import ModelFile
+
+from tests.hub_server import Hub
+
+from .models import put, tiny, tiny_shards
+
+NAME = HubName("me", "Tiny-GGUF", "Q8_0")
+
+
+def pulled(stores: Stores, files: dict[str, bytes]) -> list[Path]:
+    """As a pull leaves them."""
+    return [put(stores.meshd / "mesh-0123456789abcdef" / name, data) for name, data in files.items()]
+
+
+def adopted(name: HubName, paths: list[Path], stores: Stores) -> list[Path]:
+    return adopt(name, paths, stores.hub, stores.meshd.parent, lambda _: None)
+
+
+def test_the_hubs_own_file_goes_to_its_cache(hub: Hub, stores: Stores) -> None:
+    hub.repositories["me/Tiny-GGUF"] = {"sub/t-Q8_0.gguf": tiny(), "t-Q4_0.gguf": tiny(fill=2)}
+    [path] = adopted(NAME, pulled(stores, {"t-Q8_0.gguf": tiny()}), stores)
+    assert path.read_bytes() == tiny() and path.is_relative_to(stores.hub) and hub.sent == 0
+    assert Resolver(stores, lambda _: None).get("hf:me/Tiny-GGUF:Q8_0").paths == (path,)
+    assert not list(stores.meshd.glob("mesh-*"))
+
+
+def test_hashes_move_with_it(hub: Hub, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileState, "settled_at", lambda _state, _clock: True)
+    hub.repositories["me/Tiny-GGUF"] = {"t-Q8_0.gguf": tiny()}
+    paths = pulled(stores, {"t-Q8_0.gguf": tiny()})
+
+    async def hashed() -> None:
+        file = await ModelFile.open(paths[0], cache=HashCache(stores.meshd.parent / "weights"))
+        await file.index()
+        file.close()
+
+    asyncio.run(hashed())
+    [path] = adopted(NAME, paths, stores)
+    from meshd.store.shard import close_all, open_shards
+
+    shards = open_shards(path)
+    known = HashCache(stores.meshd.parent / "weights").load(shards[0].state, shards[0].header)
+    close_all(shards)
+    assert known is not None
+
+
+def test_all_parts(hub: Hub, stores: Stores) -> None:
+    parts = tiny_shards(3, "t-Q8_0")
+    hub.repositories["me/Tiny-GGUF"] = {f"Q8_0/{name}": data for name, data in parts.items()}
+    paths = adopted(NAME, pulled(stores, parts), stores)
+    assert {path.name: path.read_bytes() for path in paths} == parts
+
+
+@pytest.mark.parametrize("name", ["t-Q8_0.gguf", "other-Q8_0.gguf"])
+def test_another_file_is_removed(hub: Hub, stores: Stores, name: str) -> None:
+    hub.repositories["me/Tiny-GGUF"] = {"t-Q8_0.gguf": tiny()}
+    with pytest.raises(NotTheSame, match="is not the file that Hugging Face has"):
+        adopted(NAME, pulled(stores, {name: tiny(fill=7)}), stores)
+    assert not list(stores.meshd.rglob("*.gguf")) and not list(stores.hub.rglob("*.gguf"))
+
+
+def test_without_the_hub_it_stays_and_is_found_by_what_it_was_called(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    paths = pulled(stores, {"t-Q8_0.gguf": tiny()})
+    with pytest.raises(UserError):
+        adopted(NAME, paths, stores)
+    assert find_noted(NAME, stores.meshd) is None
+    note_name(HubName("me", "Tiny-GGUF"), paths)
+    for name in ("hf:me/Tiny-GGUF", "hf:me/tiny-gguf:q8_0"):
+        assert Resolver(stores, lambda _: None).get(name).paths == tuple(paths)
+    for other in (HubName("me", "Tiny-GGUF", "Q4_0"), HubName("you", "Tiny-GGUF", "Q8_0")):
+        assert find_noted(other, stores.meshd) is None
+
+
+@pytest.mark.parametrize("note", [b"", b"\xff", b"glm", b"hf:", b"hf:me/Tiny-GGUF:Q8_0\nmore"])
+def test_notes_that_name_nothing(stores: Stores, note: bytes) -> None:
+    [path] = pulled(stores, {"t-Q8_0.gguf": tiny()})
+    (path.parent / ".pulled-as").write_bytes(note)
+    assert find_noted(NAME, stores.meshd) is None
+
+
+def test_a_model_of_members_is_found_by_name_and_fingerprint(stores: Stores) -> None:
+    resolver = Resolver(stores, lambda _: None)
+    with pytest.raises(UserError, match="not on this machine") as caught:
+        resolver.get("mesh:t-Q8_0")
+    assert "meshd model pull mesh:t-Q8_0" in caught.value.hint
+    [path] = pulled(stores, {"t-Q8_0.gguf": tiny()})
+
+    async def fingerprint() -> str:
+        file = await ModelFile.open(path, cache=HashCache(stores.meshd.parent / "weights"))
+        try:
+            return (await file.index()).fingerprint
+        finally:
+            file.close()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FileState, "settled_at", lambda _state, _clock: True)
+        digits = asyncio.run(fingerprint())
+    for name in ("mesh:t-Q8_0", "mesh:T-q8_0.gguf", f"mesh:{digits}", f"mesh:{digits[:10]}"):
+        assert resolver.get(name).paths == (path,)
+    with pytest.raises(UserError):
+        resolver.get("mesh:" + "0" * 64)
