@@ -177,6 +177,7 @@ SPEEDS_ASKED = Rate(
 CAPACITY_MESSAGES = Rate("messages of a stream about capacity", 2.0, 20, "peer", "the next one waits")
 MODELS_ASKED = Share("questions about models in progress", 16, "node", "further ones are refused")
 MODELS_ASKED_OF_PEER = Share("questions about models in progress", 4, "peer", "further ones are refused")
+MODELS_ASKED_OF_ISSUER = Share("questions about models in progress", 12, "issuer", "further ones are refused")
 MODELS_MESSAGES = Rate("messages of a stream about models", 4.0, 40, "peer", "the next one waits")
 MODELS_TOLD = Rate("messages of a member that tells of its models", 100.0, 400, "peer", "the next one waits")
 MODELS_READ = Rate(
@@ -188,6 +189,7 @@ MODELS_READ = Rate(
 )
 PIECES_GIVEN = Share("streams of pieces of models", 16, "node", "further ones are refused")
 PIECES_GIVEN_OF_PEER = Share("streams of pieces of models", 2, "peer", "further ones are refused")
+PIECES_GIVEN_OF_ISSUER = Share("streams of pieces of models", 12, "issuer", "further ones are refused")
 PIECES_ASKED = Share(
     "pieces of a model asked for in advance on one stream",
     4,

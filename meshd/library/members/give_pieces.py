@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream
-from meshd.base.peer_limits import GIVEN_WHILE_SERVING, PIECES_GIVEN, PIECES_GIVEN_OF_PEER
+from meshd.base.peer_limits import (
+    GIVEN_WHILE_SERVING,
+    PIECES_GIVEN,
+    PIECES_GIVEN_OF_ISSUER,
+    PIECES_GIVEN_OF_PEER,
+)
 from meshd.base.tasks import in_thread
 from meshd.base.work_slots import Release, Slots
 from meshd.identity.membership import Member, Role
@@ -47,7 +52,7 @@ class PieceGiver:
     def __init__(self, mesh: Mesh, offered: OfferedModels, *, is_serving: Callable[[], bool]) -> None:
         self._offered = offered
         self._is_serving = is_serving
-        self._places = Slots(PIECES_GIVEN, PIECES_GIVEN_OF_PEER)
+        self._places = Slots(PIECES_GIVEN, PIECES_GIVEN_OF_PEER, PIECES_GIVEN_OF_ISSUER)
         self._pace = GIVEN_WHILE_SERVING.bucket(asyncio.get_running_loop().time())
         mesh.handle(PIECES_SERVICE, self._serve, allow=self._admit)
 
@@ -57,7 +62,7 @@ class PieceGiver:
         content = metadata.get(CONTENT_FIELD)
         if not isinstance(content, bytes) or len(content) != HASH_BYTES:
             return NO_MODEL
-        return self._places.take(member.peer) or "too many streams of pieces at once"
+        return self._places.take(member.peer, member.chain.admitter) or "too many streams of pieces at once"
 
     async def _serve(self, stream: Stream) -> None:
         content = stream.metadata[CONTENT_FIELD]

@@ -11,7 +11,13 @@ from contextlib import suppress
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
-from meshd.base.peer_limits import MODELS_ASKED, MODELS_ASKED_OF_PEER, MODELS_MESSAGES, MODELS_READ
+from meshd.base.peer_limits import (
+    MODELS_ASKED,
+    MODELS_ASKED_OF_ISSUER,
+    MODELS_ASKED_OF_PEER,
+    MODELS_MESSAGES,
+    MODELS_READ,
+)
 from meshd.base.rate_by_key import Rates
 from meshd.base.tasks import Owner, first_error, in_thread
 from meshd.base.work_slots import Release, Slots
@@ -47,7 +53,7 @@ class ModelsTeller:
     def __init__(self, mesh: Mesh, offered: OfferedModels, pieces: PieceCache) -> None:
         self._offered = offered
         self._pieces = pieces
-        self._places = Slots(MODELS_ASKED, MODELS_ASKED_OF_PEER)
+        self._places = Slots(MODELS_ASKED, MODELS_ASKED_OF_PEER, MODELS_ASKED_OF_ISSUER)
         self._read = Rates(MODELS_READ)
         self._turn = asyncio.Lock()  # who waits for it may find the pieces known
         self._progress = ""
@@ -56,7 +62,9 @@ class ModelsTeller:
     def _admit(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | Release:
         if Role.USE not in member.roles:
             return NOT_FOR_YOU
-        return self._places.take(member.peer) or "too many questions about models at once"
+        return (
+            self._places.take(member.peer, member.chain.admitter) or "too many questions about models at once"
+        )
 
     async def _serve(self, stream: Stream) -> None:
         messages = MessageStream(stream, MODELS_MESSAGES)

@@ -109,6 +109,17 @@ def test_a_bar_has_the_rate_and_the_time_that_is_left(daemon: FakeControl, tmp_p
     assert "5 s left" in ran.err
 
 
+def test_ctrl_c_ends_the_pull(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupted)
+    daemon.pulls = [_fetching(250), replace(_fetching(250), step="failed")]
+    ran = meshd("model", "pull", "mesh:far-Q8_0")
+    assert ran.code == 130 and ran.out == ""
+    assert daemon.asked == [("pull", "mesh:far-Q8_0", 0), ("pull_stop", 1)]
+
+
 def test_what_nobody_has(daemon: FakeControl) -> None:
     nobody = PullReply(id=1, step="failed", error="no member has it", code=NO_MEMBER_HAS_IT, hint="list")
     daemon.pulls = [nobody]
