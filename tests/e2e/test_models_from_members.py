@@ -13,13 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base.peer_limits import GIVEN_WHILE_SERVING
 from meshd.fleet.node import LocalNode
 from meshd.model.piece_index import PIECE_BYTES
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.piece_cache import PieceCache
 
+from tests.e2e.alone import alone
 from tests.e2e.models import cache_folder, fine_tune, smollm2
-from tests.e2e.nodes import Fleet, cli, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, play
 from tests.gguf_split import split
 from tests.hub_server import Hub, serving
 from tests.unit.library.models import cached
@@ -28,6 +30,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 NAME = "Smol-Q4_1"
 SIZE = 98_362_432
+TOKENS = 16
 NO_MOUNTS = sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None
 
 
@@ -343,5 +346,32 @@ def test_the_rate_is_kept_and_private_folders_are_not_told(tmp_path: Path) -> No
             pulled = await homes.run("taker", "pull", NAME, "--rate", "30")
             assert pulled.returncode == 0, pulled.stderr
             assert loop.time() - began > (SIZE - 2 * PIECE_BYTES) / 30e6
+
+    play(check())
+
+
+def test_an_answer_goes_on_while_its_worker_gives_the_model_away(tmp_path: Path) -> None:
+    """Giving is bounded then, and the text is the same."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            file = homes.has("worker", smollm2())
+            worker = await homes.start("worker", "--model", str(file))
+            token = await worker.token()
+            await homes.start("taker", token=token)
+            head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
+            api = api_of(await fleet.ready(head))
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            pull = asyncio.create_task(homes.run("taker", "pull", f"mesh:{NAME}", "--json"))
+            while not pull.done():
+                assert await api.complete(PROMPT, TOKENS) == reference
+            pulled = pull.result()
+            assert pulled.returncode == 0, pulled.stderr
+            assert gave(json.loads(pulled.stdout)).keys() == {"worker"}
+            bounded = GIVEN_WHILE_SERVING
+            assert loop.time() - began > (SIZE - 2 * bounded.burst) / bounded.per_second
 
     play(check())
