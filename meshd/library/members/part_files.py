@@ -8,6 +8,7 @@ hashed again, so that neither a crash nor a power cut can pass off a hole as a p
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.library.disk_space import DISK_IS_FULL, RESERVED_BYTES, check_space, no_space
+from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState
 
@@ -27,7 +29,7 @@ _SPACE_HINT = (
 
 
 class PartFiles:
-    """Blocking, for one thread at a time; `close` it. `names`: those of the files.
+    """Blocking, for one thread at a time; `close` it, which waits for a write. `names`: those of the files.
 
     Raises UserError: for a full disk, a folder that cannot be written, and where another pulls the same.
     """
@@ -40,6 +42,7 @@ class PartFiles:
         self._final = folder / f"mesh-{content[:_CONTENT_DIGITS]}"
         self._names = tuple(names)
         self._descriptors: list[int] = []
+        self._writing = threading.Lock()  # no descriptor is closed under a write
         self._lock = -1
 
     @property
@@ -65,6 +68,7 @@ class PartFiles:
                     f"`{self._names[0]}` is being pulled into `{self._folder}` already",
                     hint="wait for the other `meshd model pull`",
                 ) from None
+            self._take_names()
             for path, size in zip(self.part_paths, self._index.sizes, strict=True):
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._descriptors.append(os.open(path, flags, 0o666))
@@ -72,6 +76,18 @@ class PartFiles:
                     os.ftruncate(self._descriptors[-1], size)
         except OSError as error:
             raise self._explained(error) from None
+
+    def _take_names(self) -> None:
+        """What was begun under other names, as another member calls the same bytes, goes on under these."""
+        there = sorted(self._part.glob(f"*{GGUF_SUFFIX}"))
+        if {path.name for path in there} <= set(self._names):
+            return
+        for path, name in zip(there, self._names, strict=False):
+            path.replace(path.with_name(f"{name}.renamed"))
+        for path in there[len(self._names) :]:
+            path.unlink()
+        for name in self._names[: len(there)]:
+            (self._part / f"{name}.renamed").replace(self._part / name)
 
     def present(self, numbers: Iterable[int]) -> set[int]:
         """Which of these pieces are there, by their hashes."""
@@ -95,13 +111,16 @@ class PartFiles:
         free = shutil.disk_usage(self._part).free
         if free < RESERVED_BYTES + len(data):
             raise no_space(self._part, f"only {in_bytes(free)} are free", hint=_SPACE_HINT)
-        try:
-            left, at = memoryview(data), piece.offset
-            while len(left):
-                count = os.pwrite(self._descriptors[piece.file], left, at)
-                left, at = left[count:], at + count
-        except OSError as error:
-            raise self._explained(error) from None
+        with self._writing:
+            if not self._descriptors:
+                raise UserError(f"`{self._names[0]}` is not being pulled any more")
+            try:
+                left, at = memoryview(data), piece.offset
+                while len(left):
+                    count = os.pwrite(self._descriptors[piece.file], left, at)
+                    left, at = left[count:], at + count
+            except OSError as error:
+                raise self._explained(error) from None
 
     def flush(self) -> None:
         """All bytes are on the disk when this returns."""
@@ -127,9 +146,10 @@ class PartFiles:
 
     def close(self) -> None:
         """What is there stays. Idempotent."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors = []
+        with self._writing:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors = []
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

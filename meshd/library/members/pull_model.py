@@ -11,7 +11,7 @@ from pathlib import Path
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.peer_limits import MODEL_HOLDERS
-from meshd.base.tasks import Owner, first_error, in_thread
+from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.library.members.ask_models import MemberModels, ask_members, ask_pieces
@@ -211,7 +211,10 @@ class ModelPull:
             await self._fetch_all(files, index, plan, holders)
             return await self._finish(files, index)
         finally:
-            files.close()
+            try:
+                await cancel_and_wait(*holders)  # they write to these files
+            finally:
+                files.close()
 
     async def _look(self, files: PartFiles, index: PieceIndex) -> PiecePlan:
         state = self.state

@@ -47,6 +47,27 @@ def test_pieces_are_found_again_and_the_rest_is_not_believed(tmp_path: Path) -> 
     assert not path.exists() and files.final_paths[0].parent.parent == tmp_path
 
 
+def test_the_same_bytes_under_another_name_go_on(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    for number in (1, 3):
+        files.write(number, PIECES[number])
+    files.close()
+    others = PartFiles(tmp_path, INDEX, ("m-00002-of-00002.gguf", "z.gguf"))
+    others.open()
+    assert others.present(range(INDEX.count)) == {1, 3}
+    assert sorted(path.name for path in others.part_paths[0].parent.iterdir()) == sorted(
+        path.name for path in others.part_paths
+    )
+    others.close()
+
+
+def test_nothing_is_written_once_it_is_closed(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.close()
+    with pytest.raises(UserError, match="not being pulled any more"):
+        files.write(0, PIECES[0])
+
+
 def test_one_at_a_time(tmp_path: Path) -> None:
     first = opened(tmp_path)
     second = PartFiles(tmp_path, INDEX, NAMES)
