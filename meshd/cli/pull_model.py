@@ -14,7 +14,8 @@ from meshd.admin.models_api import (
 )
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError, UsageError, UserError
-from meshd.cli.output import Output, in_time
+from meshd.base.time_format import in_time
+from meshd.cli.output import Output
 from meshd.model.model_name import MESH
 
 _POLL_SECONDS = 0.5
