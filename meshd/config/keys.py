@@ -34,12 +34,13 @@ KEYS: tuple[Key, ...] = (
     Key(
         section="node",
         field="give_models",
-        form=choice("public", "all", "off"),
+        form=choice("own", "caches", "all", "off"),
         option="--give-models",
-        metavar="public|all|off",
-        help="which of this machine's models members may list and take: public, all or off",
-        more="`public`: those of Hugging Face's cache, Ollama and meshd's own folder, and those that this "
-        "node was started with. `all`: also `~/.models` and LM Studio's. Only members with the role `use`.",
+        metavar="own|caches|all|off",
+        help="which of this machine's models members may list and take: own, caches, all or off",
+        more="`own`: those that this node was started with, and those of meshd's own folder. `caches`: also "
+        "those of Hugging Face's cache and Ollama. `all`: also `~/.models` and LM Studio's. Only members "
+        "with the role `use`.",
     ),
     Key(
         section="log",

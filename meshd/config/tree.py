@@ -42,12 +42,12 @@ def host_name() -> str:
 class NodeConfig:
     """Who this node is. `join` is the invite token itself once the verb has read it, else empty.
 
-    `give_models`: of which stores members may take models: `public`, `all` or `off`.
+    `give_models`: of which stores members may take models: `own`, `caches`, `all` or `off`.
     """
 
     name: str = field(default_factory=host_name)
     join: str = field(default="", repr=False)  # a secret: it admits its bearer to the mesh
-    give_models: str = "public"
+    give_models: str = "own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ class Homes:
         home = self._folder / f"{name}-user"
         home.mkdir(parents=True, exist_ok=True)
         hub = {"XDG_CACHE_HOME": str(home), "HF_ENDPOINT": "http://127.0.0.1:9"}
-        return {"HOME": str(home), "MESHD_CACHE": str(self.cache(name)), **hub}
+        given = {"MESHD_GIVE_MODELS": "caches"}
+        return {"HOME": str(home), "MESHD_CACHE": str(self.cache(name)), **given, **hub}
 
     def has(self, name: str, *files: Path) -> Path:
         """Put files among the models of a node; one is called NAME."""

@@ -1,8 +1,8 @@
 """The models of this machine that members are told of, and the open files of one of them.
 
-Told are names, sizes and hashes, never a path. By default only models from public places are offered: those
-of Hugging Face's cache, Ollama and meshd's own folder, and those that this node was started with; what people
-keep in folders of their own is theirs (`--give-models`).
+Told are names, sizes and hashes, never a path. By default only models that the mesh has seen are offered:
+those that this node was started with, and those in meshd's own folder. What else is on the machine is its
+user's to give (`--give-models`): a cache may hold private models, and the list alone tells of its user.
 """
 
 import os
@@ -28,10 +28,16 @@ from meshd.store.piece_cache import PieceCache
 from meshd.wire.limits import MAX_GIVEN_BYTES, MAX_MODEL_FILES, MAX_MODELS_TOLD
 from meshd.wire.models import MODEL_KEY_BYTES, ToldModel
 
-PUBLIC_SOURCES = frozenset({ModelSource.HUB, ModelSource.OLLAMA, ModelSource.MESHD, ModelSource.PATH})
+OWN_SOURCES = frozenset({ModelSource.MESHD, ModelSource.PATH})
+CACHE_SOURCES = OWN_SOURCES | {ModelSource.HUB, ModelSource.OLLAMA}
 _FRESH_SECONDS = 5.0  # a list is given again, rather than made again, for so long
 _NONE: frozenset[ModelSource] = frozenset()
-GIVEN_SOURCES = {"public": PUBLIC_SOURCES, "all": frozenset(ModelSource), "off": _NONE}
+GIVEN_SOURCES = {
+    "own": OWN_SOURCES,
+    "caches": CACHE_SOURCES,
+    "all": frozenset(ModelSource),
+    "off": _NONE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,13 @@ class OfferedModels:
         if not self._sources:
             return []
         own = [_of_path(path) for path in self._own if is_file(path)]
-        return [one for one in [*self._stores().all_models(), *own] if one.source in self._sources]
+        started = {path.resolve() for one in own for path in one.paths}
+        stored = [
+            one
+            for one in self._stores().all_models()
+            if one.source in self._sources or not started.isdisjoint(path.resolve() for path in one.paths)
+        ]
+        return [*stored, *own]
 
     def _offered(self, stored: StoredModel) -> OfferedModel | None:
         if not stored.complete or not stored.paths or len(stored.paths) > MAX_MODEL_FILES:

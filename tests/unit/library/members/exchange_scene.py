@@ -43,7 +43,7 @@ def stores_of(folder: Path) -> Stores:
 class Giver:
     """A node that has models."""
 
-    def __init__(self, net: Net, folder: Path, name: str, *, give: str = "public") -> None:
+    def __init__(self, net: Net, folder: Path, name: str, *, give: str = "caches") -> None:
         self.mesh = net.mesh(name)
         self.folder = folder / name
         self.serving = False
@@ -67,7 +67,7 @@ class Scene:
         self.net, self.folder = net, folder
         self.taker = net.mesh("taker", roles=roles)
 
-    def giver(self, name: str, *, give: str = "public") -> Giver:
+    def giver(self, name: str, *, give: str = "caches") -> Giver:
         return Giver(self.net, self.folder, name, give=give)
 
     def mute(self, name: str) -> FakeMesh:

@@ -34,7 +34,8 @@ def filled(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("give", "names"),
     [
-        ("public", {"tiny-Q8_0", "me-small-1b", "ours-Q4_0"}),
+        ("own", {"ours-Q4_0"}),
+        ("caches", {"tiny-Q8_0", "me-small-1b", "ours-Q4_0"}),
         ("all", {"tiny-Q8_0", "me-small-1b", "ours-Q4_0", "lm-Q4_0", "mine-Q4_0"}),
         ("off", set()),
     ],
@@ -48,7 +49,7 @@ def test_what_the_user_allows(tmp_path: Path, give: str, names: set[str]) -> Non
 
 def test_names_with_a_scheme_are_told_too(tmp_path: Path) -> None:
     filled(tmp_path)
-    names = {one.told.names for one in offered(tmp_path, "public").listed()}
+    names = {one.told.names for one in offered(tmp_path, "caches").listed()}
     assert ("tiny-Q8_0", "hf:me/Tiny-GGUF:Q8_0") in names and ("me-small-1b", "ollama:me/small:1b") in names
     assert str(tmp_path) not in json.dumps(sorted(names))
 
@@ -56,16 +57,25 @@ def test_names_with_a_scheme_are_told_too(tmp_path: Path) -> None:
 def test_what_the_node_was_started_with(tmp_path: Path) -> None:
     mine = put(tmp_path / "elsewhere/mine-Q4_0.gguf", tiny())
     parts = [put(tmp_path / "elsewhere" / name, data) for name, data in tiny_shards(2).items()]
-    public, off = offered(tmp_path, "public"), offered(tmp_path, "off")
-    for one in (public, off):
+    given, off = offered(tmp_path, "caches"), offered(tmp_path, "off")
+    for one in (given, off):
         one.add([mine, parts[1], tmp_path / "gone.gguf"])
-    assert [one.told.names for one in public.listed()] == [("mine-Q4_0",), ("tiny-Q4_K_M",)]
-    assert public.listed()[1].told.files == 2 and off.listed() == ()
+    assert [one.told.names for one in given.listed()] == [("mine-Q4_0",), ("tiny-Q4_K_M",)]
+    assert given.listed()[1].told.files == 2 and off.listed() == ()
+
+
+def test_a_model_of_a_cache_with_which_the_node_was_started_keeps_its_names(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (hub,) = [one for one in stores_of(tmp_path).all_models() if one.name.startswith("hf:")]
+    given = offered(tmp_path, "own")
+    given.add(hub.paths)
+    names = {one.told.names for one in given.listed()}
+    assert names == {("ours-Q4_0",), ("tiny-Q8_0", "hf:me/Tiny-GGUF:Q8_0")}
 
 
 def test_keys_mean_the_same_model_in_one_process_and_nothing_in_another(tmp_path: Path) -> None:
     filled(tmp_path)
-    first, second = offered(tmp_path, "public"), offered(tmp_path, "public")
+    first, second = offered(tmp_path, "caches"), offered(tmp_path, "caches")
     keys = [one.told.key for one in first.listed()]
     first.changed()
     assert [one.told.key for one in first.listed()] == keys
