@@ -18,7 +18,7 @@ from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 24
-FOLIO_BYTES = 512 << 10
+FOLIO_BYTES = 128 << 10
 SMALL_CONTEXT = ("--ctx-size", "1024")
 
 

@@ -66,8 +66,8 @@ def test_what_was_found_is_shown(tmp_path: Path) -> None:
         assert "ok       backend      version" in shown.stdout
         shown = await cli(home, "native", "info", MESHD_NATIVE_BIN=str(tmp_path / "bin"))
         assert f"binaries  {tmp_path}/bin\n" in shown.stdout
-        assert "llama-server     llama-server\n" in shown.stdout
-        assert f"{folder_of_ours(cache_folder())}/{MESH_MODULE}" in shown.stdout
+        ours = folder_of_ours(cache_folder())
+        assert f"{ours}\n          {MESH_MODULE}, {MESH_PROGRAM}\n" in shown.stdout
 
     play(check())
 

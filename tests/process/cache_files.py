@@ -27,6 +27,7 @@ from meshd.build.pin import read_pin
 from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
+from meshd.model.piece_index import PieceIndex
 from meshd.relay import run as relay_run
 from meshd.role.native.speed_cache import SpeedCache
 from meshd.role.native.trial_cache import TrialCache, trial_key
@@ -35,6 +36,7 @@ from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.model_file import ModelFile
 from meshd.store.pack import SUFFIX
+from meshd.store.piece_cache import PieceCache
 
 from tests.gguf_bytes import Tensor, gguf
 from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, below, failing
@@ -182,6 +184,29 @@ async def _speeds(cache: Path, fail: Fail) -> str:
     assert (speeds.find(new) is not None) is kept
     speeds.add(new, ((1, 6),))
     assert SpeedCache(path).find(new) == ((1, 6),)
+    return "written" if kept else NOT_KEPT
+
+
+async def _pieces(cache: Path, fail: Fail) -> str:
+    folder, model = cache / "pieces", cache.parent / "model.gguf"
+    model.write_bytes(gguf({}, [Tensor("a", (64,)), Tensor("b", (32,), fill=2)]))
+
+    async def index() -> tuple[PieceIndex, bool]:
+        """By a node that starts: what it finds, and whether it was kept."""
+        pieces = PieceCache(folder, HashCache(cache / "weights"))
+        with model.open("rb") as file:
+            kept = pieces.load([FileState.of(file.fileno())])
+            if kept is not None:
+                return kept, True
+            return await pieces.read([file.fileno()], ["model"], lambda _progress: None), False
+
+    with _at_once_settled():
+        with fail(below(folder)):
+            right, _ = await index()
+            again, kept = await index()
+            assert again == right
+        assert (await index())[0] == right
+        assert await index() == (right, True)
     return "written" if kept else NOT_KEPT
 
 
@@ -344,6 +369,7 @@ CACHE = (
     Case("weights/*.hashes", "hashes of a model's tensors", NOT_KEPT, _running(_hashes)),
     Case("tensors/*.tensors", "weights that came over the network", SENT_AGAIN, _running(_packs)),
     Case("tensors/*.checked", "which of those are known to be whole", NOT_KEPT, _running(_checked)),
+    Case("pieces/*.pieces", "hashes of models that members take", NOT_KEPT, _running(_pieces)),
     Case("device-speeds", "how long devices take for layers", NOT_KEPT, _running(_speeds)),
     Case("device-trials", "devices that passed their trial", NOT_KEPT, _running(_trials)),
     Case("native/", "llama.cpp: its source and its programs", COMMAND_FAILS, _running(_native)),
