@@ -35,6 +35,13 @@ async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer
     return await asyncio.to_thread(completion, _UnixConnection(place), prompt_tokens, tokens)
 
 
+async def measure_api(url: str, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
+    """The same of a node's API, whose gateway decides how tokens are sampled. Raises MeshdError."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+    return await asyncio.to_thread(completion, connection, prompt_tokens, tokens)
+
+
 def completion(
     connection: http.client.HTTPConnection,
     prompt_tokens: int,

@@ -18,7 +18,7 @@ from pathlib import Path
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.distant_run import until_head_serves
-from meshd.bench.llama import measure
+from meshd.bench.llama import measure_api
 from meshd.bench.program import run_program
 from meshd.bench.random_model import random_model
 from meshd.build.demo_model import demo_model
@@ -127,10 +127,10 @@ async def _cell(setup: Setup, model: Path, cache: Path, tries: int) -> tuple[Spe
             status = await head.status()
             if status.model is None or status.model.predicted is None:
                 raise MeshdError("the head predicts nothing", hint="see its log: were all devices measured?")
-            place = head.spec.home / "llama.sock"
-            await measure(place, prompt_tokens=8, tokens=4)
+            url = fleet.api_url(status)
+            await measure_api(url, prompt_tokens=8, tokens=4)
             found = [
-                await measure(place, prompt_tokens=ASSUMED_PROMPT, tokens=_GENERATED) for _ in range(tries)
+                await measure_api(url, prompt_tokens=ASSUMED_PROMPT, tokens=_GENERATED) for _ in range(tries)
             ]
             owner.cancel()
     return status.model.predicted, Speeds(
