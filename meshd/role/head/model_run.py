@@ -184,14 +184,14 @@ class HeadRun:
         return {worker.peer: called[str(worker.peer)] for worker in workers}
 
     def _release_idle(self, planned: Plan, used: Sequence[NodeOffer]) -> list[str]:
-        """Send the workers home that the plan does not use; returns why, each."""
-        reasons = []
-        for lease in list(self._leases):
-            if all(item.node != lease.name for item in used):
+        """Send the workers home that the plan does not use; returns why, each. The others in its order."""
+        reasons, order = [], [item.node for item in used]
+        for lease in self._leases:
+            if lease.name not in order:
                 reasons.append(why_idle(planned, lease.name))
                 LOG.warning("worker_left_out", peer=lease.peer.short, name=lease.name, why=reasons[-1])
                 lease.release()
-                self._leases.remove(lease)
+        self._leases = [lease for name in order for lease in self._leases if lease.name == name]
         return reasons
 
     async def _ask(

@@ -1,14 +1,23 @@
 """The head with real workers between fakes: waits, asks, chooses workers and loads."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
+from meshd.role.head import model_run
+from meshd.role.head.plan_prediction import Machines
+from meshd.role.head.serving_split import ServingSplit, serving_split
+from meshd.role.head.split_plan import HeadOptions
 
 from tests.sim.loop import run
 from tests.unit.role.head.scene import LITTLE, scene
-from tests.unit.role.rig import COMPRESSED_VERSION
+from tests.unit.role.rig import COMPRESSED_VERSION, cpu_lines
+from tests.unit.role.stubs import StubChild
 
 
 def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
@@ -44,6 +53,42 @@ def test_two_workers_in_the_order_of_their_names(tmp_path: Path) -> None:
             assert [tunnel.endpoint for tunnel in it.bench.tunnels] == ["0", "1"]
             names = [it.net.meshes[tunnel.asked.peer].name for tunnel in it.bench.tunnels]
             assert names == ["anna", "zoe"]
+
+    run(main())
+
+
+def argv_of(child: StubChild) -> list[str]:
+    assert child.spec is not None
+    return list(child.spec.argv)
+
+
+def test_workers_in_the_order_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is asked for what the plan gives it, in the places that the plan has."""
+
+    def backwards(
+        layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+    ) -> ServingSplit:
+        return serving_split(layers, work, replace(machines, offers=machines.offers[::-1]), options)
+
+    monkeypatch.setattr(model_run, "serving_split", backwards)
+
+    async def main() -> None:
+        async with scene(tmp_path, devices=("none",)) as it:
+            it.worker("anna")
+            it.worker("zoe")
+            it.workers["anna"].device_lines = cpu_lines(free_mib=1000)
+            it.start()
+            await it.until(ModelState.READY)
+            names = [it.net.meshes[tunnel.asked.peer].name for tunnel in it.bench.tunnels]
+            assert names == ["zoe", "anna"]
+            assert [tunnel.endpoint for tunnel in it.bench.tunnels] == ["0", "1"]
+            assert it.serve.status.model is not None
+            layers = {part.node: part.layers for part in it.serve.status.model.split}
+            assert [node for node in layers if node != "head"] == ["zoe", "anna"]
+            assert layers["zoe"] > layers["anna"]
+            lent = {name: argv_of(it.workers[name].children[-1]) for name in layers if name != "head"}
+            given = {name: int(argv[argv.index("--memory") + 1]) for name, argv in lent.items()}
+            assert given["zoe"] > given["anna"], "each by its own part"
 
     run(main())
 
