@@ -158,7 +158,7 @@ RELAY_VISITS = Share("visited relays that only records name", 16, "node", "the l
 LEASES_ASKED = Share("leases being negotiated", 8, "node", "the head gets `busy`")
 LEASES_ASKED_OF_PEER = Share("leases being negotiated", 2, "peer", "the head gets `busy`")
 LEASES = Share("leases of a worker", 8, "node", "further heads are refused")
-LEASES_OF_PEER = Share("leases of a worker", 2, "peer", "further ones are refused")
+LEASES_OF_PEER = Share("leases of a worker", 4, "peer", "further ones are refused")
 TRIALS_ASKED = Rate(
     "offers for which devices must be tried with operations that are new to them",
     1 / 60,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from meshd.base.byte_format import in_bytes
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
-from meshd.config import Config
+from meshd.config import Config, ServeConfig
 
 if TYPE_CHECKING:
     from meshd.library.interface import TransferProgress
@@ -17,10 +17,15 @@ _STEPS = 10  # lines of a download where nobody watches a bar
 
 
 def find_served_model(config: Config, out: Output) -> Config:
-    """The tree of a node that serves, with the path of its model. Raises UserError."""
-    given = config.serve.model
-    assert given is not None  # config/check.py
-    return replace(config, serve=replace(config.serve, model=_found(given, config, out, head=True)))
+    """The tree of a node that serves, with the paths of its models. Raises UserError."""
+
+    def found(serve: ServeConfig) -> ServeConfig:
+        assert serve.model is not None  # config/check.py
+        return replace(serve, model=_found(serve.model, config, out, head=True))
+
+    if not config.models:
+        return replace(config, serve=found(config.serve))
+    return replace(config, models=tuple(replace(one, serve=found(one.serve)) for one in config.models))
 
 
 def find_worker_models(config: Config, out: Output) -> Config:

@@ -92,6 +92,15 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="slots",
+        form=whole(1, 64),
+        option="--slots",
+        metavar="N",
+        help="answers at once, each with its context, or as many as memory allows; further requests wait",
+        more="`-- -np N` demands them.",
+    ),
+    Key(
+        section="serve",
         field="devices",
         form=listed(forms.WORD),
         option="--device",

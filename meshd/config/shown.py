@@ -6,7 +6,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from meshd.config.key import Key
-from meshd.config.tree import Config, HostPort
+from meshd.config.model_tables import MODELS
+from meshd.config.tree import Config, HostPort, ModelConfig
 
 Plain = None | bool | int | float | str | Sequence["Plain"]
 
@@ -29,8 +30,9 @@ def toml(value: object) -> str:
 
 def default_of(key: Key) -> object:
     """What the tree has for it when nobody sets it; None where that depends on the machine."""
-    (item,) = (item for item in fields(getattr(Config(), key.section)) if item.name == key.field)
-    value: object = item.default
+    section = ModelConfig(name="") if key.section == MODELS else getattr(Config(), key.section)
+    found = [item.default for item in fields(section) if item.name == key.field]
+    value: object = found[0] if found else None  # what a model has of [serve] has its default there
     return None if value is MISSING else value
 
 

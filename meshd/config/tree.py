@@ -106,6 +106,7 @@ class ServeConfig:
     workers: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] = ()
     ctx_size: int | None = None
+    slots: int = 4
     devices: tuple[str, ...] = ()
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
@@ -119,6 +120,21 @@ class ServeConfig:
     allowed_origins: tuple[str, ...] = ()
     continue_answers: int = 300  # seconds
     llama_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One of several models of a serving node: a table `[models.NAME]`.
+
+    `serve` is the section of that name, with what the table says otherwise for its model.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    group: str = ""
+    ttl: int = 0  # seconds
+    preload: bool = False
+    serve: ServeConfig = field(default_factory=ServeConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +153,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything a daemon is told."""
+    """Everything a daemon is told. `models`: of a node that serves several, in the order of the file."""
 
     node: NodeConfig = field(default_factory=NodeConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -145,6 +161,7 @@ class Config:
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     paths: Paths = field(default_factory=Paths)
+    models: tuple[ModelConfig, ...] = ()
 
 
 def find_home(environ: Mapping[str, str]) -> Path:

@@ -135,6 +135,7 @@ class DaemonControl(TunnelAnswers):
             tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), self._names()),
             children=child_views(role.children),
             model=role.model,
+            models=role.models,
             api=parts.gateway(),
             mdns=mdns_view(parts.mdns()),
             store=role.store,

@@ -5,11 +5,11 @@ Both are imported where they are used: a worker's daemon knows this module, and 
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.config import Config
+from meshd.config import Config, ServeConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import device_speeds, machine_id
@@ -18,6 +18,7 @@ from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
+from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.native.processors import llama_threads
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
@@ -25,9 +26,9 @@ from meshd.store.model_file import ModelFile
 if TYPE_CHECKING:
     from meshd.gateway.server import ApiPort
     from meshd.role.head.split_plan import HeadOptions
+    from meshd.role.models.model_pool import ModelPool
 
 LOAD_MODE = "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
-SLOTS = 4  # answers at once, each with its context, where memory allows; or `-- -np N`
 
 
 class ServeRole:
@@ -37,7 +38,7 @@ class ServeRole:
 
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""
-        return config.serve.devices
+        return tuple(dict.fromkeys(name for one in _served(config) for name in one.devices))
 
     def threads(self, config: Config) -> int:
         """See RoleKind."""
@@ -45,17 +46,29 @@ class ServeRole:
 
     async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedServe":
         """See RoleKind."""
-        read_llama_args(config.serve.llama_args)
-        path = config.serve.model
-        assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
-        cache = HashCache(config.paths.cache / "weights")
-        file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
-        held.callback(file.close)
-        if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
-            check_architecture(file.headers[0], label=file.name)
+        files = []
+        for serve in _served(config):
+            read_llama_args(serve.llama_args)
+            files.append(await _open(serve, config, held))
         api = await _claim_api(config)
         held.callback(api.close)
-        return ClaimedServe(config, file, api)
+        return ClaimedServe(config, files, api)
+
+
+def _served(config: Config) -> Sequence[ServeConfig]:
+    """How each model is served."""
+    return [model.serve for model in config.models] or [config.serve]
+
+
+async def _open(serve: ServeConfig, config: Config, held: contextlib.ExitStack) -> ModelFile:
+    path = serve.model
+    assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
+    cache = HashCache(config.paths.cache / "weights")
+    file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
+    held.callback(file.close)
+    if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
+        check_architecture(file.headers[0], label=file.name)
+    return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +76,39 @@ class ClaimedServe:
     """Implements ClaimedRole."""
 
     config: Config
-    file: ModelFile
+    files: Sequence[ModelFile]
     api: "ApiPort"
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
+        from meshd.gateway.one_model import OneModel
         from meshd.gateway.server import Gateway
         from meshd.role.head.cycle import Serve
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
-        head = Serve(runtime, self.file, head_options(self.config, member), speeds)
-        return BuiltRole(head, Gateway(self.api.config, head, self.api))
+        if self.config.models:
+            pool = self._pool(runtime, member, speeds)
+            return BuiltRole(pool, Gateway(self.api.config, pool, self.api))
+        head = Serve(runtime, self.files[0], head_options(self.config, member), speeds)
+        return BuiltRole(head, Gateway(self.api.config, OneModel(head), self.api))
+
+    def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
+        from meshd.role.head.cycle import Serve
+        from meshd.role.models.load_policy import ModelRule
+        from meshd.role.models.model_pool import ModelPool, PooledModel
+
+        models = []
+        for number, (model, file) in enumerate(zip(self.config.models, self.files, strict=True)):
+            options = replace(
+                head_options(replace(self.config, serve=model.serve), member),
+                name=model.name,
+                child=f"llama-server-{model.name}",
+                socket=f"m{number}.sock",  # no longer than that of control
+            )
+            head = Serve(runtime, file, options, speeds)
+            rule = ModelRule(model.name, group=model.group, ttl=model.ttl)
+            models.append(PooledModel(rule, head, aliases=model.aliases, preload=model.preload))
+        return ModelPool(models)
 
 
 def head_options(config: Config, member: MemberNode) -> "HeadOptions":
@@ -94,7 +129,7 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
         activations=serve.activations,
         output=serve.output,
         sample_on_worker=serve.sample == "auto",
-        slots=SLOTS,
+        slots=serve.slots,
         llama_args=serve.llama_args,
         machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,

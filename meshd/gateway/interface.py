@@ -5,20 +5,20 @@ headers, and turns a lost upstream into an error event. It knows an Upstream, ne
 It must never keep an answer that the client does not read, nor a generation whose client is gone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.status import ModelState, WorkerWeights
+from meshd.model.status import ModelState, ModelStatus, WorkerWeights
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """State of the model now; `reason` in words; `retry_after` in seconds; progress in [0, 1] or None.
 
-    `workers`: how far each is while the model is loaded.
+    `workers`: how far each is while the model is loaded. `no_room`: it failed for lack of memory.
     """
 
     state: ModelState
@@ -26,6 +26,7 @@ class Readiness:
     retry_after: int = 5
     progress: float | None = None
     workers: tuple[WorkerWeights, ...] = ()
+    no_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,57 @@ class Upstream(Protocol):
 
     def answered(self, timings: AnswerTimings) -> None:
         """Told of an answer beside which no other request was under way."""
+        ...
+
+
+class Turn(Protocol):
+    """One request's use of a model: it waits in `begin`, and from then on the model stays until `end`."""
+
+    @property
+    def notice(self) -> str:
+        """What it waits for, in words; empty when it does not wait."""
+        ...
+
+    async def begin(self) -> Readiness | None:
+        """Wait until the model may be asked. Returns why not if it cannot be had, else None."""
+        ...
+
+    def end(self) -> None:
+        """The request is over, or will not be made. Idempotent."""
+        ...
+
+
+class NamedModel(Protocol):
+    """One of the models behind a gateway."""
+
+    @property
+    def upstream(self) -> Upstream: ...
+
+    def turn(self) -> Turn:
+        """A request for it has come."""
+        ...
+
+
+class Models(Protocol):
+    """The models behind a gateway: one that answers whatever the request names, or several by name."""
+
+    @property
+    def all(self) -> Sequence[NamedModel]:
+        """They never change."""
+        ...
+
+    @property
+    def only(self) -> NamedModel | None:
+        """The model of a gateway that has one; it is loaded, or about to be, whether or not anybody asks."""
+        ...
+
+    def find(self, name: str) -> NamedModel | None:
+        """By name or alias; the default for an empty name."""
+        ...
+
+    @property
+    def statuses(self) -> Sequence[ModelStatus]:
+        """Of several models, in the order of `all`."""
         ...
 
 

@@ -10,7 +10,7 @@ the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as lon
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
@@ -18,9 +18,10 @@ from aiohttp import web
 from meshd.base.errors import MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, answer_timings, exact_tokens
+from meshd.gateway.events import EventSplitter, TokenCount, answer_timings, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
+from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.running_answers import RunningAnswers
@@ -42,20 +43,6 @@ class UpstreamLost(MeshdError):
         self.taken = taken
 
 
-@dataclass(frozen=True, slots=True)
-class ProxiedCall:
-    """One request as it goes to llama-server. `counts` when its answer holds generated tokens."""
-
-    method: str
-    path: str
-    body: bytes | None
-    stream: bool
-    counts: bool
-    form: StreamForm
-    headers: dict[str, str]  # to be added to the answer
-    own_seed: bool = False  # the client has given none
-
-
 class Proxy:
     """Forwards calls to the llama-server of `upstream`. Use as an async context manager."""
 
@@ -66,14 +53,17 @@ class Proxy:
         silence: float,
         count_tokens: Callable[[int], None],
         continue_seconds: float = 0.0,
+        running: RunningAnswers | None = None,
     ) -> None:
-        """`continue_seconds`: how long an answer waits for a model that was lost under it."""
+        """`continue_seconds`: how long an answer waits for a model that was lost under it. `running`: also of
+        other models, which compute on the same machines.
+        """
         self._upstream = upstream
         self._continue_seconds = continue_seconds
         self._silence = silence
         self._count_tokens = count_tokens
         self._session: aiohttp.ClientSession | None = None
-        self._running = RunningAnswers()
+        self._running = RunningAnswers() if running is None else running
 
     async def __aenter__(self) -> "Proxy":
         self._session = open_session(self._upstream.socket_path)
@@ -84,15 +74,15 @@ class Proxy:
             await self._session.close()
             self._session = None
 
-    def end_all(self, why: str) -> None:
-        """End every answer under way with an error that says `why`, and refuse later ones."""
-        self._running.end_all(why)
-
     async def forward(self, request: web.BaseRequest, call: ProxiedCall) -> web.StreamResponse:
-        """Answer `request` with what llama-server says to `call`; once more if it is lost. Raises Refusal."""
+        """Answer `request` with what llama-server says to `call`, in its turn; once more if it is lost.
+
+        Raises HttpRefusal.
+        """
         repeats = Repeats(self._upstream, self._continue_seconds if call.method == "POST" else 0.0)
         if call.stream:
             return await self._forward_stream(request, call, repeats)
+        call = await self._begun(call)
         while True:
             try:
                 async with self._running.until_stopped(), self._ask(call) as answer:
@@ -103,6 +93,11 @@ class Proxy:
                 failure = await self._lost(lost)
             if not await self._again(repeats):
                 raise HttpRefusal(failure)
+
+    async def _begun(self, call: ProxiedCall) -> ProxiedCall:
+        """When it is its turn. Raises HttpRefusal."""
+        async with self._running.until_stopped():
+            return await call.begun()
 
     async def _again(self, repeats: Repeats) -> bool:
         """Once the model is ready."""
@@ -116,7 +111,10 @@ class Proxy:
         repeats: Repeats,
         answer: aiohttp.ClientResponse | None = None,
     ) -> web.StreamResponse:
-        reply = StreamReply(request, silence=self._silence, headers=call.headers, notice=self._notice)
+        def notice() -> str:
+            return call.turn.notice or self._notice()
+
+        reply = StreamReply(request, silence=self._silence, headers=call.headers, notice=notice)
         outcome: web.StreamResponse | Failure
         async with Owner() as owner:
             # comments begin before llama-server's headers: those come after the prompt was worked through
@@ -146,8 +144,9 @@ class Proxy:
     ) -> web.StreamResponse | Failure:
         """Errors as values: one raised within the owner's block would come out as a group."""
         sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
-        run, failure = call, Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
+        failure = Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
         try:
+            run = call = call if answer is not None else await self._begun(call)
             while True:
                 try:
                     if answer is None:

@@ -5,22 +5,28 @@ or fetch from elsewhere are not in it.
 """
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
 from meshd.gateway.auth import KeyRing
-from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object, with_fields
+from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
 from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor
 from meshd.gateway.events import StreamForm
-from meshd.gateway.failure import Failure, HttpRefusal
-from meshd.gateway.interface import Upstream
-from meshd.gateway.proxy import ProxiedCall, Proxy
+from meshd.gateway.failure import Failure, HttpRefusal, not_ready
+from meshd.gateway.interface import Models, NamedModel, Upstream
+from meshd.gateway.one_model import TurnAtOnce
+from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers
+from meshd.gateway.proxied_call import ProxiedCall
+from meshd.gateway.proxy import Proxy
 from meshd.model.status import ModelState
 
 
@@ -70,9 +76,6 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",  # no other page includes an answer, as a script say
 }
-HEALTH_PATHS = frozenset({"/health", "/v1/health"})
-MODELS_PATHS = frozenset({"/v1/models", "/models"})
-MODEL_PREFIX = "/v1/models/"
 
 
 class Tally:
@@ -93,8 +96,8 @@ class Router:
     def __init__(
         self,
         *,
-        upstream: Upstream,
-        proxy: Proxy,
+        models: Models,
+        proxies: Mapping[NamedModel, Proxy],
         guard: BrowserGuard,
         keys: KeyRing,
         bodies: Bodies,
@@ -105,8 +108,10 @@ class Router:
         seeds: bool = False,
     ) -> None:
         """`seeds`: requests without one get one, so that the same request gets the same answer."""
-        self._upstream = upstream
-        self._proxy = proxy
+        self._models = models
+        self._proxies = proxies
+        self._own = OwnAnswers(models)
+        self._uses: Counter[NamedModel] = Counter()
         self._guard = guard
         self._keys = keys
         self._bodies = bodies
@@ -160,13 +165,13 @@ class Router:
             _demand_method(method, "GET")
             if not self._keys:
                 self._check_key(request)  # lets the connection stay
-            return self._health(extra) if page_file is None else page_file.response(extra)
+            if page_file is not None:
+                return page_file.response(extra)
+            return self._own.health(request.query.get("model", ""), extra)
         key = self._check_key(request)
-        own = self._own_answer(path)
-        if own is not None:
+        if self._own.answers(path):
             _demand_method(method, "GET")
-            self._check_ready()  # a client takes a model that is listed for one that answers
-            return await own(extra)
+            return self._own.about(path, extra)
         route = ROUTES.get(path)
         if route is None:
             raise HttpRefusal(Failure(404, f"the API has no path `{path[:200]}`", code="unknown_path"))
@@ -190,105 +195,96 @@ class Router:
     async def _pass_on(
         self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str], key: bytes
     ) -> web.StreamResponse:
-        self._check_ready()
+        only = self._models.only
+        if only is not None:
+            _check_ready(only.upstream)
         release = self._requests.take(key)
         if release is None:
             message = f"{self._tally.active} requests are already in progress"
             raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
-        self._count(1)
+        self._tally.active += 1
         try:
-            if route.method == "GET":
-                self._tally.requests += 1
-                call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra)
-                return await self._proxy.forward(request, call)
-            async with self._bodies.read(request) as body:
-                stream, fields = self._read_fields(body, counts=route.counts)
-                own_seed = "seed" in fields
-                self._check_ready()  # a slow body may have outlived the model
-                self._tally.requests += 1
-                body = with_fields(body, fields) if fields else body
-                call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra, own_seed)
-                return await self._proxy.forward(request, call)
+            with ExitStack() as held:
+                if only is not None:
+                    held.enter_context(self._use_of(only))
+                if route.method == "GET":
+                    return await self._look(request, path, route, extra)
+                async with self._bodies.read(request) as body:
+                    return await self._generate(request, path, route, extra, body, held)
         finally:
-            self._count(-1)
+            self._tally.active -= 1
             release()
 
-    def _count(self, change: int) -> None:
-        self._tally.active += change
-        self._upstream.requested(self._tally.active)
+    async def _look(
+        self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str]
+    ) -> web.StreamResponse:
+        """At what a llama-server tells of itself; nothing is loaded for that."""
+        model = self._own.find(request.query.get("model"))
+        self._tally.requests += 1
+        turn = TurnAtOnce(model.upstream)
+        call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, turn)
+        return await self._proxies[model].forward(request, call)
 
-    def _read_fields(self, body: bytes, *, counts: bool) -> tuple[bool, dict[str, object]]:
-        """Whether it is to be a stream, and what is added. The parsed body is not kept: it is far larger."""
+    async def _generate(
+        self,
+        request: web.BaseRequest,
+        path: str,
+        route: Route,
+        extra: dict[str, str],
+        body: bytes,
+        held: ExitStack,
+    ) -> web.StreamResponse:
         asked = parse_object(body)
-        stream = asked.get("stream") is True
-        sampling = self._upstream.device_sampling
-        may = counts and bool(asked) and len(body) <= LARGEST_COPY
-        fields: dict[str, object] = {}
-        if self._seeds and may and asked.get("seed") in (None, _ANY_SEED):
-            fields["seed"] = secrets.randbelow(_SEEDS)
-        if sampling is None:
-            return stream, fields
-        if sampling.is_refused(asked):
-            message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
-            raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
-        return stream, fields | sampling.added_to(asked) if may else {}
+        model, stream = self._own.find(self._named(asked)), asked.get("stream") is True
+        may = route.counts and bool(asked) and len(body) <= LARGEST_COPY
+        needs_seed = self._seeds and may and asked.get("seed") in (None, _ANY_SEED)
+        wants = bool(asked.get("backend_sampling"))
+        del asked  # it is far larger than the body, and the model may have to be waited for
+        added = partial(_added, model.upstream, body, seed=needs_seed, sampled=wants, may=may)
+        if self._models.only is None:
+            held.enter_context(self._use_of(model))
+        turn = model.turn()
+        held.callback(turn.end)
+        self._tally.requests += 1
+        counts, form = route.counts, route.form
+        call = ProxiedCall("POST", path, body, stream, counts, form, extra, turn, needs_seed, added)
+        return await self._proxies[model].forward(request, call)
 
-    def _check_ready(self) -> None:
-        now = self._upstream.readiness
-        if now.state is not ModelState.READY:
-            raise HttpRefusal(self._not_ready())
+    def _named(self, asked: Mapping[str, object]) -> object:
+        """The only model answers whatever a client calls it."""
+        return None if self._models.only is not None else asked.get("model")
 
-    def _not_ready(self) -> Failure:
-        now = self._upstream.readiness
-        return Failure(
-            503,
-            f"the model is not ready ({now.state}): {now.reason}",
-            type="unavailable_error",
-            code=f"model_{now.state}",
-            retry_after=now.retry_after,
-        )
+    @contextmanager
+    def _use_of(self, model: NamedModel) -> Iterator[None]:
+        self._uses[model] += 1
+        model.upstream.requested(self._uses[model])
+        try:
+            yield
+        finally:
+            self._uses[model] -= 1
+            model.upstream.requested(self._uses[model])
 
-    def _health(self, extra: dict[str, str]) -> web.Response:
-        now = self._upstream.readiness
-        model = self._upstream.model_name
-        if now.state is ModelState.READY:
-            return web.json_response({"status": "ok", "model": model}, headers=extra)
-        failure = self._not_ready()
-        said = {"status": str(now.state), "reason": now.reason, "progress": now.progress, "model": model}
-        workers = [asdict(worker) for worker in now.workers]
-        headers = {**failure.headers(), **extra}
-        return web.json_response(
-            {**said, "workers": workers, "error": failure.error()}, status=503, headers=headers
-        )
 
-    def _own_answer(self, path: str) -> Callable[[dict[str, str]], Awaitable[web.Response]] | None:
-        if path in MODELS_PATHS:
-            return self._models
-        if path.startswith(MODEL_PREFIX):
-            return lambda extra: self._model(path.removeprefix(MODEL_PREFIX), extra)
-        return None
+def _added(upstream: Upstream, body: bytes, *, seed: bool, sampled: bool, may: bool) -> dict[str, object]:
+    """What is added to a request, as its model is now. `sampled`: it asks for sampling on a device."""
+    fields: dict[str, object] = {"seed": secrets.randbelow(_SEEDS)} if seed else {}
+    sampling = upstream.device_sampling
+    if sampling is None:
+        return fields
+    if sampled and sampling.is_refused({"backend_sampling": True}):
+        message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
+        raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
+    return fields | sampling.added_to(parse_object(body)) if may else {}
 
-    async def _models(self, extra: dict[str, str]) -> web.Response:
-        name = self._upstream.model_name
-        data = [_model_object(name)] if name else []
-        return web.json_response({"object": "list", "data": data}, headers=extra)
 
-    async def _model(self, asked: str, extra: dict[str, str]) -> web.Response:
-        name = self._upstream.model_name
-        if not name or asked != name:
-            message = f"the model `{asked[:200]}` is not served here, `{name}` is"
-            raise HttpRefusal(Failure(404, message, code="model_not_found"))
-        return web.json_response(_model_object(name), headers=extra)
+def _check_ready(upstream: Upstream) -> None:
+    if (now := upstream.readiness).state is not ModelState.READY:
+        raise HttpRefusal(not_ready(now))
 
 
 def _of_key(most: int, keys: KeyRing) -> Share:
     """With several keys, none takes all places."""
     return Share("", most if len(keys) < 2 else max(1, most * 3 // 4), "key", "")
-
-
-def _model_object(name: str) -> dict[str, str | int]:
-    # OpenAI's clients demand `created`; nobody knows when a GGUF file was made
-    return {"id": name, "object": "model", "created": 0, "owned_by": "meshd"}
 
 
 def _demand_method(method: str, wanted: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import socket
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,10 +16,11 @@ from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
 from meshd.gateway.chat_page import load_page
 from meshd.gateway.client_connections import DoorServer, RequestGate
-from meshd.gateway.interface import GatewayConfig, GatewayStatus, Upstream
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, Models
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.routes import Router, Tally
+from meshd.gateway.running_answers import RunningAnswers
 from meshd.model.status import ModelState
 
 IDLE_CONNECTION_SECONDS = 75.0
@@ -70,9 +72,10 @@ class ApiPort:
 class Gateway:
     """The API of one serving node, and its chat page. `claimed`: its port, else bound by `serve`."""
 
-    def __init__(self, config: GatewayConfig, upstream: Upstream, claimed: ApiPort | None = None) -> None:
+    def __init__(self, config: GatewayConfig, models: Models, claimed: ApiPort | None = None) -> None:
         self._config = config
-        self._upstream = upstream
+        self._models = models
+        self._running = RunningAnswers()
         self._claimed = claimed
         self._tally = Tally()
         self._page = load_page()
@@ -96,7 +99,7 @@ class Gateway:
         """Counts since the start."""
         return GatewayStatus(
             url=self.url,
-            ready=self._upstream.readiness.state is ModelState.READY,
+            ready=any(one.upstream.readiness.state is ModelState.READY for one in self._models.all),
             requests=self._tally.requests,
             tokens=self._tally.tokens,
         )
@@ -111,15 +114,19 @@ class Gateway:
         self._port = claimed.port
         bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         door = RequestGate()
-        proxy = Proxy(
-            self._upstream,
-            silence=config.keepalive_seconds,
-            count_tokens=self._tally.add_tokens,
-            continue_seconds=config.continue_seconds,
-        )
+        proxies = {
+            model: Proxy(
+                model.upstream,
+                silence=config.keepalive_seconds,
+                count_tokens=self._tally.add_tokens,
+                continue_seconds=config.continue_seconds,
+                running=self._running,
+            )
+            for model in self._models.all
+        }
         router = Router(
-            upstream=self._upstream,
-            proxy=proxy,
+            models=self._models,
+            proxies=proxies,
             guard=claimed.guard,
             keys=claimed.keys,
             bodies=bodies,
@@ -129,12 +136,12 @@ class Gateway:
             page=self._page,
             seeds=config.continue_seconds > 0,
         )
-        async with proxy:
-            await self._run(router, proxy, door, claimed.sockets)
+        async with AsyncExitStack() as opened:
+            for proxy in proxies.values():
+                await opened.enter_async_context(proxy)
+            await self._run(router, door, claimed.sockets)
 
-    async def _run(
-        self, router: Router, proxy: Proxy, door: RequestGate, sockets: list[socket.socket]
-    ) -> None:
+    async def _run(self, router: Router, door: RequestGate, sockets: list[socket.socket]) -> None:
         server = DoorServer(door, router.handle, idle=IDLE_CONNECTION_SECONDS)
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
@@ -146,7 +153,7 @@ class Gateway:
             await door.serve()
         finally:
             self.started.clear()
-            proxy.end_all("meshd is stopping")
+            self._running.end_all("meshd is stopping")
             transports = [connection.transport for connection in server.connections]
             try:
                 await runner.cleanup()

@@ -183,6 +183,7 @@ class RoleStatus:
     children: Sequence[ChildStatus]
     tunnels: Sequence[TunnelStatus]
     model: ModelStatus | None
+    """Of several the one that was used last, of those that are loaded."""
     notes: tuple[str, ...] = ()
     """What somebody should know of the model files, a line each."""
     unfit: tuple[str, ...] = ()
@@ -191,6 +192,8 @@ class RoleStatus:
     """The last messages that broke the rules: what happened, and what to do."""
     store: StoreStatus | None = None
     """What a worker keeps of weights that came over the network."""
+    models: tuple[ModelStatus, ...] = ()
+    """Of a head that serves several."""
 
 
 class RunningRole(Protocol):

@@ -19,6 +19,7 @@ import aiohttp
 from aiohttp import web
 from meshd.base.tasks import Owner
 from meshd.gateway.interface import AnswerTimings, GatewayConfig, Readiness
+from meshd.gateway.one_model import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState
@@ -242,7 +243,7 @@ async def world(answer: Answer, *, config: GatewayConfig | None = None) -> Async
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
         path = Path(folder) / "s"
         server, upstream = FakeServer(answer), FakeUpstream(path)
-        gateway = Gateway(config or GatewayConfig(port=0), upstream)
+        gateway = Gateway(config or GatewayConfig(port=0), OneModel(upstream))
         async with asyncio.timeout(DEADLINE), listening(server, path), serving(gateway):
             async with aiohttp.ClientSession() as http:
                 yield World(gateway, upstream, server, http)

@@ -20,6 +20,7 @@ from meshd.gateway.interface import AnswerTimings, Readiness
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.split_values import NotEnoughMemory
 from meshd.model.status import ModelState, ModelStatus
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
@@ -89,7 +90,7 @@ class Serve:
     @property
     def socket_path(self) -> Path:
         """See Upstream."""
-        return self._runtime.paths.sockets / "llama.sock"
+        return self._runtime.paths.sockets / self._options.socket
 
     @property
     def readiness(self) -> Readiness:
@@ -106,7 +107,12 @@ class Serve:
     @property
     def model_name(self) -> str:
         """See Upstream."""
-        return self._file.name.removesuffix(".gguf")
+        return self._options.name or self._file.name.removesuffix(".gguf")
+
+    @property
+    def failures(self) -> int:
+        """How many lives of the model have ended since it was ready last."""
+        return self._failures
 
     async def upstream_broke(self, why: str) -> str:
         """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
@@ -194,7 +200,7 @@ class Serve:
             self._loaded = LoadedModel()
             self._tell(ModelState.LOADING, why)
             if not self._is_replaced:
-                LOG.warning("model_lost", why=why)
+                LOG.warning("model_lost", model=self.model_name, why=why)
             await asyncio.sleep(_RETRY.delay(self._failures - 1, 0.0))
 
     async def _know_file(self) -> None:
@@ -213,10 +219,17 @@ class Serve:
         done = progress.done / max(1, progress.total)
         self._tell(ModelState.LOADING, progress.text, progress=done)
 
-    def _tell(self, state: ModelState, reason: str, *, progress: float | None = None) -> None:
+    def rests(self, state: ModelState, why: str) -> None:
+        """Told by its owner, who has ended `serve`, or saw it fail."""
+        self._failures = 0
+        self._tell(state, why)
+
+    def _tell(
+        self, state: ModelState, reason: str, *, progress: float | None = None, no_room: bool = False
+    ) -> None:
         if (state, reason) != (self._readiness.state, self._readiness.reason):
-            LOG.info("model_state", state=state.value, why=reason)
-        self._readiness = Readiness(state, reason, progress=progress)
+            LOG.info("model_state", model=self.model_name, state=state.value, why=reason)
+        self._readiness = Readiness(state, reason, progress=progress, no_room=no_room)
 
     async def _cycle(self) -> str:
         """One life of the model; returns why it ended."""
@@ -234,6 +247,9 @@ class Serve:
         except MeshdError as error:
             self._end_run(run, workers)
             return _text(error) if run.blame.anybody else await self._failed(error)
+        except asyncio.CancelledError:
+            run.replaced = True  # it is unloaded
+            raise
         finally:
             self._end_run(run, workers)
         if run.loaded:
@@ -320,7 +336,7 @@ class Serve:
         if isinstance(error, UserError | Refused) and self._roster.spares():
             self._roster.all_needed = True  # it may be one of them that is lacking
         elif isinstance(error, UserError):
-            self._tell(ModelState.FAILED, why)
+            self._tell(ModelState.FAILED, why, no_room=isinstance(error, NotEnoughMemory))
             LOG.error("model_failed", why=error.what, hint=error.hint)
             await self._until_peers_change()
         elif isinstance(error, Refused):

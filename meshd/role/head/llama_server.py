@@ -86,7 +86,7 @@ class LlamaServer:
         except OSError as error:
             raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
         self._outgoing.add(pipe.child_end)
-        child = self._processes.make_child(lambda: self._spec(plan, leases, pipe), "llama-server")
+        child = self._processes.make_child(lambda: self._spec(plan, leases, pipe), self._model.options.child)
         self._child = child
         owner.start(child.serve(), name="llama-server")
         owner.start(self._read_report(pipe), name="llama-server report")
@@ -106,9 +106,9 @@ class LlamaServer:
             llama_args=rest,
         )
         return ChildSpec(
-            name="llama-server",
+            name=options.child,
             argv=command_lines.llama_server(str(self._native.llama_server), head),
-            log=self._paths.logs / "llama-server.log",
+            log=self._paths.logs / f"{options.child}.log",
             probe=self._processes.http_ready(model.socket),
             env=self._environment(leases, pipe),
             hand_over=self._outgoing.give(),

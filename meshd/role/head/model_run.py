@@ -297,7 +297,7 @@ class HeadRun:
         if not known and lease is not None:
             self.blame.ended(lease.peer, over.why, self._push_plan.others(lease.peer, over.why))
         elif not known and not self.loaded:
-            self.server_died = ServerDied(split_of(plan), over.tail)
+            self.server_died = ServerDied(self._options.child, split_of(plan), over.tail)
             if at_first_token:
                 self._doubt_last(plan, over.why)
         self.end.say(over.why)

@@ -57,6 +57,9 @@ class HeadOptions:
     node_id: str = ""
     incarnation: bytes = b""
     grace: float = 120.0  # how long answers wait for a worker out of reach
+    name: str = ""  # of the model, in requests; empty: its file's
+    child: str = "llama-server"  # what its llama-server is called in status and logs
+    socket: str = "llama.sock"
 
     @property
     def picks_by_speed(self) -> bool:

@@ -1,7 +1,8 @@
 """The allow-list of paths."""
 
 from meshd.gateway.events import StreamForm
-from meshd.gateway.routes import HEALTH_PATHS, MODELS_PATHS, ROUTES
+from meshd.gateway.own_answers import HEALTH_PATHS, MODELS_PATHS
+from meshd.gateway.routes import ROUTES
 
 # Registered by llama-server, and why they are not passed on.
 FORBIDDEN = {
