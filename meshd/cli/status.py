@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 
 from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
@@ -62,7 +63,9 @@ def summary(status: Status) -> str:
     """One line that changes when something worth a look has changed."""
     states = [f"{peer.name}={peer.state}" for peer in status.peers]
     parts = [f"{status.node.name} {status.node.role}", "peers " + (" ".join(states) or "none")]
-    if status.model is not None:
+    if status.models:
+        parts.append("models " + " ".join(f"{model.name}={model.state}" for model in status.models))
+    elif status.model is not None:
         reason = f" ({status.model.reason})" if status.model.reason else ""
         parts.append(f"model {status.model.state}{reason}")
     return ", ".join(parts)
@@ -71,6 +74,7 @@ def summary(status: Status) -> str:
 def show(status: Status, out: Output) -> None:
     """The whole status for a person."""
     _show_node(status, out)
+    _show_models(status.models, out)
     if status.model is not None:
         _show_model(status.model, out)
     if status.store is not None and (status.store.limit or status.store.bytes):
@@ -130,6 +134,24 @@ def _show_tunnels(status: Status, out: Output) -> None:
     ]
     out.line()
     out.table(("TUNNEL TO", "SERVICE", "LISTENS ON", "STREAMS", "SENT", "RECEIVED"), rows)
+
+
+def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
+    """Of a gateway that serves several; why one is ready is said below, of the last used."""
+    if not models:
+        return
+    rows = [
+        (
+            f"        {model.name}",
+            ", ".join(model.aliases) or "-",
+            model.group or "-",
+            model.state,
+            f"{model.running} running, {model.waiting} waiting",
+            model.reason if model.state not in ("ready", "unloaded") else "",
+        )
+        for model in models
+    ]
+    out.table(("models  NAME", "ALIASES", "GROUP", "STATE", "REQUESTS", "REASON"), rows)
 
 
 def _show_model(model: ModelStatus, out: Output) -> None:

@@ -76,7 +76,7 @@ MODEL_KEYS: tuple[Key, ...] = (
         section=MODELS,
         field="preload",
         form=forms.BOOLEAN,
-        help="true: load the model at the start, not with its first request",
+        help="load the model at the start, not with its first request",
         example="true",
     ),
     *(_of_model(_SERVE_KEYS[name]) for name in _OF_SERVE),

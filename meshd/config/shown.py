@@ -30,9 +30,12 @@ def toml(value: object) -> str:
 
 def default_of(key: Key) -> object:
     """What the tree has for it when nobody sets it; None where that depends on the machine."""
-    section = ModelConfig(name="") if key.section == MODELS else getattr(Config(), key.section)
-    found = [item.default for item in fields(section) if item.name == key.field]
-    value: object = found[0] if found else None  # what a model has of [serve] has its default there
+    section = getattr(Config(), key.section)
+    if key.section == MODELS:
+        section = ModelConfig(name="")
+        section = section if hasattr(section, key.field) else section.serve
+    (item,) = (item for item in fields(section) if item.name == key.field)
+    value: object = item.default
     return None if value is MISSING else value
 
 

@@ -80,6 +80,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.min_workers": ("0", 0),
     "serve.tensor_split": ("1,2", (1.0, 2.0)),
     "serve.ctx_size": ("4096", 4096),
+    "serve.slots": ("2", 2),
     "serve.devices": ("none", ("none",)),
     "serve.rpc": ("10.0.0.2:50052", (HostPort("10.0.0.2", 50052),)),
     "serve.load_mode": ("mmap", "mmap"),
@@ -103,6 +104,7 @@ def test_the_list_of_keys_and_the_tree_agree() -> None:
     in_tree = {
         f"{section.name}.{field.name}"
         for section in dataclasses.fields(Config)
+        if section.name != "models"
         for field in dataclasses.fields(typing.get_type_hints(Config)[section.name])
     }
     assert in_tree == {key.name for key in KEYS} == set(EXAMPLES)

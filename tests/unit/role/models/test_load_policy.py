@@ -1,4 +1,4 @@
-"""Which model is loaded and which unloaded, which request goes ahead: by hand, and for any course of events."""
+"""Which model is loaded and unloaded, which request goes ahead: by hand, and for any course of events."""
 
 from dataclasses import dataclass, field
 
@@ -357,7 +357,7 @@ def test_every_request_goes_ahead_and_no_model_is_lost_under_one(
 @settings(deadline=None, max_examples=60)
 @given(machines(), st.data())
 def test_clients_that_never_stop_starve_nobody(machine: Machine, data: st.DataObject) -> None:
-    """Each model has clients that ask again at once; no request waits for longer than a turn of each model."""
+    """Each model has clients that ask again at once; no request waits for longer than a turn of each."""
     names = [rule.name for rule in machine.rules]
     clients = data.draw(st.lists(st.sampled_from(names), min_size=2, max_size=8))
     now, longest = 0.0, _longest(machine) * (len(names) + 1)
