@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from meshd.gateway.interface import AnswerTimings, GatewayConfig, Readiness
 from meshd.gateway.one_model import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.status import ModelState
+from meshd.model.status import ModelState, ModelStatus
 
 DEADLINE = 20.0  # of a whole scenario; only a hang comes near it
 
@@ -235,6 +235,112 @@ async def serving(gateway: Gateway) -> AsyncIterator[None]:
         await gateway.started.wait()
         yield
         owner.cancel()
+
+
+class FakeTurn:
+    """Implements Turn; the test says when it goes ahead, unless its model is ready."""
+
+    def __init__(self, model: "FakeModel") -> None:
+        self._model = model
+        self.ended = False
+
+    @property
+    def notice(self) -> str:
+        return "" if self._model.granted.is_set() else self._model.notice
+
+    async def begin(self) -> Readiness | None:
+        await self._model.granted.wait()
+        return self._model.refused
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@dataclass(eq=False)
+class FakeModel:
+    """Implements NamedModel: one of several, with a llama-server of its own."""
+
+    name: str
+    upstream: FakeUpstream
+    server: FakeServer
+    aliases: tuple[str, ...] = ()
+    state: ModelState = ModelState.READY
+    notice: str = ""
+    refused: Readiness | None = None
+    granted: asyncio.Event = field(default_factory=asyncio.Event)
+    turns: list[FakeTurn] = field(default_factory=list)
+
+    def turn(self) -> FakeTurn:
+        self.turns.append(FakeTurn(self))
+        return self.turns[-1]
+
+    @property
+    def status(self) -> ModelStatus:
+        return ModelStatus(
+            name=self.name,
+            fingerprint="",
+            state=self.state,
+            reason="as the test says",
+            load_seconds=None,
+            weights_local_bytes=0,
+            weights_network_bytes=0,
+            tensors_from_network=(),
+            bytes_per_token=None,
+            split=(),
+            aliases=self.aliases,
+        )
+
+
+@dataclass
+class FakeModels:
+    """Implements Models."""
+
+    all: list[FakeModel]
+    only: None = None
+
+    def find(self, name: str) -> FakeModel | None:
+        known = {called: one for one in self.all for called in (one.name, *one.aliases)}
+        return known.get(name) if name else self.all[0]
+
+    @property
+    def statuses(self) -> list[ModelStatus]:
+        return [one.status for one in self.all]
+
+
+@dataclass
+class ManyWorld:
+    """A running gateway with several models, the fakes behind it, and a client session."""
+
+    gateway: Gateway
+    models: dict[str, FakeModel]
+    http: aiohttp.ClientSession
+
+    async def chat(self, model: object = None, **extra: object) -> aiohttp.ClientResponse:
+        body: dict[str, object] = {"messages": [{"role": "user", "content": "hi"}], **extra}
+        body |= {} if model is None else {"model": model}
+        return await self.http.post(f"{self.gateway.url}/v1/chat/completions", json=body)
+
+    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        async with self.http.get(self.gateway.url + path) as answer:
+            return answer.status, await answer.json()
+
+
+@contextlib.asynccontextmanager
+async def many_world(
+    answers: Mapping[str, Answer], *, config: GatewayConfig | None = None
+) -> AsyncIterator[ManyWorld]:
+    """As `world`, with a model of each name, and an alias `NAME-alias`."""
+    async with contextlib.AsyncExitStack() as held:
+        await held.enter_async_context(asyncio.timeout(DEADLINE))
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="gw")))
+        models = {}
+        for name, answer in answers.items():
+            path, server = folder / name, FakeServer(answer)
+            await held.enter_async_context(listening(server, path))
+            models[name] = FakeModel(name, FakeUpstream(path, name), server, aliases=(f"{name}-alias",))
+        gateway = Gateway(config or GatewayConfig(port=0), FakeModels(list(models.values())))
+        await held.enter_async_context(serving(gateway))
+        yield ManyWorld(gateway, models, await held.enter_async_context(aiohttp.ClientSession()))
 
 
 @contextlib.asynccontextmanager

@@ -23,8 +23,8 @@ HEAD = """\
 # A relative path is relative to this file.
 """
 MODELS_HEAD = """\
-# Several models behind one API, instead of `model` above: a table for each. Requests choose by `model`, a name or
-# an alias; those without one get the first. A model is loaded by its first request.
+# Several models behind one API, instead of `model` above: a table for each. Requests choose by `model`, a
+# name or an alias; those without one get the first. A model is loaded by its first request.
 #[models.small]
 """
 TAIL = """\
