@@ -113,9 +113,11 @@ def test_a_group_is_loaded_together_and_idle_models_end(tmp_path: Path) -> None:
             await head.until(lambda status: states(status)["tiny"] == "ready")
             status = await head.status()
             release = threading.Event()
-            streamed = asyncio.create_task(
-                named(status, "tiny").stream(PROMPT, LONG, on_piece=lambda _so_far: release.wait())
-            )
+
+            def hold(_so_far: Streamed) -> None:
+                release.wait()
+
+            streamed = asyncio.create_task(named(status, "tiny").stream(PROMPT, LONG, on_piece=hold))
             try:
                 assert await named(status, "smol").complete(PROMPT, TOKENS) == stock_text(smollm2(), TOKENS)
                 assert states(await head.status()) == {"smol": "ready", "tiny": "ready"}

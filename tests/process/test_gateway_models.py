@@ -47,7 +47,7 @@ async def until_asked(model: FakeModel, count: int = 1) -> None:
 def test_a_request_goes_to_the_model_that_it_names() -> None:
     async def check(here: ManyWorld) -> None:
         all_ready(here)
-        asked = {"b": "b", "a": "a", "b-alias": "b", None: "a", "": "a"}
+        asked: dict[str | None, str] = {"b": "b", "a": "a", "b-alias": "b", None: "a", "": "a"}
         for name, expected in asked.items():
             assert (await (await here.chat(name)).json())["from"] == expected, name
         assert [len(model.server.seen) for model in here.models.values()] == [3, 2]

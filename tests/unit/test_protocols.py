@@ -13,7 +13,8 @@ from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.demo.interface import DemoOutput
-from meshd.gateway.interface import Upstream
+from meshd.gateway.interface import Models, NamedModel, Turn, Upstream
+from meshd.gateway.one_model import OneModel, TurnAtOnce
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
 from meshd.link.tcp.listen import TcpListener
@@ -31,6 +32,7 @@ from meshd.process.interface import Child
 from meshd.rendezvous.book import AddressBook
 from meshd.role.head.cycle import Serve
 from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel
+from meshd.role.models.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.role.worker.child_silence import ChildSilence
 from meshd.role.worker.cycle import Worker
 from meshd.rpc.mesh_firewall import MeshFirewall
@@ -151,6 +153,30 @@ def bench_output(one: Output) -> BenchOutput:
     return one
 
 
+def one_model(one: OneModel) -> Models:
+    return one
+
+
+def several_models(one: ModelPool) -> Models:
+    return one
+
+
+def one_of_several(one: ModelOnDemand) -> NamedModel:
+    return one
+
+
+def turn_at_once(one: TurnAtOnce) -> Turn:
+    return one
+
+
+def turn_in_a_pool(one: PoolTurn) -> Turn:
+    return one
+
+
+def pool(one: ModelPool) -> RunningRole:
+    return one
+
+
 def upstream(one: Serve) -> Upstream:
     return one
 
@@ -172,6 +198,12 @@ FITS: tuple[Callable[..., object], ...] = (
     weights,
     worker_role,
     serve_role,
+    one_model,
+    several_models,
+    one_of_several,
+    turn_at_once,
+    turn_in_a_pool,
+    pool,
     demo_output,
     bench_output,
     upstream,

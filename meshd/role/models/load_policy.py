@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 LEAST_TURN_SECONDS = 5.0
-LINGER_SECONDS = 1.0  # without a request, before its turn is over: the next one of a client comes at once
+IDLE_TURN_SECONDS = 1.0  # without a request, before its turn is over: the next one of a client comes at once
 PATIENCE_SECONDS = 30.0  # of requests, with a model that waits for workers
 APART_SECONDS = 600.0  # two models that did not fit together: other memory may be free then
 
 
-class Stage(Enum):
+class ModelStage(Enum):
     """What a model is at, as far as requests and memory are concerned."""
 
     UNLOADED = auto()
@@ -47,7 +47,7 @@ class ModelRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LoadDecision:
     """What is to be done now: models by name, requests by number. `load` never waits for `unload`."""
 
     load: str | None = None
@@ -60,7 +60,7 @@ class Decision:
 class _Model:
     rule: ModelRule
     wanted: bool = False  # by no request: at the start
-    stage: Stage = Stage.UNLOADED
+    stage: ModelStage = ModelStage.UNLOADED
     since: float = 0.0  # of the stage
     tried_since: float = 0.0  # to be ready
     load_seconds: float = 0.0  # of the last load
@@ -71,7 +71,7 @@ class _Model:
     @property
     def is_there(self) -> bool:
         """It holds memory, or is about to."""
-        return self.stage is not Stage.UNLOADED
+        return self.stage is not ModelStage.UNLOADED
 
     @property
     def oldest(self) -> float:
@@ -107,17 +107,17 @@ class LoadPolicy:
             model.running.discard(number)
             model.used_at = now
 
-    def is_at(self, name: str, stage: Stage, now: float) -> None:
+    def is_at(self, name: str, stage: ModelStage, now: float) -> None:
         """What has become of a model."""
         model = self._models[name]
         if stage is model.stage:
             return
-        if stage is Stage.READY:
+        if stage is ModelStage.READY:
             model.wanted = False
-            if model.stage is Stage.LOADING:
+            if model.stage is ModelStage.LOADING:
                 model.load_seconds = now - model.tried_since
             model.used_at = now
-        elif model.stage in (Stage.READY, Stage.UNLOADED):
+        elif model.stage in (ModelStage.READY, ModelStage.UNLOADED):
             model.tried_since = now
         model.stage, model.since = stage, now
 
@@ -144,24 +144,24 @@ class LoadPolicy:
         others = self._in_the_way(model) if model is not None else []
         return others[0].rule.name if others else ""
 
-    def decide(self, now: float) -> Decision:
+    def decide(self, now: float) -> LoadDecision:
         """What is to be done; the policy takes it as done."""
         self._apart = {pair: until for pair, until in self._apart.items() if until > now}
         self._find_apart(now)
         begin, refuse = self._requests(now)
         unload = [name for name, model in self._models.items() if self._should_go(model, now)]
         for name in unload:
-            self.is_at(name, Stage.UNLOADING, now)
+            self.is_at(name, ModelStage.UNLOADING, now)
             self._models[name].wanted = False
         load = self._next_load()
         if load is not None:
-            self.is_at(load, Stage.LOADING, now)
-        return Decision(load, tuple(unload), tuple(begin), tuple(refuse))
+            self.is_at(load, ModelStage.LOADING, now)
+        return LoadDecision(load, tuple(unload), tuple(begin), tuple(refuse))
 
     def _find_apart(self, now: float) -> None:
         """A model without room beside others is kept apart from the one of them used least lately."""
         for model in self._models.values():
-            if model.stage is Stage.NO_ROOM and (others := self._beside(model)):
+            if model.stage is ModelStage.NO_ROOM and (others := self._beside(model)):
                 least = min(others, key=lambda one: (bool(one.running), one.used_at))
                 self._apart[frozenset({model.rule.name, least.rule.name})] = now + APART_SECONDS
 
@@ -175,7 +175,7 @@ class LoadPolicy:
         begin: list[int] = []
         refuse: list[int] = []
         for model in self._models.values():
-            if model.stage is Stage.READY and self._is_open(model, now):
+            if model.stage is ModelStage.READY and self._is_open(model, now):
                 begin += model.waiting
                 model.running.update(model.waiting)
                 model.waiting.clear()
@@ -192,11 +192,11 @@ class LoadPolicy:
     def _is_hopeless(self, model: _Model, now: float) -> bool:
         """Nothing that is decided here can make it ready."""
         match model.stage:
-            case Stage.REFUSING:
+            case ModelStage.REFUSING:
                 return True
-            case Stage.NO_ROOM:
+            case ModelStage.NO_ROOM:
                 return not self._beside(model)
-            case Stage.WAITING:
+            case ModelStage.WAITING:
                 return now - model.tried_since >= PATIENCE_SECONDS
             case _:
                 return False
@@ -216,25 +216,25 @@ class LoadPolicy:
         return any(
             one.waiting and self._excludes(one, model)
             for one in self._models.values()
-            if one is not model and one.stage in (Stage.UNLOADED, Stage.UNLOADING)
+            if one is not model and one.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING)
         )
 
     def _should_go(self, model: _Model, now: float) -> bool:
-        if model.running or model.stage in (Stage.UNLOADED, Stage.UNLOADING):
+        if model.running or model.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING):
             return False
-        if model.stage is Stage.NO_ROOM and self._beside(model):
+        if model.stage is ModelStage.NO_ROOM and self._beside(model):
             return True  # it is loaded again when there is room
         if self._room_is_wanted(model):
-            if model.stage is not Stage.READY:
+            if model.stage is not ModelStage.READY:
                 return not model.waiting
-            lingers = now - model.used_at < LINGER_SECONDS
+            lingers = now - model.used_at < IDLE_TURN_SECONDS
             return model.turn_is_over(now) or (not model.waiting and not lingers)
         ttl = model.rule.ttl
         return bool(ttl) and not model.waiting and not model.wanted and now - model.used_at >= ttl
 
     def _next_load(self) -> str | None:
         """The oldest first; none overtakes one that it would be in the way of."""
-        if any(one.stage in (Stage.LOADING, Stage.UNLOADING) for one in self._models.values()):
+        if any(one.stage in (ModelStage.LOADING, ModelStage.UNLOADING) for one in self._models.values()):
             return None
         absent = [one for one in self._models.values() if not one.is_there and (one.waiting or one.wanted)]
         before: list[_Model] = []

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshd.base import log
 from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
@@ -16,20 +15,19 @@ from meshd.gateway.interface import Readiness
 from meshd.model.status import ModelState, ModelStatus
 from meshd.role.head.cycle import TRY_AGAIN_SECONDS, Serve
 from meshd.role.interface import RoleStatus
-from meshd.role.models.load_policy import LoadPolicy, ModelRule, Stage
+from meshd.role.models.load_policy import LoadPolicy, ModelRule, ModelStage
 
 _LOOK_SECONDS = 0.1  # at states while something is to be done: nobody tells when one changes
 _REST_SECONDS = 1.0  # and while nothing is
 _MANY_FAILURES = 3  # loads that came to nothing: another one is no reason to make requests wait
 _STAGES = {
-    ModelState.READY: Stage.READY,
-    ModelState.WAITING: Stage.WAITING,
-    ModelState.FAILED: Stage.REFUSING,
-    ModelState.DEGRADED: Stage.REFUSING,
-    ModelState.LOADING: Stage.LOADING,
-    ModelState.UNLOADED: Stage.LOADING,  # its task has not run yet
+    ModelState.READY: ModelStage.READY,
+    ModelState.WAITING: ModelStage.WAITING,
+    ModelState.FAILED: ModelStage.REFUSING,
+    ModelState.DEGRADED: ModelStage.REFUSING,
+    ModelState.LOADING: ModelStage.LOADING,
+    ModelState.UNLOADED: ModelStage.LOADING,  # its task has not run yet
 }
-LOG = log.get("serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +84,17 @@ class ModelOnDemand:
         return self._pool.asked(self)
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> ModelStage:
         """As the policy knows it."""
         if self._life is None or self._life.done():
-            return Stage.UNLOADED
+            return ModelStage.UNLOADED
         if self._is_leaving:
-            return Stage.UNLOADING
+            return ModelStage.UNLOADING
         now = self.upstream.readiness
         if now.state is ModelState.FAILED and now.no_room:
-            return Stage.NO_ROOM
+            return ModelStage.NO_ROOM
         if now.state is ModelState.LOADING and self.upstream.failures >= _MANY_FAILURES:
-            return Stage.WAITING
+            return ModelStage.WAITING
         return _STAGES[now.state]
 
     def load(self, owner: Owner) -> None:
@@ -119,7 +117,6 @@ class ModelOnDemand:
                 except MeshdError as error:
                     why = f"{error.what} ({error.hint})" if error.hint else error.what
                     self.upstream.rests(ModelState.FAILED, why)
-                    LOG.error("model_failed", why=error.what, hint=error.hint)
                 await asyncio.sleep(TRY_AGAIN_SECONDS)
         finally:
             self.upstream.rests(ModelState.UNLOADED, "nobody needs it")
@@ -181,7 +178,7 @@ class ModelPool:
     def reason_to_wait(self, turn: PoolTurn) -> str:
         """Why that request does."""
         model = turn.model
-        if model.stage not in (Stage.UNLOADED, Stage.UNLOADING):
+        if model.stage not in (ModelStage.UNLOADED, ModelStage.UNLOADING):
             return f"{model.name}: {model.upstream.readiness.reason}"
         other = self._policy.waits_for(turn.number)
         if not other:
@@ -233,4 +230,4 @@ class ModelPool:
         if decision.load is not None:
             self._names[decision.load].load(owner)
         stages = {model.stage for model in self._models}
-        return not stages <= {Stage.READY, Stage.UNLOADED} or self._policy.has_waiting
+        return not stages <= {ModelStage.READY, ModelStage.UNLOADED} or self._policy.has_waiting

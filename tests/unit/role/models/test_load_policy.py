@@ -7,24 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.role.models.load_policy import (
     APART_SECONDS,
+    IDLE_TURN_SECONDS,
     LEAST_TURN_SECONDS,
-    LINGER_SECONDS,
     PATIENCE_SECONDS,
-    Decision,
+    LoadDecision,
     LoadPolicy,
     ModelRule,
-    Stage,
+    ModelStage,
 )
 
 ALONE = (ModelRule("a"), ModelRule("b"), ModelRule("c"))
 GROUP = (ModelRule("a", "g"), ModelRule("b", "g"), ModelRule("c"))
-NOTHING = Decision()
+NOTHING = LoadDecision()
 
 
 def loaded(policy: LoadPolicy, name: str, now: float) -> None:
     """Asked to be loaded, it becomes ready."""
     assert policy.decide(now).load == name
-    policy.is_at(name, Stage.READY, now)
+    policy.is_at(name, ModelStage.READY, now)
 
 
 def ready(*rules: ModelRule, now: float = 0.0) -> tuple[LoadPolicy, int]:
@@ -40,16 +40,16 @@ def test_nothing_is_loaded_before_it_is_asked_for() -> None:
     policy = LoadPolicy(ALONE)
     assert policy.decide(0.0) == NOTHING
     number = policy.asked("b", 1.0)
-    assert policy.decide(1.0) == Decision(load="b")
+    assert policy.decide(1.0) == LoadDecision(load="b")
     assert policy.decide(2.0) == NOTHING, "it is under way"
-    policy.is_at("b", Stage.READY, 3.0)
-    assert policy.decide(3.0) == Decision(begin=(number,))
+    policy.is_at("b", ModelStage.READY, 3.0)
+    assert policy.decide(3.0) == LoadDecision(begin=(number,))
 
 
 def test_a_request_for_a_ready_model_goes_ahead_at_once() -> None:
     policy, _ = ready(*ALONE)
     number = policy.asked("a", 100.0)
-    assert policy.decide(100.0) == Decision(begin=(number,))
+    assert policy.decide(100.0) == LoadDecision(begin=(number,))
 
 
 def test_an_answer_under_way_keeps_its_model() -> None:
@@ -57,10 +57,10 @@ def test_an_answer_under_way_keeps_its_model() -> None:
     policy.asked("b", 100.0)
     assert policy.decide(10_000.0) == NOTHING
     policy.ended(first, 10_000.0)
-    assert policy.decide(10_000.0) == Decision(unload=("a",))
+    assert policy.decide(10_000.0) == LoadDecision(unload=("a",))
     assert policy.decide(10_000.0) == NOTHING, "the memory is not free yet"
-    policy.is_at("a", Stage.UNLOADED, 10_001.0)
-    assert policy.decide(10_001.0) == Decision(load="b")
+    policy.is_at("a", ModelStage.UNLOADED, 10_001.0)
+    assert policy.decide(10_001.0) == LoadDecision(load="b")
 
 
 def test_a_model_takes_requests_until_its_turn_is_over_although_another_is_wanted() -> None:
@@ -73,12 +73,12 @@ def test_a_model_takes_requests_until_its_turn_is_over_although_another_is_wante
     for number in (first, within):
         policy.ended(number, 20.0)
     assert policy.decide(20.0).unload == ("a",)
-    policy.is_at("a", Stage.UNLOADED, 20.0)
+    policy.is_at("a", ModelStage.UNLOADED, 20.0)
     loaded(policy, "b", 20.0)
     assert policy.decide(20.0).begin == (other,)
     policy.ended(other, 21.0)
     assert policy.decide(20.0 + LEAST_TURN_SECONDS).unload == ("b",)
-    policy.is_at("b", Stage.UNLOADED, 30.0)
+    policy.is_at("b", ModelStage.UNLOADED, 30.0)
     loaded(policy, "a", 30.0)
     assert policy.decide(30.0).begin == (later,)
 
@@ -87,7 +87,7 @@ def test_a_turn_is_as_long_as_the_load_was() -> None:
     policy = LoadPolicy(ALONE)
     policy.asked("a", 0.0)
     assert policy.decide(0.0).load == "a"
-    policy.is_at("a", Stage.READY, 60.0)
+    policy.is_at("a", ModelStage.READY, 60.0)
     policy.asked("b", 61.0)
     assert len(policy.decide(61.0).begin) == 1
     policy.asked("a", 119.0)
@@ -101,16 +101,16 @@ def test_an_idle_model_lingers_for_the_next_request_of_a_client() -> None:
     policy.asked("b", 1.0)
     policy.ended(first, 1.0)
     assert policy.decide(1.0) == NOTHING
-    assert policy.decide(1.0 + LINGER_SECONDS).unload == ("a",)
+    assert policy.decide(1.0 + IDLE_TURN_SECONDS).unload == ("a",)
 
 
 def test_models_of_a_group_are_loaded_beside_each_other_one_after_the_other() -> None:
     policy = LoadPolicy(GROUP)
     first, second = policy.asked("a", 0.0), policy.asked("b", 0.0)
-    assert policy.decide(0.0) == Decision(load="a")
-    policy.is_at("a", Stage.READY, 1.0)
-    assert policy.decide(1.0) == Decision(load="b", begin=(first,))
-    policy.is_at("b", Stage.READY, 2.0)
+    assert policy.decide(0.0) == LoadDecision(load="a")
+    policy.is_at("a", ModelStage.READY, 1.0)
+    assert policy.decide(1.0) == LoadDecision(load="b", begin=(first,))
+    policy.is_at("b", ModelStage.READY, 2.0)
     assert policy.decide(2.0).begin == (second,)
 
 
@@ -121,7 +121,7 @@ def test_nobody_overtakes_a_request_by_being_of_the_group_that_is_loaded() -> No
     assert policy.decide(51.0) == NOTHING
     policy.ended(first, 52.0)
     assert policy.decide(52.0).unload == ("a",)
-    policy.is_at("a", Stage.UNLOADED, 53.0)
+    policy.is_at("a", ModelStage.UNLOADED, 53.0)
     assert policy.decide(53.0).load == "c"
 
 
@@ -144,8 +144,8 @@ def test_preloaded_models_come_first_unless_somebody_asks_for_another() -> None:
     loaded(policy, "a", 0.0)
     policy.asked("c", 0.5)
     assert policy.decide(0.5) == NOTHING
-    assert policy.decide(LINGER_SECONDS).unload == ("a",)
-    policy.is_at("a", Stage.UNLOADED, 2.0)
+    assert policy.decide(IDLE_TURN_SECONDS).unload == ("a",)
+    policy.is_at("a", ModelStage.UNLOADED, 2.0)
     assert policy.decide(2.0).load == "c"
 
 
@@ -154,11 +154,11 @@ def test_a_preloaded_model_that_made_room_is_loaded_again_only_for_a_request() -
     assert policy.decide(0.0).load == "a"
     number = policy.asked("b", 1.0)
     assert policy.decide(1.0).unload == ("a",)
-    policy.is_at("a", Stage.UNLOADED, 2.0)
+    policy.is_at("a", ModelStage.UNLOADED, 2.0)
     loaded(policy, "b", 2.0)
     policy.ended(number, 3.0)
     assert policy.decide(8.0).unload == ("b",)
-    policy.is_at("b", Stage.UNLOADED, 9.0)
+    policy.is_at("b", ModelStage.UNLOADED, 9.0)
     assert policy.decide(9.0) == NOTHING
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_loaded_while_another_is_unloaded() -> None:
     assert policy.decide(5.0).unload == ("a",)
     policy.asked("b", 5.0)
     assert policy.decide(5.0) == NOTHING
-    policy.is_at("a", Stage.UNLOADED, 6.0)
+    policy.is_at("a", ModelStage.UNLOADED, 6.0)
     assert policy.decide(6.0).load == "b"
 
 
@@ -182,22 +182,22 @@ def test_a_load_that_nobody_waits_for_any_more_makes_room() -> None:
     assert policy.decide(2.0).unload == ("a",)
 
 
-@pytest.mark.parametrize("stage", [Stage.REFUSING, Stage.NO_ROOM])
-def test_a_model_that_cannot_be_had_refuses(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [ModelStage.REFUSING, ModelStage.NO_ROOM])
+def test_a_model_that_cannot_be_had_refuses(stage: ModelStage) -> None:
     policy = LoadPolicy(ALONE)
     number = policy.asked("a", 0.0)
     assert policy.decide(0.0).load == "a"
     policy.is_at("a", stage, 1.0)
-    assert policy.decide(1.0) == Decision(refuse=(number,))
+    assert policy.decide(1.0) == LoadDecision(refuse=(number,))
     later = policy.asked("a", 2.0)
-    assert policy.decide(2.0) == Decision(refuse=(later,))
+    assert policy.decide(2.0) == LoadDecision(refuse=(later,))
 
 
 def test_one_that_waits_for_workers_is_waited_for_a_while() -> None:
     policy = LoadPolicy(ALONE)
     number = policy.asked("a", 0.0)
     assert policy.decide(0.0).load == "a"
-    policy.is_at("a", Stage.WAITING, 1.0)
+    policy.is_at("a", ModelStage.WAITING, 1.0)
     policy.asked("b", 2.0)
     assert policy.decide(PATIENCE_SECONDS - 1) == NOTHING
     decision = policy.decide(PATIENCE_SECONDS)
@@ -208,13 +208,13 @@ def test_models_of_a_group_that_do_not_fit_together_take_turns() -> None:
     policy, first = ready(*GROUP)
     number = policy.asked("b", 10.0)
     assert policy.decide(10.0).load == "b"
-    policy.is_at("b", Stage.NO_ROOM, 11.0)
-    assert policy.decide(11.0) == Decision(unload=("b",)), "it is loaded again when there is room"
-    policy.is_at("b", Stage.UNLOADED, 12.0)
+    policy.is_at("b", ModelStage.NO_ROOM, 11.0)
+    assert policy.decide(11.0) == LoadDecision(unload=("b",)), "it is loaded again when there is room"
+    policy.is_at("b", ModelStage.UNLOADED, 12.0)
     assert policy.decide(12.0) == NOTHING
     policy.ended(first, 13.0)
     assert policy.decide(13.0).unload == ("a",)
-    policy.is_at("a", Stage.UNLOADED, 14.0)
+    policy.is_at("a", ModelStage.UNLOADED, 14.0)
     loaded(policy, "b", 14.0)
     assert policy.decide(14.0).begin == (number,)
     policy.asked("a", 15.0)
@@ -232,7 +232,7 @@ def test_the_least_recently_used_makes_room() -> None:
         policy.ended(number, now)
     policy.asked("c", 100.0)
     assert policy.decide(100.0).load == "c"
-    policy.is_at("c", Stage.NO_ROOM, 101.0)
+    policy.is_at("c", ModelStage.NO_ROOM, 101.0)
     assert policy.decide(101.0).unload == ("c",)
     assert policy.decide(101.0).unload == ("b",)
 
@@ -259,7 +259,7 @@ class Machine:
     seconds: dict[str, float]  # to load and to unload a model
     fits: int  # models that memory has room for
     policy: LoadPolicy
-    stages: dict[str, Stage] = field(default_factory=dict)
+    stages: dict[str, ModelStage] = field(default_factory=dict)
     due: dict[str, float] = field(default_factory=dict)
     waiting: dict[int, tuple[str, float]] = field(default_factory=dict)
     answers: dict[int, tuple[str, float]] = field(default_factory=dict)  # until when
@@ -273,22 +273,24 @@ class Machine:
         assert not done.refuse
         for number in done.begin:
             name, since = self.waiting.pop(number)
-            assert self.stages[name] is Stage.READY
+            assert self.stages[name] is ModelStage.READY
             self.answers[number] = (name, now + MOST_ANSWER / (1 + number % 3))
             self.waited.append(now - since)
         for name in done.unload:
             assert name not in {model for model, _ in self.answers.values()}, "under a running answer"
-            self.stages[name], self.due[name] = Stage.UNLOADING, now + self.seconds[name] / 2
+            self.stages[name], self.due[name] = ModelStage.UNLOADING, now + self.seconds[name] / 2
         if done.load is not None:
             self._begin_load(done.load, now)
 
     def _begin_load(self, name: str, now: float) -> None:
-        assert self.stages[name] is Stage.UNLOADED
-        there = [other for other, stage in self.stages.items() if stage is not Stage.UNLOADED]
+        assert self.stages[name] is ModelStage.UNLOADED
+        there = [other for other, stage in self.stages.items() if stage is not ModelStage.UNLOADED]
         group = {rule.name: rule.group for rule in self.rules}
         assert all(group[name] and group[other] == group[name] for other in there), "not of one group"
-        assert not {Stage.LOADING, Stage.UNLOADING} & set(self.stages.values()), "memory is not what it seems"
-        self.stages[name], self.due[name] = Stage.LOADING, now + self.seconds[name]
+        assert not {ModelStage.LOADING, ModelStage.UNLOADING} & set(self.stages.values()), (
+            "memory is not what it seems"
+        )
+        self.stages[name], self.due[name] = ModelStage.LOADING, now + self.seconds[name]
 
     def _go_on(self, now: float) -> None:
         for number, (_, until) in list(self.answers.items()):
@@ -296,11 +298,11 @@ class Machine:
                 del self.answers[number]
                 self.policy.ended(number, now)
         for name, stage in self.stages.items():
-            if now < self.due[name] or stage not in (Stage.LOADING, Stage.UNLOADING):
+            if now < self.due[name] or stage not in (ModelStage.LOADING, ModelStage.UNLOADING):
                 continue
-            ready = sum(one is Stage.READY for one in self.stages.values())
-            loaded = Stage.READY if ready < self.fits else Stage.NO_ROOM
-            self.stages[name] = loaded if stage is Stage.LOADING else Stage.UNLOADED
+            ready = sum(one is ModelStage.READY for one in self.stages.values())
+            loaded = ModelStage.READY if ready < self.fits else ModelStage.NO_ROOM
+            self.stages[name] = loaded if stage is ModelStage.LOADING else ModelStage.UNLOADED
 
     def ask(self, name: str, now: float) -> None:
         self.waiting[self.policy.asked(name, now)] = (name, now)
@@ -320,7 +322,7 @@ def machines(draw: st.DrawFn) -> Machine:
     preload = draw(st.sampled_from([[], names[:1]]))
     seconds = {name: draw(st.sampled_from([0.5, 2.0, 12.0])) for name in names}
     made = Machine(rules, seconds, draw(st.integers(1, 3)), LoadPolicy(rules, preload))
-    made.stages = dict.fromkeys(names, Stage.UNLOADED)
+    made.stages = dict.fromkeys(names, ModelStage.UNLOADED)
     made.due = dict.fromkeys(names, 0.0)
     return made
 

@@ -10,7 +10,7 @@ import pytest
 from meshd.gateway.interface import Readiness
 from meshd.model.status import ModelState
 from meshd.role.head.cycle import TRY_AGAIN_SECONDS, Serve
-from meshd.role.models.load_policy import LEAST_TURN_SECONDS, LINGER_SECONDS, PATIENCE_SECONDS, ModelRule
+from meshd.role.models.load_policy import IDLE_TURN_SECONDS, LEAST_TURN_SECONDS, PATIENCE_SECONDS, ModelRule
 from meshd.role.models.model_pool import ModelOnDemand, ModelPool, PooledModel, PoolTurn
 
 from tests.sim.loop import run
@@ -277,7 +277,7 @@ def test_two_busy_models_take_turns(tmp_path: Path) -> None:
             for one in clients:
                 one.cancel()
             assert min(answers.values()) > 0.8 * max(answers.values())
-            assert longest < LEAST_TURN_SECONDS + LINGER_SECONDS + 5
+            assert longest < LEAST_TURN_SECONDS + IDLE_TURN_SECONDS + 5
 
     run(main())
 
