@@ -64,8 +64,9 @@ def test_an_unknown_model_is_refused_with_the_names_of_those_that_exist() -> Non
         error = (await answer.json())["error"]
         assert (answer.status, error["code"]) == (404, "model_not_found")
         assert error["message"] == "the model `gpt-4` is not served here; `a`, `b` are"
-        for name in (5, ["a"], {}, True):
-            answer = await here.chat(name)
+        wrong: tuple[object, ...] = (5, ["a"], {}, True)
+        for one in wrong:
+            answer = await here.chat(one)
             assert (answer.status, (await answer.json())["error"]["code"]) == (400, "invalid_model")
         assert not any(model.turns for model in here.models.values())
 
