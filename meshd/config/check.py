@@ -46,7 +46,8 @@ def check_serve(config: Config) -> None:
         )
     if serve.model is None and not config.models:
         raise UsageError(
-            "`meshd serve` needs a model", hint="name a GGUF file or a model: `--model FILE|NAME`"
+            "`meshd serve` needs a model",
+            hint="name a GGUF file or a model: `--model FILE|NAME`, or several in `--config FILE`",
         )
     _check_models(config.models)
     for one in (*(model.serve for model in config.models), *(() if config.models else (serve,))):
