@@ -5,6 +5,7 @@ from meshd.config.forms import choice, listed, whole
 from meshd.config.key import Key
 
 MAX_CONTINUE = 3600  # seconds
+LONGEST_WAIT = 86400  # seconds
 
 LOAD_MODES = ("auto", "mmap", "mmap+mlock")  # llama.cpp's in which a head knows its weights by their places
 SERVE_KEYS: tuple[Key, ...] = (
@@ -201,6 +202,15 @@ SERVE_KEYS: tuple[Key, ...] = (
         help="how long an interrupted answer waits for the model to be ready again and then goes on; 0: it "
         "ends with an error",
         more="An answer is interrupted when a worker, or llama-server, is lost while it is generated.",
+    ),
+    Key(
+        section="serve",
+        field="max_wait",
+        form=whole(1, LONGEST_WAIT),
+        option="--max-wait",
+        metavar="SECONDS",
+        help="how long a request waits for its turn while others are answered; then it gets 503",
+        more="Turns are fair between API keys: docs/api.md.",
     ),
     Key(
         section="serve",

@@ -118,6 +118,7 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     continue_answers: int = 300  # seconds
+    max_wait: int = 600  # seconds
     llama_args: tuple[str, ...] = ()
 
 

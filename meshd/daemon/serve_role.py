@@ -4,6 +4,7 @@ Both are imported where they are used: a worker's daemon knows this module, and 
 """
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,12 +69,14 @@ class ClaimedServe:
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
+        from meshd.gateway.answer_log import ANSWER_LOG_NAME, AnswerLog
         from meshd.gateway.server import Gateway
         from meshd.role.head.cycle import Serve
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
         head = Serve(runtime, self.file, head_options(self.config, member), speeds)
-        return BuiltRole(head, Gateway(self.api.config, head, self.api))
+        log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
+        return BuiltRole(head, Gateway(self.api.config, head, self.api, log=log, wall=time.time))
 
 
 def head_options(config: Config, member: MemberNode) -> "HeadOptions":
@@ -117,5 +120,6 @@ async def _claim_api(config: Config) -> "ApiPort":
             allowed_hosts=serve.allowed_hosts,
             allowed_origins=serve.allowed_origins,
             continue_seconds=float(serve.continue_answers),
+            max_wait_seconds=float(serve.max_wait),
         )
     )

@@ -10,50 +10,29 @@ the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as lon
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
 
-from meshd.base.errors import MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, answer_timings, exact_tokens
+from meshd.gateway.answer_meter import CLIENT_GONE
+from meshd.gateway.events import EventSplitter, TokenCount, answer_timings, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
+from meshd.gateway.proxied_call import ProxiedCall, UpstreamLost
 from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.running_answers import RunningAnswers
 from meshd.gateway.sent_events import OtherAnswer, SentEvents
 from meshd.gateway.upstream import open_session
-from meshd.gateway.upstream_failure import plain_failure, told_failure
+from meshd.gateway.upstream_failure import not_ready, plain_failure, told_failure
 from meshd.model.status import ModelState
 
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
 
 _log = get("gateway")
-
-
-class UpstreamLost(MeshdError):
-    """llama-server went away, or cannot answer; `taken` tells whether it had the request by then."""
-
-    def __init__(self, what: str, *, taken: bool) -> None:
-        super().__init__(what)
-        self.taken = taken
-
-
-@dataclass(frozen=True, slots=True)
-class ProxiedCall:
-    """One request as it goes to llama-server. `counts` when its answer holds generated tokens."""
-
-    method: str
-    path: str
-    body: bytes | None
-    stream: bool
-    counts: bool
-    form: StreamForm
-    headers: dict[str, str]  # to be added to the answer
-    own_seed: bool = False  # the client has given none
 
 
 class Proxy:
@@ -74,6 +53,7 @@ class Proxy:
         self._count_tokens = count_tokens
         self._session: aiohttp.ClientSession | None = None
         self._running = RunningAnswers()
+        self._waiting = RunningAnswers()  # for their turn
 
     async def __aenter__(self) -> "Proxy":
         self._session = open_session(self._upstream.socket_path)
@@ -86,6 +66,7 @@ class Proxy:
 
     def end_all(self, why: str) -> None:
         """End every answer under way with an error that says `why`, and refuse later ones."""
+        self._waiting.end_all(why)
         self._running.end_all(why)
 
     async def forward(self, request: web.BaseRequest, call: ProxiedCall) -> web.StreamResponse:
@@ -93,6 +74,7 @@ class Proxy:
         repeats = Repeats(self._upstream, self._continue_seconds if call.method == "POST" else 0.0)
         if call.stream:
             return await self._forward_stream(request, call, repeats)
+        await self._turn(call, repeats)
         while True:
             try:
                 async with self._running.until_stopped(), self._ask(call) as answer:
@@ -103,6 +85,16 @@ class Proxy:
                 failure = await self._lost(lost)
             if not await self._again(repeats):
                 raise HttpRefusal(failure)
+
+    async def _turn(self, call: ProxiedCall, repeats: Repeats) -> None:
+        """Wait for it, and for the model if that was lost meanwhile."""
+        if call.turn is None:
+            return
+        async with self._waiting.until_stopped():
+            await call.turn.come()
+        readiness = self._upstream.readiness
+        if readiness.state is not ModelState.READY and not await self._again(repeats):
+            raise HttpRefusal(not_ready(readiness))
 
     async def _again(self, repeats: Repeats) -> bool:
         """Once the model is ready."""
@@ -116,7 +108,9 @@ class Proxy:
         repeats: Repeats,
         answer: aiohttp.ClientResponse | None = None,
     ) -> web.StreamResponse:
-        reply = StreamReply(request, silence=self._silence, headers=call.headers, notice=self._notice)
+        reply = StreamReply(
+            request, silence=self._silence, headers=call.headers, notice=lambda: self._notice(call)
+        )
         outcome: web.StreamResponse | Failure
         async with Owner() as owner:
             # comments begin before llama-server's headers: those come after the prompt was worked through
@@ -128,8 +122,10 @@ class Proxy:
             return outcome
         return await self._end_with(reply, call, outcome)
 
-    def _notice(self) -> str:
+    def _notice(self, call: ProxiedCall) -> str:
         """What a client is told that waits."""
+        if call.turn is not None and (place := call.turn.notice(self._silence)):
+            return place
         now = self._upstream.readiness
         waits = (
             now.state is not ModelState.READY if self._continue_seconds else now.state is ModelState.DEGRADED
@@ -148,6 +144,8 @@ class Proxy:
         sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
         run, failure = call, Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
         try:
+            if answer is None:
+                await self._turn(call, repeats)
             while True:
                 try:
                     if answer is None:
@@ -168,6 +166,7 @@ class Proxy:
         except HttpRefusal as refusal:
             return refusal.failure
         except ClientGone:
+            call.meter.status = CLIENT_GONE
             return reply.response
 
     async def _stream_run(
@@ -221,12 +220,14 @@ class Proxy:
 
     async def _send(self, call: ProxiedCall, reply: StreamReply, ready: bytes, count: TokenCount) -> None:
         # what was generated counts, whether or not the client is still there
-        self._count(count, ready if call.counts else b"")
+        self._count(call, count, ready if call.counts else b"")
         if ready:
             await reply.send(ready)
 
-    def _count(self, count: TokenCount, events: bytes) -> None:
+    def _count(self, call: ProxiedCall, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
+        call.meter.generated = count.total
+        call.meter.see(events)
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:
@@ -241,6 +242,7 @@ class Proxy:
     async def _end_with(self, reply: StreamReply, call: ProxiedCall, failure: Failure) -> web.StreamResponse:
         if not reply.begun:
             raise HttpRefusal(failure)
+        call.meter.status = failure.status
         try:
             await reply.send(failure.event(call.form))
         except ClientGone:
@@ -256,8 +258,10 @@ class Proxy:
             held += data
             if len(held) > HELD_ANSWER_BYTES:
                 return await self._long(request, call, answer, bytes(held))
+        call.meter.see(held)
         if call.counts:
-            self._count_tokens(exact_tokens(held))
+            call.meter.generated = exact_tokens(held)
+            self._count_tokens(call.meter.generated)
             self._told(held, alone=alone and len(self._running) == 1)
         if answer.status >= 400:
             failure = told_failure(bytes(held))

@@ -6,12 +6,15 @@ or fetch from elsewhere are not in it.
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 from aiohttp import web
 
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
+from meshd.gateway.accounts import Accounts
+from meshd.gateway.answers import Answers
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object, with_fields
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
@@ -20,41 +23,46 @@ from meshd.gateway.client_connections import RequestGate, Visitor
 from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
-from meshd.gateway.proxy import ProxiedCall, Proxy
+from meshd.gateway.proxied_call import ProxiedCall
+from meshd.gateway.proxy import Proxy
+from meshd.gateway.upstream_failure import not_ready
 from meshd.model.status import ModelState
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path that is passed on. `counts`: its answers hold generated tokens."""
+    """A path that is passed on. `counts`: its answers hold generated tokens; `computes`: they take one of
+    llama-server's slots, for which requests wait."""
 
     method: str
     counts: bool = False
+    computes: bool = False
     form: StreamForm = StreamForm.OPENAI
 
 
-_GENERATE = Route("POST", counts=True)
+_GENERATE = Route("POST", counts=True, computes=True)
+_COMPUTE = Route("POST", computes=True)
 _ASK = Route("POST")
 _LOOK = Route("GET")
 
 ROUTES: Mapping[str, Route] = {
     "/v1/chat/completions": _GENERATE,
     "/v1/completions": _GENERATE,
-    "/v1/responses": Route("POST", counts=True, form=StreamForm.RESPONSES),
-    "/v1/messages": Route("POST", counts=True, form=StreamForm.ANTHROPIC),
+    "/v1/responses": Route("POST", counts=True, computes=True, form=StreamForm.RESPONSES),
+    "/v1/messages": Route("POST", counts=True, computes=True, form=StreamForm.ANTHROPIC),
     "/v1/messages/count_tokens": _ASK,
-    "/v1/embeddings": _ASK,
-    "/v1/rerank": _ASK,
-    "/v1/reranking": _ASK,
+    "/v1/embeddings": _COMPUTE,
+    "/v1/rerank": _COMPUTE,
+    "/v1/reranking": _COMPUTE,
     # llama.cpp's own
     "/chat/completions": _GENERATE,
     "/completion": _GENERATE,
     "/completions": _GENERATE,
     "/infill": _GENERATE,
-    "/embedding": _ASK,
-    "/embeddings": _ASK,
-    "/rerank": _ASK,
-    "/reranking": _ASK,
+    "/embedding": _COMPUTE,
+    "/embeddings": _COMPUTE,
+    "/rerank": _COMPUTE,
+    "/reranking": _COMPUTE,
     "/tokenize": _ASK,
     "/detokenize": _ASK,
     "/apply-template": _ASK,
@@ -95,6 +103,8 @@ class Router:
         *,
         upstream: Upstream,
         proxy: Proxy,
+        answers: Answers,
+        accounts: Accounts,
         guard: BrowserGuard,
         keys: KeyRing,
         bodies: Bodies,
@@ -107,6 +117,8 @@ class Router:
         """`seeds`: requests without one get one, so that the same request gets the same answer."""
         self._upstream = upstream
         self._proxy = proxy
+        self._answers = answers
+        self._accounts = accounts
         self._guard = guard
         self._keys = keys
         self._bodies = bodies
@@ -201,17 +213,25 @@ class Router:
                 self._tally.requests += 1
                 call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra)
                 return await self._proxy.forward(request, call)
-            async with self._bodies.read(request) as body:
-                stream, fields = self._read_fields(body, counts=route.counts)
-                own_seed = "seed" in fields
-                self._check_ready()  # a slow body may have outlived the model
-                self._tally.requests += 1
-                body = with_fields(body, fields) if fields else body
-                call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra, own_seed)
-                return await self._proxy.forward(request, call)
+            with self._accounts.request(key) if route.computes else nullcontext():
+                return await self._post(request, path, route, extra, key)
         finally:
             self._count(-1)
             release()
+
+    async def _post(
+        self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str], key: bytes
+    ) -> web.StreamResponse:
+        async with self._bodies.read(request) as body:
+            stream, fields = self._read_fields(body, counts=route.counts)
+            own_seed = "seed" in fields
+            self._check_ready()  # a slow body may have outlived the model
+            self._tally.requests += 1
+            body = with_fields(body, fields) if fields else body
+            call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra, own_seed)
+            if route.computes:
+                return await self._answers.forward(request, call, key)
+            return await self._proxy.forward(request, call)
 
     def _count(self, change: int) -> None:
         self._tally.active += change
@@ -236,24 +256,14 @@ class Router:
     def _check_ready(self) -> None:
         now = self._upstream.readiness
         if now.state is not ModelState.READY:
-            raise HttpRefusal(self._not_ready())
-
-    def _not_ready(self) -> Failure:
-        now = self._upstream.readiness
-        return Failure(
-            503,
-            f"the model is not ready ({now.state}): {now.reason}",
-            type="unavailable_error",
-            code=f"model_{now.state}",
-            retry_after=now.retry_after,
-        )
+            raise HttpRefusal(not_ready(now))
 
     def _health(self, extra: dict[str, str]) -> web.Response:
         now = self._upstream.readiness
         model = self._upstream.model_name
         if now.state is ModelState.READY:
             return web.json_response({"status": "ok", "model": model}, headers=extra)
-        failure = self._not_ready()
+        failure = not_ready(now)
         said = {"status": str(now.state), "reason": now.reason, "progress": now.progress, "model": model}
         workers = [asdict(worker) for worker in now.workers]
         headers = {**failure.headers(), **extra}

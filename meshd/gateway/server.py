@@ -3,6 +3,8 @@
 import asyncio
 import ipaddress
 import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +12,10 @@ from aiohttp import web
 
 from meshd.base.errors import UserError
 from meshd.base.log import get
+from meshd.gateway.accounts import Accounts
+from meshd.gateway.answer_log import AnswerLog
+from meshd.gateway.answer_queue import QueueLimits
+from meshd.gateway.answers import Answers
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
@@ -19,6 +25,7 @@ from meshd.gateway.interface import GatewayConfig, GatewayStatus, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.routes import Router, Tally
+from meshd.gateway.turns import Turns
 from meshd.model.status import ModelState
 
 IDLE_CONNECTION_SECONDS = 75.0
@@ -70,8 +77,19 @@ class ApiPort:
 class Gateway:
     """The API of one serving node, and its chat page. `claimed`: its port, else bound by `serve`."""
 
-    def __init__(self, config: GatewayConfig, upstream: Upstream, claimed: ApiPort | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        upstream: Upstream,
+        claimed: ApiPort | None = None,
+        *,
+        log: AnswerLog | None = None,
+        wall: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`log`: where answers are noted; `wall` gives unix seconds, for the log and for quotas per day."""
         self._config = config
+        self._accounts = Accounts(config.api_keys, log=log, wall=wall)
+        self._turns = _turns(config, upstream)
         self._upstream = upstream
         self._claimed = claimed
         self._tally = Tally()
@@ -99,6 +117,9 @@ class Gateway:
             ready=self._upstream.readiness.state is ModelState.READY,
             requests=self._tally.requests,
             tokens=self._tally.tokens,
+            running=self._turns.running,
+            waiting=self._turns.waiting,
+            keys=self._accounts.status,
         )
 
     async def serve(self) -> None:
@@ -120,6 +141,8 @@ class Gateway:
         router = Router(
             upstream=self._upstream,
             proxy=proxy,
+            answers=Answers(self._upstream, proxy, self._turns, self._accounts),
+            accounts=self._accounts,
             guard=claimed.guard,
             keys=claimed.keys,
             bodies=bodies,
@@ -129,8 +152,12 @@ class Gateway:
             page=self._page,
             seeds=config.continue_seconds > 0,
         )
-        async with proxy:
-            await self._run(router, proxy, door, claimed.sockets)
+        await self._accounts.open()
+        try:
+            async with proxy:
+                await self._run(router, proxy, door, claimed.sockets)
+        finally:
+            self._accounts.close()
 
     async def _run(
         self, router: Router, proxy: Proxy, door: RequestGate, sockets: list[socket.socket]
@@ -156,6 +183,23 @@ class Gateway:
                 for transport in transports:
                     if transport is not None:
                         transport.abort()  # bytes that a client never took would keep it open
+
+
+def _turns(config: GatewayConfig, upstream: Upstream) -> Turns:
+    """With several keys, none takes all places."""
+
+    def of_one(most: int) -> int:
+        return most if len(config.api_keys) < 2 else max(1, most * 3 // 4)
+
+    limits = QueueLimits(
+        requests=config.max_requests,
+        bytes=config.max_bodies_bytes,
+        requests_of_one=of_one(config.max_requests),
+        bytes_of_one=of_one(config.max_bodies_bytes),
+    )
+    return Turns(
+        lambda: upstream.slots, limits=limits, max_wait=config.max_wait_seconds, clock=time.monotonic
+    )
 
 
 def _own_names() -> tuple[str, ...]:

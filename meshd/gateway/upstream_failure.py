@@ -1,8 +1,9 @@
-"""Errors that llama-server answers with, as a client is told them."""
+"""A llama-server that is not ready, and errors that it answers with, as a client is told them."""
 
 import json
 
 from meshd.gateway.failure import Failure
+from meshd.gateway.interface import Readiness
 
 
 def told_failure(body: bytes) -> Failure | None:
@@ -25,3 +26,14 @@ def plain_failure(status: int, body: bytes) -> Failure:
     said = f": {text}" if text else ""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return Failure(status, f"llama-server answered {status}{said}", type=kind, code="upstream_error")
+
+
+def not_ready(now: Readiness) -> Failure:
+    """Why nothing can be answered now."""
+    return Failure(
+        503,
+        f"the model is not ready ({now.state}): {now.reason}",
+        type="unavailable_error",
+        code=f"model_{now.state}",
+        retry_after=now.retry_after,
+    )

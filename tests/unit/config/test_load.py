@@ -91,6 +91,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.api_key_file": ("/k", Path("/k")),
     "serve.allowed_hosts": ("box.lan,box", ("box.lan", "box")),
     "serve.continue_answers": ("20", 20),
+    "serve.max_wait": ("60", 60),
     "serve.allowed_origins": ("https://a.example", ("https://a.example",)),
     "serve.llama_args": ("", ("-np", "2")),
     "paths.home": ("/h", Path("/h")),
