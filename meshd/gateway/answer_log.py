@@ -47,8 +47,10 @@ class AnswerLog:
         self._file = RotatedFile(path, most=most, on_lost=self._lost)
 
     def write(self, answer: LoggedAnswer) -> None:
-        """Append it. A disk that takes nothing costs lines; the log says so once."""
+        """Append it. A disk that takes nothing costs lines; the log says when, and how many."""
         self._file.write(json.dumps(asdict(answer)).encode() + b"\n")
+        if lost := self._file.take_lost():
+            _log.warning("answer_log_back", path=str(self._path), count=lost)
 
     def close(self) -> None:
         """Idempotent; a later write opens it again."""

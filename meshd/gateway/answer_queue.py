@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from meshd.base.peer_limits import API_USERS_KNOWN
+
 HALF_LIFE_SECONDS = 60.0
 USE_BOUND_SECONDS = HALF_LIFE_SECONDS / math.log(2.0)  # recent use of one answer after another
 _FORGOTTEN_SECONDS = 0.01  # of use: as good as none
-MOST_USERS = 1024  # whose use is remembered though they have nothing here
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class AnswerQueue:
         idle = {
             user: one.use_at(now) for user, one in self._users.items() if not one.running and not one.waiting
         }
-        spare = len(self._users) - MOST_USERS + 1
+        spare = len(self._users) - API_USERS_KNOWN.most + 1
         least = sorted(idle, key=idle.__getitem__)[: max(0, spare)]
         for user in {*least, *(user for user, use in idle.items() if use < _FORGOTTEN_SECONDS)}:
             del self._users[user]

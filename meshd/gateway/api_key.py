@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from meshd.base.errors import UserError
 
 MIN_KEY_CHARS = 8  # shorter ones are guessed over a LAN
-MAX_KEY_NAME_CHARS = 63
-MOST_OF_A_LIMIT = 10**12
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_KEY_NAME_CHARS - 1}}}")
+KEY_NAME_CHARS = 63
+LARGEST_LIMIT = 10**12
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{KEY_NAME_CHARS - 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ def _with_name(key: ApiKey, name: str, where: str) -> ApiKey:
     if not _NAME.fullmatch(name):
         raise UserError(
             f"`name=` on {where} is not a name",
-            hint=f"use 1 to {MAX_KEY_NAME_CHARS} letters, digits, dots, hyphens or underscores",
+            hint=f"use 1 to {KEY_NAME_CHARS} letters, digits, dots, hyphens or underscores",
         )
     return replace(key, name=name)
 
 
 def _with_limit(key: ApiKey, name: str, value: str, where: str) -> ApiKey:
-    if not (value.isascii() and value.isdigit() and len(value) < 14 and 0 < int(value) <= MOST_OF_A_LIMIT):
+    if not (value.isascii() and value.isdigit() and len(value) < 14 and 0 < int(value) <= LARGEST_LIMIT):
         raise UserError(
             f"`{name}=` on {where} is not a number", hint=f"give a whole number of at least 1: `{name}=100`"
         )

@@ -14,7 +14,6 @@ from aiohttp import web
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
-from meshd.gateway.answers import Answers
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object, with_fields
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
@@ -25,6 +24,7 @@ from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Upstream
 from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.proxy import Proxy
+from meshd.gateway.queued_proxy import QueuedProxy
 from meshd.gateway.upstream_failure import not_ready
 from meshd.model.status import ModelState
 
@@ -103,7 +103,7 @@ class Router:
         *,
         upstream: Upstream,
         proxy: Proxy,
-        answers: Answers,
+        queued: QueuedProxy,
         accounts: Accounts,
         guard: BrowserGuard,
         keys: KeyRing,
@@ -117,7 +117,7 @@ class Router:
         """`seeds`: requests without one get one, so that the same request gets the same answer."""
         self._upstream = upstream
         self._proxy = proxy
-        self._answers = answers
+        self._queued = queued
         self._accounts = accounts
         self._guard = guard
         self._keys = keys
@@ -230,7 +230,7 @@ class Router:
             body = with_fields(body, fields) if fields else body
             call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra, own_seed)
             if route.computes:
-                return await self._answers.forward(request, call, key)
+                return await self._queued.forward(request, call, key)
             return await self._proxy.forward(request, call)
 
     def _count(self, change: int) -> None:

@@ -15,7 +15,6 @@ from meshd.base.log import get
 from meshd.gateway.accounts import Accounts
 from meshd.gateway.answer_log import AnswerLog
 from meshd.gateway.answer_queue import QueueLimits
-from meshd.gateway.answers import Answers
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
@@ -24,6 +23,7 @@ from meshd.gateway.client_connections import DoorServer, RequestGate
 from meshd.gateway.interface import GatewayConfig, GatewayStatus, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
+from meshd.gateway.queued_proxy import QueuedProxy
 from meshd.gateway.routes import Router, Tally
 from meshd.gateway.turns import Turns
 from meshd.model.status import ModelState
@@ -141,7 +141,7 @@ class Gateway:
         router = Router(
             upstream=self._upstream,
             proxy=proxy,
-            answers=Answers(self._upstream, proxy, self._turns, self._accounts),
+            queued=QueuedProxy(self._upstream, proxy, self._turns, self._accounts),
             accounts=self._accounts,
             guard=claimed.guard,
             keys=claimed.keys,

@@ -1,5 +1,6 @@
 """The log of answers: its lines, its size, its owner, and what a restart reads from it."""
 
+import io
 import json
 import tempfile
 from dataclasses import asdict, replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.base import log as logging
 from meshd.gateway.answer_log import AnswerLog, LoggedAnswer, utc_text
 
 ANSWER = LoggedAnswer(
@@ -63,6 +65,24 @@ def test_tokens_of_a_day_are_counted_over_both_files(tmp_path: Path) -> None:
     assert (tmp_path / "answers.jsonl.1").exists()
     assert log.tokens_by_key(DAY) == {"anna": 21, "bob": 9}
     log.close()
+
+
+def test_lines_that_a_disk_did_not_take_are_counted(tmp_path: Path) -> None:
+    told = io.StringIO()
+    logging.set_up(level="warning", stream=told)
+    folder = tmp_path / "logs"
+    folder.write_text("a file in its place")
+    log = AnswerLog(folder / "answers.jsonl")
+    try:
+        log.write(ANSWER)
+        log.write(ANSWER)
+        assert told.getvalue().count("answer_log_lost") == 1
+        folder.unlink()
+        log.write(ANSWER)
+    finally:
+        logging.set_up(level="warning")
+        log.close()
+    assert "answer_log_back" in told.getvalue() and "count=2" in told.getvalue()
 
 
 def test_without_files_nothing_was_used(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from meshd.base.peer_limits import API_USERS_KNOWN
 from meshd.gateway.answer_queue import (
     HALF_LIFE_SECONDS,
-    MOST_USERS,
     USE_BOUND_SECONDS,
     AnswerQueue,
     QueueLimits,
@@ -99,11 +99,11 @@ def test_no_user_fills_the_queue_for_others(size: int) -> None:
 
 def test_use_of_many_users_who_are_gone_is_bounded() -> None:
     queue = AnswerQueue()
-    for number in range(3 * MOST_USERS):
+    for number in range(3 * API_USERS_KNOWN.most):
         entered(queue, f"user {number}", float(number))
         (ticket,) = queue.begin(1, float(number))
         queue.leave(ticket, number + 0.9)
-        assert len(queue._users) <= MOST_USERS
+        assert len(queue._users) <= API_USERS_KNOWN.most
 
 
 USERS = st.sampled_from("abcd")

@@ -14,7 +14,7 @@ from meshd.gateway.proxy import Proxy
 from meshd.gateway.turns import Turns
 
 
-class Answers:
+class QueuedProxy:
     """`turns` and `proxy` are those of `upstream`; `accounts` may be others' as well."""
 
     def __init__(self, upstream: Upstream, proxy: Proxy, turns: Turns, accounts: Accounts) -> None:
