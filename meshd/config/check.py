@@ -43,6 +43,8 @@ def check_serve(config: Config) -> None:
             "`meshd serve` needs a model", hint="name a GGUF file or a model: `--model FILE|NAME`"
         )
     _check_model(serve.model)
+    if serve.mmproj is not None:
+        _check_file(serve.mmproj, "mmproj file")
     if serve.tensor_split and not any(serve.tensor_split):
         raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
     if "none" in serve.devices and len(serve.devices) > 1:

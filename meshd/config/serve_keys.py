@@ -25,6 +25,18 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="mmproj",
+        form=forms.PATH,
+        option="--mmproj",
+        metavar="FILE",
+        help="the part of a multimodal model that sees images or hears audio (its mmproj file)",
+        default="none: text only",
+        example='"models/mmproj-SmolVLM2.gguf"',
+        more="This node alone needs it and computes it, on its CPU; `-- -mmdev DEV` names a GPU of this "
+        "node. Its memory is not part of the plan.",
+    ),
+    Key(
+        section="serve",
         field="host",
         form=forms.WORD,
         option="--host",

@@ -100,6 +100,7 @@ class ServeConfig:
     """
 
     model: Path | str | None = None
+    mmproj: Path | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_API_PORT
     min_workers: int = 1

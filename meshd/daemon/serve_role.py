@@ -16,7 +16,7 @@ from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
-from meshd.model.known_architectures import check_architecture
+from meshd.model.known_architectures import check_architecture, check_projector
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.processors import llama_threads
@@ -54,6 +54,8 @@ class ServeRole:
         held.callback(file.close)
         if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
             check_architecture(file.headers[0], label=file.name)
+        if config.serve.mmproj is not None:
+            await _check_mmproj(config.serve.mmproj, cache)
         api = await _claim_api(config)
         held.callback(api.close)
         return ClaimedServe(config, file, api)
@@ -99,12 +101,22 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
         sample_on_worker=serve.sample == "auto",
         slots=SLOTS,
         llama_args=serve.llama_args,
+        mmproj=serve.mmproj.absolute() if serve.mmproj is not None else None,
         machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,
         node_id=str(member.node.facts.peer),
         incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
     )
+
+
+async def _check_mmproj(path: Path, cache: HashCache) -> None:
+    """llama-server reads it; here only that it is one. Raises UserError."""
+    file = await ModelFile.open(path, cache=cache)
+    try:
+        check_projector(file.headers[0], label=file.name)
+    finally:
+        file.close()
 
 
 async def _claim_api(config: Config) -> "ApiPort":

@@ -75,6 +75,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "worker.threads": ("8", 8),
     "worker.keep_weights": ("0", 0),
     "serve.model": ("/m/a.gguf", Path("/m/a.gguf")),
+    "serve.mmproj": ("/m/p.gguf", Path("/m/p.gguf")),
     "serve.host": ("0.0.0.0", "0.0.0.0"),
     "serve.port": ("0", 0),
     "serve.min_workers": ("0", 0),
