@@ -25,6 +25,7 @@ from meshd.gateway.interface import Upstream
 from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.queued_proxy import QueuedProxy
+from meshd.gateway.remote_media import has_remote_media
 from meshd.gateway.upstream_failure import not_ready
 from meshd.model.status import ModelState
 
@@ -240,6 +241,9 @@ class Router:
     def _read_fields(self, body: bytes, *, counts: bool) -> tuple[bool, dict[str, object]]:
         """Whether it is to be a stream, and what is added. The parsed body is not kept: it is far larger."""
         asked = parse_object(body)
+        if has_remote_media(asked):
+            message = "nothing is fetched for a request: send images and sounds as data URLs (`data:…`)"
+            raise HttpRefusal(Failure(400, message, code="remote_media_not_allowed"))
         stream = asked.get("stream") is True
         sampling = self._upstream.device_sampling
         may = counts and bool(asked) and len(body) <= LARGEST_COPY

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 KEY, NAME = "sk-official-clients", "desk"
 QUESTION = "What is the capital of France?"
+TEMPLATE = Path(__file__).with_name("tools.jinja")
 PI_REQUESTS = Path(__file__).with_name("pi_requests.json")
 WEATHER = {
     "type": "object",
@@ -95,10 +96,18 @@ def _openai_chats(url: str) -> None:
         weather = json.loads(said.choices[0].message.content or "")
         assert weather["city"] in ("Paris", "Rome") and weather["days"] in (1, 2, 3)
         tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
-        called = ai.chat.completions.create(**plain, max_tokens=200, tools=tools, tool_choice="required")
+        forced: Any = {"tools": tools, "tool_choice": "required", "logit_bias": {"{": 30}, "max_tokens": 100}
+        called = ai.chat.completions.create(**plain, **forced)
         (call,) = called.choices[0].message.tool_calls or ()
         assert call.type == "function" and call.function.name == "weather"
         assert json.loads(call.function.arguments).keys() == {"city", "days"}
+        deltas = [
+            delta.function.arguments or ""
+            for chunk in ai.chat.completions.create(**plain, **forced, stream=True)
+            for delta in (chunk.choices[0].delta.tool_calls or () if chunk.choices else ())
+            if delta.function is not None
+        ]
+        assert len(deltas) > 2 and "".join(deltas) == call.function.arguments
         whole_text = ai.completions.create(model="any", prompt="The capital of France is", max_tokens=4)
         assert whole_text.choices[0].text and whole_text.usage is not None
 
@@ -119,21 +128,40 @@ def _openai_responses(url: str) -> None:
 def _anthropic_messages(url: str) -> None:
     with anthropic_client(url) as ai:
         plain: Any = {"model": "any", "messages": [{"role": "user", "content": QUESTION}]}
+        greedy: Any = {"extra_body": {"temperature": 0}}
         counted = ai.messages.count_tokens(**plain)
-        whole = ai.messages.create(**plain, max_tokens=16, temperature=0)
+        whole = ai.messages.create(**plain, max_tokens=16, **greedy)
         read = whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
         assert read == counted.input_tokens
         assert 0 < whole.usage.output_tokens <= 16
-        with ai.messages.stream(**plain, max_tokens=16, temperature=0) as stream:
+        with ai.messages.stream(**plain, max_tokens=16, **greedy) as stream:
             text = "".join(stream.text_stream)
             final = stream.get_final_message()
         assert whole.content[0].type == "text" and text == whole.content[0].text != ""
         assert final.usage.output_tokens == whole.usage.output_tokens
         tool: Any = {"name": "weather", "description": "of a city", "input_schema": WEATHER}
-        called = ai.messages.create(**plain, max_tokens=200, tools=[tool], tool_choice={"type": "any"})
-        used = [block for block in called.content if block.type == "tool_use"]
-        assert used[0].name == "weather" and used[0].input.keys() == {"city", "days"}
+        called = ai.messages.create(
+            model="any",
+            messages=[*_used("Rome"), *_used("Paris"), {"role": "user", "content": "Weather in Rome?"}],
+            max_tokens=100,
+            tools=[tool],
+            **greedy,
+        )
+        (used,) = [block for block in called.content if block.type == "tool_use"]
+        assert used.name == "weather" and used.input == {"city": "Rome", "days": 1}
         assert called.stop_reason == "tool_use"
+
+
+def _used(city: str) -> list[Any]:
+    """A turn in which the tool was used: a small model does what it has seen itself do."""
+    call = {"type": "tool_use", "id": f"toolu_{city}", "name": "weather", "input": {"city": city, "days": 1}}
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "sunny"}
+    return [
+        {"role": "user", "content": f"Weather in {city}?"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
 
 
 def _pi_reads_and_goes_on(url: str) -> None:
@@ -158,7 +186,7 @@ def test_chat_streams_tools_and_schemas_of_both_clients_and_of_an_agent(tmp_path
         for part in (_openai_chats, _openai_responses, _anthropic_messages, _pi_reads_and_goes_on):
             part(url)
 
-    play(asked(tmp_path, smollm2(), *SAME_THREADS, ask=ask))
+    play(asked(tmp_path, smollm2(), *SAME_THREADS, "--chat-template-file", str(TEMPLATE), ask=ask))
     lines = logged(tmp_path)
     assert {line["status"] for line in lines} == {200}
     assert {line["path"] for line in lines} == {

@@ -275,3 +275,17 @@ def test_a_key_is_asked_for_before_a_body_is_read() -> None:
         await writer.wait_closed()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template", "/v1/embeddings"])
+def test_no_request_makes_llama_server_fetch_an_address(path: str) -> None:
+    async def scenario() -> None:
+        async with world(says(200, {})) as here:
+            part = {"type": "image_url", "image_url": {"url": "http://192.0.2.1/x.png"}}
+            body = {"messages": [{"role": "user", "content": [part]}]}
+            async with here.http.post(here.url + path, json=body) as answer:
+                assert answer.status == 400
+                assert (await answer.json())["error"]["code"] == "remote_media_not_allowed"
+            assert not here.server.seen
+
+    asyncio.run(scenario())
