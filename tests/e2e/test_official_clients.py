@@ -98,7 +98,7 @@ def _openai_chats(url: str) -> None:
         tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
         forced: Any = {"tools": tools, "tool_choice": "required", "logit_bias": {"{": 30}, "max_tokens": 100}
         called = ai.chat.completions.create(**plain, **forced)
-        (call,) = called.choices[0].message.tool_calls or ()
+        [call] = called.choices[0].message.tool_calls or []
         assert call.type == "function" and call.function.name == "weather"
         assert json.loads(call.function.arguments).keys() == {"city", "days"}
         deltas = [

@@ -78,5 +78,5 @@ def test_none_at_all() -> None:
 
 def test_only_a_projector_is_taken_for_one() -> None:
     check_projector(parse(gguf({"general.architecture": "clip"})), label="mmproj.gguf")
-    with pytest.raises(UserError, match="`m.gguf` is not an mmproj file: its architecture is `llama`"):
+    with pytest.raises(UserError, match=r"`m.gguf` is not an mmproj file: its architecture is `llama`"):
         check_projector(parse(gguf({"general.architecture": "llama"})), label="m.gguf")
