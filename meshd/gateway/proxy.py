@@ -124,13 +124,13 @@ class Proxy:
 
     def _notice(self, call: ProxiedCall) -> str:
         """What a client is told that waits."""
-        if call.turn is not None and (place := call.turn.notice(self._silence)):
-            return place
         now = self._upstream.readiness
         waits = (
             now.state is not ModelState.READY if self._continue_seconds else now.state is ModelState.DEGRADED
         )
-        return now.reason if waits else ""
+        if waits:
+            return now.reason
+        return call.turn.notice(self._silence) if call.turn is not None else ""
 
     async def _outcome(
         self,

@@ -105,6 +105,45 @@ def test_fifty_requests_of_one_key_do_not_delay_the_one_of_another() -> None:
     asyncio.run(scenario())
 
 
+def test_what_computes_nothing_does_not_wait() -> None:
+    async def scenario() -> None:
+        server = OneByOne()
+        async with world(server) as here:
+            here.upstream.slots = 1
+            first = asyncio.ensure_future(ask(here, AGENT, "first"))
+            await until(here, running=1, waiting=0)
+            here.server.answer = says(200, {"tokens": []})
+            async with here.http.post(f"{here.url}/tokenize", json={"content": "a"}) as answer:
+                assert answer.status == 200
+            server.answer_one()
+            assert (await first)[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
+    async def scenario() -> None:
+        server = OneByOne()
+        config = GatewayConfig(port=0, keepalive_seconds=0.02, continue_seconds=5.0)
+        async with world(server, config=config) as here:
+            here.upstream.slots = 1
+            first = asyncio.ensure_future(ask(here, AGENT, "first"))
+            await until(here, running=1, waiting=0)
+            second = await here.chat(stream=True, user="second")
+            assert await second.content.readline() == b": waiting for a turn: next\n"
+            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+            while await second.content.readline() != b": worker anna is lost\n":
+                pass
+            here.upstream.readiness = Readiness(ModelState.READY, "")
+            server.answer_one()
+            server.answer_one()
+            assert (await first)[0] == 200
+            await second.read()
+            assert server.came == ["first", "second"]
+
+    asyncio.run(scenario())
+
+
 def test_a_client_that_hangs_up_leaves_the_queue() -> None:
     async def scenario() -> None:
         server = OneByOne()
