@@ -101,7 +101,7 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
         sample_on_worker=serve.sample == "auto",
         slots=SLOTS,
         llama_args=serve.llama_args,
-        mmproj=serve.mmproj.absolute() if serve.mmproj is not None else None,
+        mmproj=str(serve.mmproj.absolute()) if serve.mmproj is not None else "",
         machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,
         node_id=str(member.node.facts.peer),
