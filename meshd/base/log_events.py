@@ -48,6 +48,8 @@ EVENTS: Mapping[str, str] = {
     "accept_paused": "no file descriptor is free for new connections: close something, or raise the limit",
     "addresses_changed": "this machine's addresses changed; all links are tested at once",
     "answer_differs": "an interrupted answer came out otherwise; the rest is asked for, if possible",
+    "answer_log_back": "lines of the log of answers are written again; `count` were lost",
+    "answer_log_lost": "a line of the log of answers could not be written",
     "api_listening": "the API is up",
     "ban_refused": "an invalid ban came from a peer, and was dropped",
     "banned": "the first member that considers this node banned, and what to do; logged once",

@@ -118,6 +118,12 @@ API_STRANGERS_OF_ADDRESS = Share(
 )
 API_CLIENTS = Share("accepted API connections", 256, "node", "further requests get 503")
 API_CLIENTS_OF_KEY = Share("API connections with one key", 192, "key", "further requests get 503")
+API_USERS_KNOWN = Share(
+    "keys of the API whose use is remembered between requests",
+    1024,
+    "node",
+    "the one with the least is forgotten",
+)
 
 # Addresses to dial (wire/dialable.py).
 ADDRESSES = Share("addresses in a record or a signal, per protocol", 8, "peer", "the others are not dialled")

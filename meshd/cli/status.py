@@ -14,6 +14,7 @@ from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
+from meshd.gateway.interface import GatewayStatus
 from meshd.model.status import ModelStatus, Speeds, SplitPart
 
 WATCH_SECONDS = 1.0
@@ -83,6 +84,8 @@ def show(status: Status, out: Output) -> None:
         out.line(f"cache   {there} of {most}: {count} downloaded")
     out.line()
     print_peers(status, out)
+    if status.api is not None:
+        _show_keys(status.api, out)
     _show_tunnels(status, out)
     if status.children:
         out.line()
@@ -115,7 +118,24 @@ def _show_node(status: Status, out: Output) -> None:
         api = status.api
         ready = "ready" if api.ready else "not ready"
         requests, tokens = in_number(api.requests, "request"), in_number(api.tokens, "token")
-        out.line(f"api     {api.url}  {ready}, {requests}, {tokens}")
+        waiting = f", {api.waiting} waiting for their turn" if api.waiting else ""
+        out.line(f"api     {api.url}  {ready}, {requests}, {tokens}{waiting}")
+
+
+def _show_keys(api: GatewayStatus, out: Output) -> None:
+    used = [key for key in api.keys if key.answers or key.active]
+    if used:
+        out.line()
+        rows = [
+            (
+                key.name,
+                *(str(number) for number in (key.active, key.answers, key.prompt_tokens)),
+                str(key.generated_tokens),
+                str(key.tokens_today),
+            )
+            for key in used
+        ]
+        out.table(("KEY", "NOW", "ANSWERS", "PROMPT TOKENS", "GENERATED", "TODAY"), rows)
 
 
 def _show_tunnels(status: Status, out: Output) -> None:

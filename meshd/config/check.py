@@ -85,6 +85,8 @@ def _check_models(models: Sequence[ModelConfig]) -> None:
 def _check_served(serve: ServeConfig) -> None:
     assert serve.model is not None
     _check_model(serve.model)
+    if serve.mmproj is not None:
+        _check_file(serve.mmproj, "mmproj file")
     if serve.tensor_split and not any(serve.tensor_split):
         raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
     if "none" in serve.devices and len(serve.devices) > 1:

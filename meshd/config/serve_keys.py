@@ -5,6 +5,7 @@ from meshd.config.forms import choice, listed, whole
 from meshd.config.key import Key
 
 MAX_CONTINUE = 3600  # seconds
+LONGEST_WAIT = 86400  # seconds
 
 LOAD_MODES = ("auto", "mmap", "mmap+mlock")  # llama.cpp's in which a head knows its weights by their places
 SERVE_KEYS: tuple[Key, ...] = (
@@ -21,6 +22,18 @@ SERVE_KEYS: tuple[Key, ...] = (
         more="`meshd serve` needs one. What is not on this machine is downloaded from Hugging Face first; "
         "docs/models.md has the names.",
         names_models=True,
+    ),
+    Key(
+        section="serve",
+        field="mmproj",
+        form=forms.PATH,
+        option="--mmproj",
+        metavar="FILE",
+        help="the part of a multimodal model that sees images or hears audio (its mmproj file)",
+        default="none: text only",
+        example='"models/mmproj-SmolVLM2.gguf"',
+        more="This node alone needs it and computes it, on its CPU; `-- -mmdev DEV` names a GPU of this "
+        "node. Its memory is not part of the plan.",
     ),
     Key(
         section="serve",
@@ -210,6 +223,15 @@ SERVE_KEYS: tuple[Key, ...] = (
         help="how long an interrupted answer waits for the model to be ready again and then goes on; 0: it "
         "ends with an error",
         more="An answer is interrupted when a worker, or llama-server, is lost while it is generated.",
+    ),
+    Key(
+        section="serve",
+        field="max_wait",
+        form=whole(1, LONGEST_WAIT),
+        option="--max-wait",
+        metavar="SECONDS",
+        help="how long a request waits for its turn while others are answered; then it gets 503",
+        more="Turns are fair between API keys: docs/api.md.",
     ),
     Key(
         section="serve",

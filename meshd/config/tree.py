@@ -100,6 +100,7 @@ class ServeConfig:
     """
 
     model: Path | str | None = None
+    mmproj: Path | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_API_PORT
     min_workers: int = 1
@@ -119,6 +120,7 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     continue_answers: int = 300  # seconds
+    max_wait: int = 600  # seconds
     llama_args: tuple[str, ...] = ()
 
 

@@ -4,6 +4,7 @@ Both are imported where they are used: a worker's daemon knows this module, and 
 """
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
-from meshd.model.known_architectures import check_architecture
+from meshd.model.known_architectures import check_architecture, check_projector
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
@@ -68,6 +69,8 @@ async def _open(serve: ServeConfig, config: Config, held: contextlib.ExitStack) 
     held.callback(file.close)
     if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
         check_architecture(file.headers[0], label=file.name)
+    if serve.mmproj is not None:
+        await _check_mmproj(serve.mmproj, cache)
     return file
 
 
@@ -81,16 +84,19 @@ class ClaimedServe:
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
+        from meshd.gateway.answer_log import ANSWER_LOG_NAME, AnswerLog
         from meshd.gateway.one_model import OneModel
         from meshd.gateway.server import Gateway
         from meshd.role.head.cycle import Serve
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
+        log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
         if self.config.models:
             pool = self._pool(runtime, member, speeds)
-            return BuiltRole(pool, Gateway(self.api.config, pool, self.api))
+            return BuiltRole(pool, Gateway(self.api.config, pool, self.api, log=log, wall=time.time))
         head = Serve(runtime, self.files[0], head_options(self.config, member), speeds)
-        return BuiltRole(head, Gateway(self.api.config, OneModel(head), self.api))
+        api = Gateway(self.api.config, OneModel(head), self.api, log=log, wall=time.time)
+        return BuiltRole(head, api)
 
     def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
         from meshd.role.head.cycle import Serve
@@ -131,12 +137,22 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
         sample_on_worker=serve.sample == "auto",
         slots=serve.slots,
         llama_args=serve.llama_args,
+        mmproj=str(serve.mmproj.absolute()) if serve.mmproj is not None else "",
         machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,
         node_id=str(member.node.facts.peer),
         incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
     )
+
+
+async def _check_mmproj(path: Path, cache: HashCache) -> None:
+    """llama-server reads it; here only that it is one. Raises UserError."""
+    file = await ModelFile.open(path, cache=cache)
+    try:
+        check_projector(file.headers[0], label=file.name)
+    finally:
+        file.close()
 
 
 async def _claim_api(config: Config) -> "ApiPort":
@@ -152,5 +168,6 @@ async def _claim_api(config: Config) -> "ApiPort":
             allowed_hosts=serve.allowed_hosts,
             allowed_origins=serve.allowed_origins,
             continue_seconds=float(serve.continue_answers),
+            max_wait_seconds=float(serve.max_wait),
         )
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from meshd.gateway.api_key import ApiKey
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState, ModelStatus, WorkerWeights
 
@@ -53,6 +54,11 @@ class Upstream(Protocol):
     @property
     def model_name(self) -> str: ...
 
+    @property
+    def slots(self) -> int:
+        """Answers that llama-server generates at a time; those of the last one while none is loaded."""
+        ...
+
     async def upstream_broke(self, why: str) -> str:
         """Told when a request found llama-server gone, or of no use. Returns why, as far as it is known.
 
@@ -78,7 +84,7 @@ class Upstream(Protocol):
         ...
 
 
-class Turn(Protocol):
+class ModelTurn(Protocol):
     """One request's use of a model: it waits in `begin`, and from then on the model stays until `end`."""
 
     @property
@@ -101,7 +107,7 @@ class NamedModel(Protocol):
     @property
     def upstream(self) -> Upstream: ...
 
-    def turn(self) -> Turn:
+    def turn(self) -> ModelTurn:
         """A request for it has come."""
         ...
 
@@ -134,21 +140,35 @@ class GatewayConfig:
     """`port` 0 picks a free one; beyond loopback keys are demanded. `allowed_hosts` are extra Host names.
 
     `allowed_origins` are whole origins (`https://chat.example`). `max_body_bytes` bounds one request,
-    `max_bodies_bytes` all that are held together; `max_requests` may be under way at once.
+    `max_bodies_bytes` all that are held together; `max_requests` may be under way at once, waiting
+    for their turn or not; for their turn they wait for `max_wait_seconds` at most.
     `keepalive_seconds` of silence in a stream are followed by a comment line. For `continue_seconds` an
     answer waits for a model that was lost under it, and goes on then.
     """
 
     host: str = "127.0.0.1"
     port: int = 8090
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_keys: tuple[ApiKey, ...] = field(default=(), repr=False)
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 64 << 20
     max_bodies_bytes: int = 128 << 20
-    max_requests: int = 64
+    max_requests: int = 256
+    max_wait_seconds: float = 600.0
     keepalive_seconds: float = 10.0
     continue_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStatus:
+    """What one API key has used since the daemon's start."""
+
+    name: str  # as in the key file
+    active: int  # requests now, with those that wait for their turn
+    answers: int
+    prompt_tokens: int  # with those from the cache
+    generated_tokens: int
+    tokens_today: int  # both together, since midnight UTC
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +179,9 @@ class GatewayStatus:
     ready: bool  # a real token has been generated
     requests: int  # since the daemon's start
     tokens: int  # generated since the daemon's start
+    running: int = 0  # answers under way
+    waiting: int = 0  # requests that wait for their turn
+    keys: tuple[KeyStatus, ...] = ()  # empty where no key is asked for
 
 
 FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]

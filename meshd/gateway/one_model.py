@@ -7,7 +7,7 @@ from meshd.model.status import ModelState, ModelStatus
 
 
 class TurnAtOnce:
-    """Implements Turn: of a model that nobody loads for a request."""
+    """Implements ModelTurn: of a model that nobody loads for a request."""
 
     notice = ""
 
@@ -15,12 +15,12 @@ class TurnAtOnce:
         self._upstream = upstream
 
     async def begin(self) -> Readiness | None:
-        """See Turn."""
+        """See ModelTurn."""
         now = self._upstream.readiness
         return None if now.state is ModelState.READY else now
 
     def end(self) -> None:
-        """See Turn."""
+        """See ModelTurn."""
 
 
 class OneModel:

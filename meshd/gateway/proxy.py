@@ -15,13 +15,13 @@ from dataclasses import replace
 import aiohttp
 from aiohttp import web
 
-from meshd.base.errors import MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
+from meshd.gateway.answer_meter import CLIENT_GONE
 from meshd.gateway.events import EventSplitter, TokenCount, answer_timings, exact_tokens
-from meshd.gateway.failure import Failure, HttpRefusal
+from meshd.gateway.failure import Failure, HttpRefusal, not_ready
 from meshd.gateway.interface import Upstream
-from meshd.gateway.proxied_call import ProxiedCall
+from meshd.gateway.proxied_call import ProxiedCall, UpstreamLost
 from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.running_answers import RunningAnswers
@@ -35,14 +35,6 @@ HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss
 _log = get("gateway")
 
 
-class UpstreamLost(MeshdError):
-    """llama-server went away, or cannot answer; `taken` tells whether it had the request by then."""
-
-    def __init__(self, what: str, *, taken: bool) -> None:
-        super().__init__(what)
-        self.taken = taken
-
-
 class Proxy:
     """Forwards calls to the llama-server of `upstream`. Use as an async context manager."""
 
@@ -54,9 +46,12 @@ class Proxy:
         count_tokens: Callable[[int], None],
         continue_seconds: float = 0.0,
         running: RunningAnswers | None = None,
+        waiting: RunningAnswers | None = None,
+        on_demand: bool = False,
     ) -> None:
-        """`continue_seconds`: how long an answer waits for a model that was lost under it. `running`: also of
-        other models, which compute on the same machines.
+        """`continue_seconds`: how long an answer waits for a model that was lost under it. `running`, and
+        `waiting` for their turns: also of other models, which compute on the same machines. `on_demand`: the
+        model is loaded for requests, so one that cannot be had is not waited for.
         """
         self._upstream = upstream
         self._continue_seconds = continue_seconds
@@ -64,6 +59,8 @@ class Proxy:
         self._count_tokens = count_tokens
         self._session: aiohttp.ClientSession | None = None
         self._running = RunningAnswers() if running is None else running
+        self._waiting = RunningAnswers() if waiting is None else waiting
+        self._on_demand = on_demand
 
     async def __aenter__(self) -> "Proxy":
         self._session = open_session(self._upstream.socket_path)
@@ -82,7 +79,7 @@ class Proxy:
         repeats = Repeats(self._upstream, self._continue_seconds if call.method == "POST" else 0.0)
         if call.stream:
             return await self._forward_stream(request, call, repeats)
-        call = await self._begun(call)
+        call = await self._admitted(call, repeats)
         while True:
             try:
                 async with self._running.until_stopped(), self._ask(call) as answer:
@@ -94,10 +91,15 @@ class Proxy:
             if not await self._again(repeats):
                 raise HttpRefusal(failure)
 
-    async def _begun(self, call: ProxiedCall) -> ProxiedCall:
-        """When it is its turn. Raises HttpRefusal."""
-        async with self._running.until_stopped():
-            return await call.begun()
+    async def _admitted(self, call: ProxiedCall, repeats: Repeats) -> ProxiedCall:
+        """Once it is its turn, and the model is there: one that was lost meanwhile is waited for."""
+        async with self._waiting.until_stopped():
+            refused = await call.admission.come()
+        if refused is not None:
+            waits = call.admission.queued is not None and not self._on_demand
+            if not waits or not await self._again(repeats):
+                raise HttpRefusal(not_ready(refused))
+        return call.whole()
 
     async def _again(self, repeats: Repeats) -> bool:
         """Once the model is ready."""
@@ -111,10 +113,9 @@ class Proxy:
         repeats: Repeats,
         answer: aiohttp.ClientResponse | None = None,
     ) -> web.StreamResponse:
-        def notice() -> str:
-            return call.turn.notice or self._notice()
-
-        reply = StreamReply(request, silence=self._silence, headers=call.headers, notice=notice)
+        reply = StreamReply(
+            request, silence=self._silence, headers=call.headers, notice=lambda: self._notice(call)
+        )
         outcome: web.StreamResponse | Failure
         async with Owner() as owner:
             # comments begin before llama-server's headers: those come after the prompt was worked through
@@ -126,13 +127,13 @@ class Proxy:
             return outcome
         return await self._end_with(reply, call, outcome)
 
-    def _notice(self) -> str:
+    def _notice(self, call: ProxiedCall) -> str:
         """What a client is told that waits."""
-        now = self._upstream.readiness
+        now, told = self._upstream.readiness, call.admission.notice(self._silence)
         waits = (
             now.state is not ModelState.READY if self._continue_seconds else now.state is ModelState.DEGRADED
         )
-        return now.reason if waits else ""
+        return now.reason if waits and not (told and self._on_demand) else told
 
     async def _outcome(
         self,
@@ -146,7 +147,7 @@ class Proxy:
         sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
         failure = Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
         try:
-            run = call = call if answer is not None else await self._begun(call)
+            run = call = call if answer is not None else await self._admitted(call, repeats)
             while True:
                 try:
                     if answer is None:
@@ -167,6 +168,7 @@ class Proxy:
         except HttpRefusal as refusal:
             return refusal.failure
         except ClientGone:
+            call.meter.status = CLIENT_GONE
             return reply.response
 
     async def _stream_run(
@@ -220,12 +222,14 @@ class Proxy:
 
     async def _send(self, call: ProxiedCall, reply: StreamReply, ready: bytes, count: TokenCount) -> None:
         # what was generated counts, whether or not the client is still there
-        self._count(count, ready if call.counts else b"")
+        self._count(call, count, ready if call.counts else b"")
         if ready:
             await reply.send(ready)
 
-    def _count(self, count: TokenCount, events: bytes) -> None:
+    def _count(self, call: ProxiedCall, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
+        call.meter.generated = count.total
+        call.meter.see(events)
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:
@@ -240,6 +244,7 @@ class Proxy:
     async def _end_with(self, reply: StreamReply, call: ProxiedCall, failure: Failure) -> web.StreamResponse:
         if not reply.begun:
             raise HttpRefusal(failure)
+        call.meter.status = failure.status
         try:
             await reply.send(failure.event(call.form))
         except ClientGone:
@@ -255,8 +260,10 @@ class Proxy:
             held += data
             if len(held) > HELD_ANSWER_BYTES:
                 return await self._long(request, call, answer, bytes(held))
+        call.meter.see(held)
         if call.counts:
-            self._count_tokens(exact_tokens(held))
+            call.meter.generated = exact_tokens(held)
+            self._count_tokens(call.meter.generated)
             self._told(held, alone=alone and len(self._running) == 1)
         if answer.status >= 400:
             failure = told_failure(bytes(held))

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
+from meshd.gateway.accounts import Accounts
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
@@ -25,42 +26,47 @@ from meshd.gateway.failure import Failure, HttpRefusal, not_ready
 from meshd.gateway.interface import Models, NamedModel, Upstream
 from meshd.gateway.one_model import TurnAtOnce
 from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers
-from meshd.gateway.proxied_call import ProxiedCall
+from meshd.gateway.proxied_call import Admission, ProxiedCall
 from meshd.gateway.proxy import Proxy
+from meshd.gateway.queued_proxy import QueuedProxy
+from meshd.gateway.remote_media import has_remote_media
 from meshd.model.status import ModelState
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path that is passed on. `counts`: its answers hold generated tokens."""
+    """A path that is passed on. `counts`: its answers hold generated tokens; `computes`: they take one of
+    llama-server's slots, for which requests wait."""
 
     method: str
     counts: bool = False
+    computes: bool = False
     form: StreamForm = StreamForm.OPENAI
 
 
-_GENERATE = Route("POST", counts=True)
+_GENERATE = Route("POST", counts=True, computes=True)
+_COMPUTE = Route("POST", computes=True)
 _ASK = Route("POST")
 _LOOK = Route("GET")
 
 ROUTES: Mapping[str, Route] = {
     "/v1/chat/completions": _GENERATE,
     "/v1/completions": _GENERATE,
-    "/v1/responses": Route("POST", counts=True, form=StreamForm.RESPONSES),
-    "/v1/messages": Route("POST", counts=True, form=StreamForm.ANTHROPIC),
+    "/v1/responses": Route("POST", counts=True, computes=True, form=StreamForm.RESPONSES),
+    "/v1/messages": Route("POST", counts=True, computes=True, form=StreamForm.ANTHROPIC),
     "/v1/messages/count_tokens": _ASK,
-    "/v1/embeddings": _ASK,
-    "/v1/rerank": _ASK,
-    "/v1/reranking": _ASK,
+    "/v1/embeddings": _COMPUTE,
+    "/v1/rerank": _COMPUTE,
+    "/v1/reranking": _COMPUTE,
     # llama.cpp's own
     "/chat/completions": _GENERATE,
     "/completion": _GENERATE,
     "/completions": _GENERATE,
     "/infill": _GENERATE,
-    "/embedding": _ASK,
-    "/embeddings": _ASK,
-    "/rerank": _ASK,
-    "/reranking": _ASK,
+    "/embedding": _COMPUTE,
+    "/embeddings": _COMPUTE,
+    "/rerank": _COMPUTE,
+    "/reranking": _COMPUTE,
     "/tokenize": _ASK,
     "/detokenize": _ASK,
     "/apply-template": _ASK,
@@ -98,6 +104,8 @@ class Router:
         *,
         models: Models,
         proxies: Mapping[NamedModel, Proxy],
+        queued: Mapping[NamedModel, QueuedProxy],
+        accounts: Accounts,
         guard: BrowserGuard,
         keys: KeyRing,
         bodies: Bodies,
@@ -110,6 +118,8 @@ class Router:
         """`seeds`: requests without one get one, so that the same request gets the same answer."""
         self._models = models
         self._proxies = proxies
+        self._queued = queued
+        self._accounts = accounts
         self._own = OwnAnswers(models)
         self._uses: Counter[NamedModel] = Counter()
         self._guard = guard
@@ -209,8 +219,10 @@ class Router:
                     held.enter_context(self._use_of(only))
                 if route.method == "GET":
                     return await self._look(request, path, route, extra)
+                if route.computes:
+                    held.enter_context(self._accounts.request(key))
                 async with self._bodies.read(request) as body:
-                    return await self._generate(request, path, route, extra, body, held)
+                    return await self._generate(request, path, route, extra, body, held, key)
         finally:
             self._tally.active -= 1
             release()
@@ -221,8 +233,8 @@ class Router:
         """At what a llama-server tells of itself; nothing is loaded for that."""
         model = self._own.find(request.query.get("model"))
         self._tally.requests += 1
-        turn = TurnAtOnce(model.upstream)
-        call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, turn)
+        admission = Admission(lambda: TurnAtOnce(model.upstream))
+        call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, admission)
         return await self._proxies[model].forward(request, call)
 
     async def _generate(
@@ -233,8 +245,12 @@ class Router:
         extra: dict[str, str],
         body: bytes,
         held: ExitStack,
+        key: bytes,
     ) -> web.StreamResponse:
         asked = parse_object(body)
+        if has_remote_media(asked):
+            message = "nothing is fetched for a request: send images and sounds as data URLs (`data:…`)"
+            raise HttpRefusal(Failure(400, message, code="remote_media_not_allowed"))
         model, stream = self._own.find(self._named(asked)), asked.get("stream") is True
         may = route.counts and bool(asked) and len(body) <= LARGEST_COPY
         needs_seed = self._seeds and may and asked.get("seed") in (None, _ANY_SEED)
@@ -243,11 +259,15 @@ class Router:
         added = partial(_added, model.upstream, body, seed=needs_seed, sampled=wants, may=may)
         if self._models.only is None:
             held.enter_context(self._use_of(model))
-        turn = model.turn()
-        held.callback(turn.end)
+        else:
+            _check_ready(model.upstream)  # a slow body may have outlived the model
+        admission = Admission(model.turn)
+        held.callback(admission.end)
         self._tally.requests += 1
         counts, form = route.counts, route.form
-        call = ProxiedCall("POST", path, body, stream, counts, form, extra, turn, needs_seed, added)
+        call = ProxiedCall("POST", path, body, stream, counts, form, extra, admission, needs_seed, added)
+        if route.computes:
+            return await self._queued[model].forward(request, call, key)
         return await self._proxies[model].forward(request, call)
 
     def _named(self, asked: Mapping[str, object]) -> object:

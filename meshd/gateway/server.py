@@ -3,6 +3,8 @@
 import asyncio
 import ipaddress
 import socket
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
@@ -11,16 +13,21 @@ from aiohttp import web
 
 from meshd.base.errors import UserError
 from meshd.base.log import get
+from meshd.gateway.accounts import Accounts
+from meshd.gateway.answer_log import AnswerLog
+from meshd.gateway.answer_queue import QueueLimits
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
 from meshd.gateway.chat_page import load_page
 from meshd.gateway.client_connections import DoorServer, RequestGate
-from meshd.gateway.interface import GatewayConfig, GatewayStatus, Models
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, Models, Upstream
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
+from meshd.gateway.queued_proxy import QueuedProxy
 from meshd.gateway.routes import Router, Tally
 from meshd.gateway.running_answers import RunningAnswers
+from meshd.gateway.turns import Turns
 from meshd.model.status import ModelState
 
 IDLE_CONNECTION_SECONDS = 75.0
@@ -72,10 +79,22 @@ class ApiPort:
 class Gateway:
     """The API of one serving node, and its chat page. `claimed`: its port, else bound by `serve`."""
 
-    def __init__(self, config: GatewayConfig, models: Models, claimed: ApiPort | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        models: Models,
+        claimed: ApiPort | None = None,
+        *,
+        log: AnswerLog | None = None,
+        wall: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`log`: where answers are noted; `wall` gives unix seconds, for the log and for quotas per day."""
         self._config = config
+        self._accounts = Accounts(config.api_keys, log=log, wall=wall)
         self._models = models
+        self._turns = {model: _turns(config, model.upstream) for model in models.all}
         self._running = RunningAnswers()
+        self._waiting = RunningAnswers()
         self._claimed = claimed
         self._tally = Tally()
         self._page = load_page()
@@ -102,6 +121,9 @@ class Gateway:
             ready=any(one.upstream.readiness.state is ModelState.READY for one in self._models.all),
             requests=self._tally.requests,
             tokens=self._tally.tokens,
+            running=sum(turns.running for turns in self._turns.values()),
+            waiting=sum(turns.waiting for turns in self._turns.values()),
+            keys=self._accounts.status,
         )
 
     async def serve(self) -> None:
@@ -121,12 +143,20 @@ class Gateway:
                 count_tokens=self._tally.add_tokens,
                 continue_seconds=config.continue_seconds,
                 running=self._running,
+                waiting=self._waiting,
+                on_demand=self._models.only is None,
             )
             for model in self._models.all
+        }
+        queued = {
+            model: QueuedProxy(model.upstream, proxy, self._turns[model], self._accounts)
+            for model, proxy in proxies.items()
         }
         router = Router(
             models=self._models,
             proxies=proxies,
+            queued=queued,
+            accounts=self._accounts,
             guard=claimed.guard,
             keys=claimed.keys,
             bodies=bodies,
@@ -137,6 +167,8 @@ class Gateway:
             seeds=config.continue_seconds > 0,
         )
         async with AsyncExitStack() as opened:
+            await self._accounts.open()
+            opened.callback(self._accounts.close)
             for proxy in proxies.values():
                 await opened.enter_async_context(proxy)
             await self._run(router, door, claimed.sockets)
@@ -153,7 +185,8 @@ class Gateway:
             await door.serve()
         finally:
             self.started.clear()
-            self._running.end_all("meshd is stopping")
+            for answers in (self._waiting, self._running):
+                answers.end_all("meshd is stopping")
             transports = [connection.transport for connection in server.connections]
             try:
                 await runner.cleanup()
@@ -163,6 +196,23 @@ class Gateway:
                 for transport in transports:
                     if transport is not None:
                         transport.abort()  # bytes that a client never took would keep it open
+
+
+def _turns(config: GatewayConfig, upstream: Upstream) -> Turns:
+    """With several keys, none takes all places."""
+
+    def of_one(most: int) -> int:
+        return most if len(config.api_keys) < 2 else max(1, most * 3 // 4)
+
+    limits = QueueLimits(
+        requests=config.max_requests,
+        bytes=config.max_bodies_bytes,
+        requests_of_one=of_one(config.max_requests),
+        bytes_of_one=of_one(config.max_bodies_bytes),
+    )
+    return Turns(
+        lambda: upstream.slots, limits=limits, max_wait=config.max_wait_seconds, clock=time.monotonic
+    )
 
 
 def _own_names() -> tuple[str, ...]:

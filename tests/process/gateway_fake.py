@@ -168,6 +168,7 @@ class FakeUpstream:
     device_sampling: DeviceSampling | None = None
     timings: list[AnswerTimings] = field(default_factory=list)
     active: list[int] = field(default_factory=list)
+    slots: int = 4
 
     async def upstream_broke(self, why: str) -> str:
         self.broke.append(why)

@@ -13,6 +13,7 @@ from aiohttp import web
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.gateway import listen
+from meshd.gateway.api_key import ApiKey
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.one_model import OneModel
 from meshd.gateway.server import Gateway
@@ -71,7 +72,7 @@ def test_beyond_loopback_keys_are_demanded(host: str) -> None:
 
 
 def test_beyond_loopback_with_keys_it_listens_and_knows_addresses() -> None:
-    config = GatewayConfig(host="0.0.0.0", port=0, api_keys=("a-long-key",))
+    config = GatewayConfig(host="0.0.0.0", port=0, api_keys=(ApiKey("a-long-key"),))
 
     async def scenario() -> None:
         async with world(says(200, {}), config=config) as here:
@@ -85,7 +86,7 @@ def test_beyond_loopback_with_keys_it_listens_and_knows_addresses() -> None:
 
 @pytest.mark.parametrize("host", ["no such host", "203.0.113.9", "", "a" * 300])
 def test_a_host_that_is_not_ours_is_an_error(host: str) -> None:
-    config = GatewayConfig(host=host, port=0, api_keys=("a-long-key",))
+    config = GatewayConfig(host=host, port=0, api_keys=(ApiKey("a-long-key"),))
     assert start_error(config).hint
 
 

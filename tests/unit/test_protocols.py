@@ -13,7 +13,7 @@ from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.demo.interface import DemoOutput
-from meshd.gateway.interface import Models, NamedModel, Turn, Upstream
+from meshd.gateway.interface import Models, ModelTurn, NamedModel, Upstream
 from meshd.gateway.one_model import OneModel, TurnAtOnce
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
@@ -165,11 +165,11 @@ def one_of_several(one: ModelOnDemand) -> NamedModel:
     return one
 
 
-def turn_at_once(one: TurnAtOnce) -> Turn:
+def turn_at_once(one: TurnAtOnce) -> ModelTurn:
     return one
 
 
-def turn_in_a_pool(one: PoolTurn) -> Turn:
+def turn_in_a_pool(one: PoolTurn) -> ModelTurn:
     return one
 
 

@@ -71,6 +71,7 @@ class Serve:
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
         self._loaded = LoadedModel()
+        self._slots = 1
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
         self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
@@ -113,6 +114,11 @@ class Serve:
     def failures(self) -> int:
         """How many lives of the model have ended since it was ready last."""
         return self._failures
+
+    @property
+    def slots(self) -> int:
+        """See Upstream."""
+        return self._slots
 
     async def upstream_broke(self, why: str) -> str:
         """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
@@ -310,6 +316,7 @@ class Serve:
 
     def _on_loaded(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
+        self._slots = loaded.answers.slots if loaded.answers is not None else 1
         self._failures = 0
         if self._run is not None:
             self._roster.backoff.worked(self._run.workers)

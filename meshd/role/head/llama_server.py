@@ -104,6 +104,7 @@ class LlamaServer:
             plan=command_lines.without_overridden(named.arguments, rest),
             load_mode=options.load_mode,
             llama_args=rest,
+            mmproj=options.mmproj,
         )
         return ChildSpec(
             name=options.child,

@@ -52,6 +52,7 @@ class HeadOptions:
     sample_on_worker: bool = False  # as far as texts stay the same, where the output is on a worker
     slots: int = 1  # answers at once, each with its context, unless `llama_args` say it; fewer to fit
     llama_args: tuple[str, ...] = ()
+    mmproj: str = ""  # path of the part of a multimodal model that this node computes
     machine: str = ""
     node_name: str = "head"
     node_id: str = ""

@@ -41,7 +41,7 @@ class PooledModel:
 
 
 class PoolTurn:
-    """Implements Turn."""
+    """Implements ModelTurn."""
 
     def __init__(self, pool: "ModelPool", model: "ModelOnDemand", number: int) -> None:
         self._pool = pool
@@ -56,15 +56,15 @@ class PoolTurn:
 
     @property
     def notice(self) -> str:
-        """See Turn."""
+        """See ModelTurn."""
         return "" if self._granted.done() else self._pool.reason_to_wait(self)
 
     async def begin(self) -> Readiness | None:
-        """See Turn."""
+        """See ModelTurn."""
         return await self._granted
 
     def end(self) -> None:
-        """See Turn."""
+        """See ModelTurn."""
         self._pool.ended(self)
 
 

@@ -35,7 +35,7 @@ from meshd.admin.status import (
     TunnelView,
 )
 from meshd.base.errors import Refused, UserError
-from meshd.gateway.interface import GatewayStatus
+from meshd.gateway.interface import GatewayStatus, KeyStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus, NetworkTensor, SplitPart, StoreStatus
 
@@ -152,7 +152,15 @@ def full_status(pid: int = 4242) -> Status:
         children=(ChildView(name="llama-server", pid=None, state="ready", restarts=0),),
         model=MODEL,
         mdns=MdnsView(state="heard", networks=("eth0",), members=1, why="wlan0: no multicast"),
-        api=GatewayStatus(url="http://127.0.0.1:8090", ready=True, requests=1, tokens=42),
+        api=GatewayStatus(
+            url="http://127.0.0.1:8090",
+            ready=True,
+            requests=1,
+            tokens=42,
+            running=1,
+            waiting=2,
+            keys=(KeyStatus("anna", 1, 3, 120, 42, 162),),
+        ),
         store=StoreStatus(path="/home/u/.cache/meshd/tensors", bytes=7, limit=20_000_000_000, tensors=3),
     )
 

@@ -47,6 +47,13 @@ def test_tokens_are_counted_where_they_are_generated() -> None:
     assert not counted & {"/tokenize", "/detokenize", "/v1/embeddings", "/props", "/v1/rerank"}
 
 
+def test_requests_wait_for_a_turn_where_llama_server_computes() -> None:
+    waits = {path for path, route in ROUTES.items() if route.computes}
+    assert waits >= {path for path, route in ROUTES.items() if route.counts}
+    assert {"/v1/embeddings", "/v1/rerank", "/embedding", "/reranking"} <= waits
+    assert not waits & {"/tokenize", "/apply-template", "/v1/messages/count_tokens", "/props"}
+
+
 def test_own_answers_are_not_passed_on() -> None:
     assert not ROUTES.keys() & (HEALTH_PATHS | MODELS_PATHS)
 
