@@ -121,8 +121,15 @@ class OfferedModels:
         return next((one for one in self.listed() if one.told.key == key), None)
 
     def by_content(self, content: bytes) -> OfferedModel | None:
-        """One whose pieces are known, and are these."""
-        return next((one for one in self.listed() if content and one.told.content == content), None)
+        """One whose pieces are known, and are these: since the list was made, maybe."""
+        listed = self.listed()
+        found = next((one for one in listed if content and one.told.content == content), None)
+        unread = () if found is not None or not content else listed
+        return next((one for one in unread if self._has_become(one, content)), found)
+
+    def _has_become(self, offered: OfferedModel, content: bytes) -> bool:
+        index = None if offered.told.content else self.index_of(offered)
+        return index is not None and index.content == content
 
     def index_of(self, offered: OfferedModel) -> PieceIndex | None:
         """Its pieces, if they are known."""
