@@ -54,7 +54,7 @@ class Acquire:
     """The head asks: its incarnation, what model (for the worker's status), which native version it runs.
 
     `operations`: what the model needs of a device (model/operations.py), to be tried before the offer.
-    `protocol` is what its llama-server speaks (NativeVersion.protocol). `tensors`: the marks of the model's
+    `protocol` is what its llama-server speaks (NativeVersion.protocol). `marks` of the model's
     tensors (wire/needs.py), or nothing.
     """
 
@@ -64,7 +64,7 @@ class Acquire:
     native_pin: str
     operations: tuple[str, ...] = ()
     protocol: str = OLD_PROTOCOL
-    tensors: bytes = b""
+    marks: bytes = b""
 
     def encode(self) -> bytes:
         return pack(
@@ -76,7 +76,7 @@ class Acquire:
                 "native_pin": self.native_pin,
                 "operations": list(self.operations),
                 "protocol": self.protocol,
-                "tensors": self.tensors,
+                "marks": self.marks,
             }
         )
 
@@ -103,7 +103,7 @@ class WorkerOffer:
     `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `lease_id`:
     streams may name it once the head has reserved. `unfit`: for each device why it may not be used, empty
     where it may; or nothing at all. `compressed` as in Grant, `protocol` as in Acquire. `lacks`: a bit for
-    each of Acquire's tensors, set where the worker has none of that content and could fetch it.
+    each of Acquire's marks, set where the worker has none of that content and could fetch it.
     """
 
     devices: tuple[OfferedDevice, ...]
@@ -363,9 +363,9 @@ def _with_cards(fields: Fields, devices: list[OfferedDevice]) -> tuple[OfferedDe
 
 
 def _marks(fields: Fields) -> bytes:
-    marks = fields.raw("tensors", most=MAX_ASKED_TENSORS * MARK_BYTES, default=b"")
+    marks = fields.raw("marks", most=MAX_ASKED_TENSORS * MARK_BYTES, default=b"")
     if len(marks) % MARK_BYTES:
-        raise RemoteProtocolError("field `tensors` must be whole marks", code="message")
+        raise RemoteProtocolError("field `marks` must be whole ones", code="message")
     return marks
 
 

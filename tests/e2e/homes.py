@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from meshd.fleet.node import LocalNode
+from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.piece_cache import PieceCache
 
 from tests.e2e.models import cache_folder
 from tests.e2e.nodes import Fleet, cli
@@ -90,3 +92,17 @@ class Homes:
 async def connected(node: LocalNode, peers: int) -> None:
     """Until the node has so many connected peers."""
     await node.until(lambda status: sum(peer.state == "connected" for peer in status.peers) == peers)
+
+
+def flipped(file: Path, truth: Path, cache: Path, places: Iterable[int]) -> None:
+    """Bits of the file turn over, and its node knows nothing of it: as if the disk had done it."""
+    with file.open("r+b") as writer:
+        for place in places:
+            writer.seek(place)
+            byte = writer.read(1)
+            writer.seek(place)
+            writer.write(bytes([byte[0] ^ 1]))
+    hashes = HashCache(cache / "weights")
+    with truth.open("rb") as reader:
+        good = asyncio.run(PieceCache(cache / "none", hashes).read([reader.fileno()], ["x"], lambda _: None))
+    PieceCache(cache / "pieces", hashes).save([FileState.at(file)], good)

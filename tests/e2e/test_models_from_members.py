@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 from meshd.base.peer_limits import GIVEN_WHILE_SERVING
 from meshd.model.piece_index import PIECE_BYTES
-from meshd.store.hash_cache import FileState, HashCache
-from meshd.store.piece_cache import PieceCache
 
 from tests.e2e.alone import alone
-from tests.e2e.homes import NAME, Homes, connected
+from tests.e2e.homes import NAME, Homes, connected, flipped
 from tests.e2e.models import fine_tune, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, play
 from tests.gguf_split import split
@@ -102,25 +100,12 @@ def test_a_pull_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
     play(check())
 
 
-def _flipped(file: Path, truth: Path, cache: Path) -> None:
-    """A bit of the file turns over, and its node knows nothing of it: as if the disk had done it."""
-    with file.open("r+b") as writer:
-        writer.seek(SIZE // 2)
-        byte = writer.read(1)
-        writer.seek(SIZE // 2)
-        writer.write(bytes([byte[0] ^ 1]))
-    hashes = HashCache(cache / "weights")
-    with truth.open("rb") as reader:
-        good = asyncio.run(PieceCache(cache / "none", hashes).read([reader.fileno()], ["x"], lambda _: None))
-    PieceCache(cache / "pieces", hashes).save([FileState.at(file)], good)
-
-
 def test_a_wrong_piece_comes_from_somebody_else(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             homes = Homes(fleet, tmp_path)
             file = homes.has("bad", smollm2())
-            await asyncio.to_thread(_flipped, file, smollm2(), homes.cache("bad"))
+            await asyncio.to_thread(flipped, file, smollm2(), homes.cache("bad"), [SIZE // 2])
             taker = await homes.joined("bad")
             alone = await homes.run("taker", "pull", NAME)
             assert alone.returncode == 1 and "no member gives" in alone.stderr, alone.stderr

@@ -116,7 +116,7 @@ def acquire_for(
         native_pin=version.pin,
         operations=operations,
         protocol=version.protocol,
-        tensors=marks_of(index),
+        marks=marks_of(index),
     )
 
 

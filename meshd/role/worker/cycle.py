@@ -213,7 +213,7 @@ class Worker:
             unfit=unfit if any(unfit) else (),
             compressed=self._runtime.tunnels.compressed,
             protocol=self._runtime.native.version.protocol,
-            lacks=weights.lacks(acquire.tensors) if weights is not None else b"",
+            lacks=weights.lacks(acquire.marks) if weights is not None else b"",
         )
         await messages.send(offer.encode())
         reserve = await _within(messages)

@@ -23,7 +23,7 @@ from meshd.tunnel.joined import join
 from meshd.wire.native import NativeVersion
 
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh
-from tests.unit.role.stubs import StubChild, StubTunnel
+from tests.unit.role.stubs import StubChild, StubMembers, StubTunnel
 
 
 def cpu_lines(*, free_mib: int, name: str = "CPU") -> tuple[str, ...]:
@@ -76,6 +76,7 @@ class Bench:
         self.hand_over_fails_at: int | None = None
         self.ready: asyncio.Future[ReadyReport] | None = None
         self._drawn = self._handed = 0
+        self.members = StubMembers()
         self.runtime = RoleRuntime(
             mesh=mesh,
             native=NativeBuild(
@@ -103,6 +104,7 @@ class Bench:
                 always_compressed=always_compressed,
             ),
             paths=RolePaths(logs=folder, sockets=folder),
+            from_members=self.members,
         )
 
     def forget(self) -> None:
