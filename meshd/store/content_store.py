@@ -186,7 +186,7 @@ class DiskContentStore:
         finally:
             for _, writer in self._writers:
                 writer.abandon()
-            for lease_cache in self._lease_caches:
+            for lease_cache in {*self._lease_caches, *(job.lease_cache for job in self._jobs)}:
                 lease_cache.abandon()
 
     # Looking: which packs are there, and whole.

@@ -50,19 +50,18 @@ class OfferedModel:
 
 
 class OpenModel:
-    """The open files of an offered model, in the state in which its pieces were hashed; `close` it."""
+    """The files of an offered model, open until `close`, in the state in which its pieces were hashed."""
 
     def __init__(self, offered: OfferedModel) -> None:
-        """Raises OSError."""
+        self._paths = offered.paths
         self.labels = tuple(path.name for path in offered.paths)
         self.descriptors: list[int] = []
-        try:
-            for path in offered.paths:
-                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-                self.descriptors.append(os.open(path, flags))
-        except BaseException:
-            self.close()
-            raise
+
+    def open(self) -> None:
+        """For a thread: who waits for it may be cancelled, and closes it all the same. Raises OSError."""
+        for path in self._paths:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            self.descriptors.append(os.open(path, flags))
 
     @property
     def states(self) -> tuple[FileState, ...]:
