@@ -1,4 +1,4 @@
-"""Which tensors of a model a plan puts on the devices of which node. Pure."""
+"""Which tensors of a model a plan puts on the devices of which node."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""Messages of a lease about weights that a worker takes from members before its mesh-server starts. Pure.
+"""Messages of a lease about weights that a worker takes from members before its mesh-server starts.
 
 With the question comes a mark of each tensor (the beginning of its hash), and with the offer which of them
 the worker lacks. If another member has the file, the head reserves with `fetch` and says where in the file

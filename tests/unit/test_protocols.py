@@ -14,6 +14,7 @@ from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.demo.interface import DemoOutput
 from meshd.gateway.interface import Upstream
+from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
 from meshd.link.tcp.listen import TcpListener
@@ -30,7 +31,7 @@ from meshd.process.handover import DescriptorSender, ReportPipe
 from meshd.process.interface import Child
 from meshd.rendezvous.book import AddressBook
 from meshd.role.head.cycle import Serve
-from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel
+from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
 from meshd.role.worker.child_silence import ChildSilence
 from meshd.role.worker.cycle import Worker
 from meshd.rpc.mesh_firewall import MeshFirewall
@@ -84,6 +85,10 @@ def report(one: ReportPipe) -> Report:
 
 
 def descriptor_socket(one: DescriptorSender) -> DescriptorSocket:
+    return one
+
+
+def member_weights(one: MemberWeights) -> WeightsFromMembers:
     return one
 
 
@@ -166,6 +171,7 @@ FITS: tuple[Callable[..., object], ...] = (
     tunnel,
     report,
     descriptor_socket,
+    member_weights,
     joined_tunnel,
     mesh_head_view,
     mesh_push_filter,

@@ -36,8 +36,8 @@ ANSWER_SECONDS = 30.0  # without a word of progress
 OFFER_SECONDS = (
     600.0  # with it: what a worker does meanwhile, hashing above all, goes on when it is asked again
 )
-FETCH_SECONDS = 600.0  # for weights from members, and a second more for each SLOW_BYTES of a part
-SLOW_BYTES = 100_000
+FETCH_SECONDS = 600.0  # for weights from members, and a second more for each SLOW_FETCH_BYTES of a part
+SLOW_FETCH_BYTES = 100_000
 GRANT_SECONDS = 120.0  # with it: a mesh-server that does not start is given up after 60 s
 LOG = log.get("serve")
 
@@ -124,7 +124,7 @@ class LeaseClient:
         for some in in_messages(needs):
             await self._messages.send(some.encode())
         size = sum(tensor.size for tensor in needs.tensors)
-        answer = await self._answer(FETCH_SECONDS + size / SLOW_BYTES)
+        answer = await self._answer(FETCH_SECONDS + size / SLOW_FETCH_BYTES)
         if not isinstance(answer, Fetched):
             raise RemoteProtocolError("lease: expected `fetched`", code="lease")
         return answer

@@ -58,13 +58,11 @@ class Bench:
         self.tunnels: list[StubTunnel] = []
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
-        self.start_seconds = 0.0
+        self.start_seconds = self.listing_seconds = self.trial_seconds = 0.0
         self.listings = self.tokens_asked = 0
-        self.listing_seconds = 0.0
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
-        self.trial_seconds = 0.0
         self.timings: list[tuple[str, ...]] = []  # the arguments of each
         self.timing_lines: Sequence[str] | None = None  # None: 1 ms a token, for each kind
         self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above

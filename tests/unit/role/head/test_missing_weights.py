@@ -9,7 +9,7 @@ import pytest
 from meshd.base.errors import Broken
 from meshd.model.status import ModelState
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
-from meshd.role.head.lease_client import FETCH_SECONDS, SLOW_BYTES
+from meshd.role.head.lease_client import FETCH_SECONDS, SLOW_FETCH_BYTES
 from meshd.role.interface import FromMembers
 from meshd.store.interface import ProgressCallback
 
@@ -106,7 +106,7 @@ def test_a_worker_that_never_has_it_all_is_given_up(tmp_path: Path) -> None:
             while len(anna.asked) < 2:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(1)
             took = loop.time() - began
-            assert 0 <= took - FETCH_SECONDS - 2 * 9 * MIB / SLOW_BYTES < 10
+            assert 0 <= took - FETCH_SECONDS - 2 * 9 * MIB / SLOW_FETCH_BYTES < 10
             assert not it.bench.children and not it.roles["bert"].is_lending
 
     run(main())
