@@ -13,9 +13,9 @@ from meshd.fleet.node import LocalNode, model_ready
 from meshd.model.piece_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
-from tests.e2e.homes import Homes, connected, flipped
+from tests.e2e.homes import NAME, Homes, connected, flipped
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
@@ -171,5 +171,31 @@ def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
             assert model_of(first).weights_network_bytes > 60 * MB and not fetched(head)
             second = await loaded_anew(head, first)
             assert model_of(second).weights_network_bytes == 0 and not fetched(head)
+
+    play(check())
+
+
+def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path) -> None:
+    """`--model mesh:NAME` of a node that was never in the mesh, and again when it is here."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            file = homes.has("one", smollm2())
+            one = await homes.start("one", "--model", str(file))
+            token = await one.token()
+            words = ("serve", "--model", f"mesh:{NAME}")
+            nobody = await cli(tmp_path / "none", *words, **homes.variables("none"))
+            assert nobody.returncode == 1 and "this node is in no mesh yet" in nobody.stderr
+            for _ in range(2):
+                head = await homes.serve("head", f"mesh:{NAME}", *ON_WORKERS, *SAME_THREADS, token=token)
+                status = await fleet.ready(head)
+                assert await api_of(status).complete(PROMPT, TOKENS) == reference
+                assert model_of(status).name == NAME and model_of(status).weights_network_bytes == 0
+                await head.stop()
+                fleet.forget(head)
+            log = (head.spec.home / "node.log").read_text()
+            assert log.count(f"fetching {NAME} (98.4 MB): 100%") == 1, "the second time it is here"
 
     play(check())
