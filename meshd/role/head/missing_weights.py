@@ -1,9 +1,11 @@
 """What the workers of a plan lack, and whether members other than this head can give it."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner
 from meshd.model.placed_tensors import placed_tensors
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
@@ -13,6 +15,7 @@ from meshd.role.interface import WeightsFromMembers
 from meshd.wire.limits import MAX_ASKED_TENSORS
 from meshd.wire.needs import NeededTensor, Needs, from_bits, mark
 
+READ_SECONDS = 20.0  # for our file to be compared with those of members: offers stand for a minute
 _WORTH_BYTES = 8 << 20  # lacking on all workers together: less is sent with the load
 LOG = log.get("serve")
 
@@ -35,11 +38,13 @@ async def find_needs(
     plan: Plan,
     leases: Sequence[LeaseClient],
     members: WeightsFromMembers,
+    owner: Owner,
     on_progress: Callable[[str], None],
 ) -> Mapping[str, Needs]:
     """By name of the worker, its part of the model, if somebody lacks some of it that members can give.
 
-    Empty: the head sends what is missing, with the load.
+    Empty: the head sends what is missing, with the load. If its file must be read for long first, that goes
+    on in a task of `owner`, for later loads.
     """
     index = model.index
     parts = placed_tensors(plan, model.layers, [tensor.name for tensor in index.tensors])
@@ -47,15 +52,29 @@ async def find_needs(
     missing = sum(lacking(index, parts.get(name, ()), offer.lacks) for name, offer in offers.items())
     if missing < _WORTH_BYTES:
         return {}
-    try:
-        content = await members.shared_content(model.file, on_progress)
-    except (MeshdError, OSError) as error:
-        LOG.warning("weights_not_shared", why=str(error))
-        return {}
-    if not content:
+    waited = False
+
+    def tell(text: str) -> None:
+        if not waited:
+            on_progress(text)
+
+    asking = owner.start(_content(model, members, tell), name="content of the model")
+    await asyncio.wait([asking], timeout=READ_SECONDS)
+    waited = True
+    if not asking.done() or not (content := asking.result()):
         return {}
     LOG.info("weights_missing", bytes=missing)
     return {lease.name: _needs(index, parts.get(lease.name, ()), content) for lease in leases}
+
+
+async def _content(
+    model: ServedModel, members: WeightsFromMembers, on_progress: Callable[[str], None]
+) -> bytes:
+    try:
+        return await members.shared_content(model.file, on_progress)
+    except (MeshdError, OSError) as error:
+        LOG.warning("weights_not_shared", why=str(error))
+        return b""
 
 
 def _needs(index: WeightsIndex, part: Sequence[int], content: bytes) -> Needs:

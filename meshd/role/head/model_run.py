@@ -123,7 +123,7 @@ class HeadRun:
             async with Owner() as owner:
                 self._weights_of = plan.weights_of
                 reserving = self._reserving()
-                needs = await self._needs(plan)
+                needs = await self._needs(plan, owner)
                 granted = await reserving.begin(
                     offers, reservations(plan, offers), needs, self._server.report, owner
                 )
@@ -142,9 +142,9 @@ class HeadRun:
             for lease in self._leases:
                 lease.release()
 
-    async def _needs(self, plan: Plan) -> Mapping[str, Needs]:
+    async def _needs(self, plan: Plan, owner: Owner) -> Mapping[str, Needs]:
         members = self._runtime.from_members
-        return await find_needs(self._model, plan, self._leases, members, self._on_progress)
+        return await find_needs(self._model, plan, self._leases, members, owner, self._on_progress)
 
     # Asking and planning.
 

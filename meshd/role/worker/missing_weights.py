@@ -6,6 +6,7 @@ pieces with those that are missing. What does not come this way is sent by the h
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from meshd.base import log
@@ -48,14 +49,15 @@ class MissingWeights:
         """
         needs = await _read_needs(messages, limit=sum(agreed.memory))
         text = ["looking for members that have its weights"]
+        ended = asyncio.Event()
         try:
             async with Owner() as owner:
                 began = owner.start(_until_begin(messages), name="begin")
                 owner.start(self._until_paused(), name="pause")
-                owner.start(_say_progress(messages, text), name="fetch progress")
+                owner.start(_say_progress(messages, text, ended), name="fetch progress")
                 found = await self._from_members(needs, agreed, text)
+                ended.set()
                 await messages.send(found.encode())
-                text[0] = "waiting for other workers to have their weights"
                 await began
                 owner.cancel()
         except ExceptionGroup as group:
@@ -135,11 +137,14 @@ async def _until_begin(messages: MessageStream) -> None:
         raise RemoteProtocolError("lease: expected `begin`", code="lease")
 
 
-async def _say_progress(messages: MessageStream, text: list[str]) -> None:
+async def _say_progress(messages: MessageStream, text: list[str], ended: asyncio.Event) -> None:
+    """Until it has ended: then nobody listens until the lease is granted."""
     on_progress = progress_to(messages)
-    while True:
+    while not ended.is_set():
         await on_progress(text[0])
-        await asyncio.sleep(_TOLD_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TOLD_SECONDS):
+                await ended.wait()
 
 
 def _told(found: FromMembers) -> str:

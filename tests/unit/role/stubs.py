@@ -170,10 +170,13 @@ class StubMembers:
         self.gives.set()
         self.asked: list[Needs] = []
         self.fails: MeshdError | None = None
+        self.read_seconds = 0.0
 
     async def shared_content(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
         if self.fails is not None:
             raise self.fails
+        await asyncio.sleep(self.read_seconds)
+        on_progress("reading it to compare it: 100 %")
         return self.content
 
     async def fetch(self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]) -> FromMembers:

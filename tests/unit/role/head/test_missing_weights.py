@@ -10,6 +10,7 @@ from meshd.base.errors import Broken
 from meshd.model.status import ModelState
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.role.head.lease_client import FETCH_SECONDS, SLOW_FETCH_BYTES
+from meshd.role.head.missing_weights import READ_SECONDS
 from meshd.role.interface import FromMembers
 from meshd.store.interface import ProgressCallback
 
@@ -79,6 +80,22 @@ def test_if_no_member_has_it_the_head_sends_it(tmp_path: Path, fails: Broken | N
             it.start()
             await it.until(ModelState.READY)
             assert not it.workers["anna"].members.asked
+
+    run(main())
+
+
+def test_a_load_does_not_wait_for_long_until_the_file_is_read(tmp_path: Path) -> None:
+    """For an offer stands for a minute; a later load uses what was read."""
+
+    async def main() -> None:
+        async with two_workers(tmp_path) as it:
+            members, anna = it.bench.members, it.workers["anna"].members
+            members.read_seconds = READ_SECONDS + 100
+            it.start()
+            await it.until(ModelState.READY)
+            assert not anna.asked
+            await asyncio.sleep(200)
+            assert it.serve.readiness.state is ModelState.READY, "the end of the reading ends nothing else"
 
     run(main())
 
