@@ -19,6 +19,7 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.models import ModelExchange
 from meshd.daemon.role_runtime import find_native
+from meshd.daemon.roles import ROLES
 from meshd.identity.keystore import Home
 from meshd.wire.native import NativeVersion
 
@@ -36,7 +37,7 @@ def pull_first(config: Config, name: str, role: str, show: Show) -> Path:
             f"`{name}` comes from members, and this node is in no mesh yet",
             hint="join one with `--join TOKEN`, or give the model's path, or another name of it",
         )
-    version = find_native(config.paths, head=role == "serve").version
+    version = find_native(config.paths, head=ROLES[role].runs_llama_server).version
     log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
     raise_limit()
     with home.lock(daemon=True), log.in_background():
