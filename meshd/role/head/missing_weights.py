@@ -52,29 +52,36 @@ async def find_needs(
     missing = sum(lacking(index, parts.get(name, ()), offer.lacks) for name, offer in offers.items())
     if missing < _WORTH_BYTES:
         return {}
-    waited = False
-
-    def tell(text: str) -> None:
-        if not waited:
-            on_progress(text)
-
-    asking = owner.start(_content(model, members, tell), name="content of the model")
-    await asyncio.wait([asking], timeout=READ_SECONDS)
-    waited = True
-    if not asking.done() or not (content := asking.result()):
+    asking = _ContentQuestion(model, members, on_progress)
+    await asyncio.wait([owner.start_for("members", asking.ask(), name="content")], timeout=READ_SECONDS)
+    asking.waited = True
+    if not (content := asking.content):
         return {}
     LOG.info("weights_missing", bytes=missing)
     return {lease.name: _needs(index, parts.get(lease.name, ()), content) for lease in leases}
 
 
-async def _content(
-    model: ServedModel, members: WeightsFromMembers, on_progress: Callable[[str], None]
-) -> bytes:
-    try:
-        return await members.shared_content(model.file, on_progress)
-    except (MeshdError, OSError) as error:
-        LOG.warning("weights_not_shared", why=str(error))
-        return b""
+class _ContentQuestion:
+    """For the content id of the model's files, if others have them: known once `ask` is done."""
+
+    def __init__(
+        self, model: ServedModel, members: WeightsFromMembers, on_progress: Callable[[str], None]
+    ) -> None:
+        self._model = model
+        self._members = members
+        self._on_progress = on_progress
+        self.content = b""
+        self.waited = False  # nobody listens any more
+
+    async def ask(self) -> None:
+        try:
+            self.content = await self._members.shared_content(self._model.file, self._tell)
+        except (MeshdError, OSError) as error:
+            LOG.warning("weights_not_shared", why=str(error))
+
+    def _tell(self, text: str) -> None:
+        if not self.waited:
+            self._on_progress(text)
 
 
 def _needs(index: WeightsIndex, part: Sequence[int], content: bytes) -> Needs:
