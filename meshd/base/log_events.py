@@ -73,7 +73,7 @@ EVENTS: Mapping[str, str] = {
     "guard_not_replaced": "the file that names a guard could not be changed",
     "hashing": "a model file is read once to hash its tensors",
     "holder_lied": "a member gave another model than it had said: what came from it was removed",
-    "holder_lost": "a member gives no more pieces of a model that is pulled, and why",
+    "holder_lost": "a member gives no more pieces of a model that is pulled or loaded, and why",
     "join_not_used": "`--join` names a mesh that this home is already a member of; its token was not used",
     "joined_pipe_over": (
         "the connection over which this node joined does not become a link; others are dialled"
@@ -199,14 +199,19 @@ EVENTS: Mapping[str, str] = {
     "weight_from_network": "a tensor comes over the network, and why",
     "weights_cache_not_written": "the cache of hashes cannot be written: the file is read again next time",
     "weights_cache_unusable": "the cache of hashes cannot be used: the file is read again next time",
+    "weights_fetched": "this worker took weights from members for a head, and from which; or why not",
     "weights_from_network": (
         "the number of tensors that come over the network, if they are too many to be named one by one"
     ),
     "weights_kept": "weights that came over the mesh are on disk, for the next load",
     "weights_known": "a model file's tensors have been hashed",
     "weights_loaded": "this worker loaded weights from its own file",
+    "weights_missing": "workers lack so much of their parts, and fetch it from members",
     "weights_not_kept": (
         "some weights that came over the mesh are not kept, and why: the next load sends them again"
+    ),
+    "weights_not_shared": (
+        "the head could not compare its file with those of members: it sends what is missing"
     ),
     "weights_store_unusable": "the content store cannot be used, and why: nothing is kept",
     "weights_unknown": "a model file cannot be read any more: its weights come over the network",
@@ -216,6 +221,7 @@ EVENTS: Mapping[str, str] = {
         "work caused by a peer or another outsider failed unexpectedly: it has ended, the daemon "
         "continues. Please report it"
     ),
+    "worker_fetched": "what a worker took from members before the load, and from which",
     "worker_left_out": "a worker is left out of the split, and why",
     "worker_tried_again": "a worker that was left out is tried again",
     "worker_unsteady": (

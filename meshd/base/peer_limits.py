@@ -172,6 +172,13 @@ TRIALS_ASKED = Rate(
     "peer",
     "the head gets `busy`",
 )
+FETCHES_ASKED = Rate(
+    "leases for which weights are taken from members",
+    1 / 60,
+    8,
+    "peer",
+    "the head sends them itself",
+)
 CAPACITY_ASKED = Share("answers about capacity in progress", 2, "peer", "further ones are refused")
 SPEEDS_ASKED = Rate(
     "answers for which devices must be timed with layers that are new to them",

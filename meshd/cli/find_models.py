@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.config import Config, ServeConfig
+from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:
     from meshd.library.interface import TransferProgress
+    from meshd.library.resolve import Resolver
 
 _STEPS = 10  # lines of a download where nobody watches a bar
 
@@ -68,10 +71,24 @@ def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Pat
     from meshd.library.stores import Stores
 
     find_native(config.paths, head=head)  # what is not built is told before a download, not after it
-    found = Resolver(Stores.here(config.paths.cache), reporter(out)).get(given, partial=not head)
+    resolver = Resolver(Stores.here(config.paths.cache), reporter(out))
+    if isinstance(given, str) and given.startswith(MESH):
+        return _of_members(given, config, resolver, out, head=head)
+    found = resolver.get(given, partial=not head)
     if found.name != str(given):
         out.note(f"`{given}`: using `{found.name}`")
     return found.paths[0]
+
+
+def _of_members(given: str, config: Config, resolver: "Resolver", out: Output, *, head: bool) -> Path:
+    """A model that only members have comes from them first."""
+    try:
+        return resolver.local(given).paths[0]
+    except UserError:  # not on this machine
+        from meshd.cli.pull_model import PullProgress
+        from meshd.daemon.model_first import pull_first
+
+        return pull_first(config, given, "serve" if head else "worker", PullProgress(out).show)
 
 
 def reporter(out: Output) -> "Callable[[TransferProgress], None]":

@@ -82,6 +82,7 @@ class WorkerConfig:
 
     `models`: paths, and names (text) until the verb has found them.
     `keep_weights`: most bytes of weights that came over the network and are kept in the cache.
+    `fetch_rate`: most bytes a second that a load takes from members.
     """
 
     models: tuple[Path | str, ...] = ()
@@ -89,6 +90,7 @@ class WorkerConfig:
     memory: int | None = None
     threads: int | None = None
     keep_weights: int = 20 << 30
+    fetch_rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,7 @@ class Daemon:
             built = await preflight.role.build(runtime, member)
             planning = make_planning(self._config, member, runtime, ROLES[self._role])
             models = ModelExchange(
-                member.mesh, self._config, is_serving=lambda: bool(built.role.status.children)
+                member.mesh, self._config, is_serving=lambda: built.role.status.is_computing
             )
             await self._serve(member, built, planning, models)
         finally:

@@ -17,8 +17,10 @@ from meshd.identity.keys import PeerId
 from meshd.model.status import ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
+from meshd.store.interface import LeaseCache, WeightsFile
 from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
 from meshd.wire.native import NativeVersion
+from meshd.wire.needs import Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,28 @@ class RolePaths:
     """The file of how long devices took for layers."""
 
 
+class WeightsFromMembers(Protocol):
+    """Weights that members give each other (library/members/)."""
+
+    async def shared_content(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
+        """The content id of our file, if another member has it, too; else nothing. Raises MeshdError."""
+        ...
+
+    async def fetch(
+        self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]
+    ) -> "FromMembers":
+        """Take the pieces with these tensors from all members that have that file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FromMembers:
+    """What came: bytes by the names of members; `why` it is not all, empty if it is."""
+
+    given: Mapping[str, int]
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class RoleRuntime:
     """What the daemon lends a role, in parts by who uses them together.
@@ -174,6 +198,7 @@ class RoleRuntime:
     processes: Processes
     tunnels: Tunnels
     paths: RolePaths
+    from_members: WeightsFromMembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +219,8 @@ class RoleStatus:
     """What a worker keeps of weights that came over the network."""
     models: tuple[ModelStatus, ...] = ()
     """Of a head that serves several."""
+    is_computing: bool = False
+    """A model is loaded that answers wait for."""
 
 
 class RunningRole(Protocol):

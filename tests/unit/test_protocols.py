@@ -15,6 +15,7 @@ from meshd.cli.output import Output
 from meshd.demo.interface import DemoOutput
 from meshd.gateway.interface import Models, ModelTurn, NamedModel, Upstream
 from meshd.gateway.one_model import OneModel, TurnAtOnce
+from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
 from meshd.link.tcp.listen import TcpListener
@@ -31,7 +32,7 @@ from meshd.process.handover import DescriptorSender, ReportPipe
 from meshd.process.interface import Child
 from meshd.rendezvous.book import AddressBook
 from meshd.role.head.cycle import Serve
-from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel
+from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
 from meshd.role.models.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.role.worker.child_silence import ChildSilence
 from meshd.role.worker.cycle import Worker
@@ -86,6 +87,10 @@ def report(one: ReportPipe) -> Report:
 
 
 def descriptor_socket(one: DescriptorSender) -> DescriptorSocket:
+    return one
+
+
+def member_weights(one: MemberWeights) -> WeightsFromMembers:
     return one
 
 
@@ -192,6 +197,7 @@ FITS: tuple[Callable[..., object], ...] = (
     tunnel,
     report,
     descriptor_socket,
+    member_weights,
     joined_tunnel,
     mesh_head_view,
     mesh_push_filter,

@@ -180,7 +180,11 @@ class Serve:
             workers=self._run.loads if self._run is not None else (),
         )
         return RoleStatus(
-            children=children, tunnels=tunnels, model=model, unfit=self._history.own_devices.notes
+            children=children,
+            tunnels=tunnels,
+            model=model,
+            unfit=self._history.own_devices.notes,
+            is_computing=self._run is not None and self._run.loaded,
         )
 
     def _bytes_per_token(self) -> float | None:

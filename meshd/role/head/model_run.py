@@ -17,12 +17,13 @@ from meshd.model.split_values import Plan
 from meshd.model.status import Speeds, WorkerWeights
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
-from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
+from meshd.role.head.ask_workers import Asking, acquire_for, fitting, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
-from meshd.role.head.lease_client import LeaseClient, why_unfit
+from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_server import LlamaServer, Over
 from meshd.role.head.measured_speed import MeasuredSpeed
+from meshd.role.head.missing_weights import find_needs
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
@@ -42,6 +43,7 @@ from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PAUSED, RPC_SERVER_CRASHED, Lost
+from meshd.wire.needs import Needs
 
 LOG = log.get("serve")
 
@@ -121,8 +123,9 @@ class HeadRun:
             async with Owner() as owner:
                 self._weights_of = plan.weights_of
                 reserving = self._reserving()
+                needs = await self._needs(plan, owner)
                 granted = await reserving.begin(
-                    offers, reservations(plan, offers), self._server.report, owner
+                    offers, reservations(plan, offers), needs, self._server.report, owner
                 )
                 await self._push_plan.introduce(plan, self._leases)
                 self._server.start(plan, self._leases, owner)
@@ -138,6 +141,10 @@ class HeadRun:
             self._server.close()
             for lease in self._leases:
                 lease.release()
+
+    async def _needs(self, plan: Plan, owner: Owner) -> Mapping[str, Needs]:
+        members = self._runtime.from_members
+        return await find_needs(self._model, plan, self._leases, members, owner, self._on_progress)
 
     # Asking and planning.
 
@@ -219,14 +226,11 @@ class HeadRun:
         self, workers: Sequence[PeerStatus], names: Mapping[PeerId, str], refusals: list[MeshdError]
     ) -> None:
         """One for each that runs a llama.cpp which fits ours."""
-        native = self._runtime.native
-        for worker in workers:
-            if (unfit := why_unfit(native.version, worker)) is not None:
-                refusals.append(unfit)
-                continue
+        runtime = self._runtime
+        for worker in fitting(workers, runtime.native.version, refusals):
             lease = LeaseClient(
-                self._runtime.mesh,
-                self._runtime.tunnels,
+                runtime.mesh,
+                runtime.tunnels,
                 peer=worker.peer,
                 name=names[worker.peer],
                 on_progress=self._on_progress,
@@ -299,15 +303,10 @@ class HeadRun:
         elif not known and not self.loaded:
             self.server_died = ServerDied(self._options.child, split_of(plan), over.tail)
             if at_first_token:
-                self._doubt_last(plan, over.why)
+                for lease in self._leases:  # of what the last one computes llama-server makes the token
+                    if lease.name == plan.last_node:
+                        self.blame.doubt(lease.peer, over.why)
         self.end.say(over.why)
-
-    def _doubt_last(self, plan: Plan, why: str) -> None:
-        """If it is a worker: of what it computes llama-server makes the token."""
-        (*_, last) = [share.device.node for share in plan.shares if share.layers] or [""]
-        for lease in self._leases:
-            if lease.name == last:
-                self.blame.doubt(lease.peer, why)
 
     def _lease_at(self, endpoint: str) -> LeaseClient | None:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)

@@ -200,6 +200,7 @@ class ModelPool:
             model=self._status(self._names[last]) if last is not None else None,
             models=tuple(self.statuses),
             unfit=tuple(dict.fromkeys(note for role in roles for note in role.unfit)),
+            is_computing=any(role.is_computing for role in roles),
         )
 
     async def serve(self) -> None:

@@ -43,11 +43,15 @@ OnBroken = Callable[[MeshdError], None]
 
 @dataclass(frozen=True, slots=True)
 class AgreedLease:
-    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment."""
+    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment.
+
+    `fetch`: the head says which weights it needs (missing_weights.py).
+    """
 
     lease: Lease
     devices: tuple[str, ...]
     weights: Weights | None
+    fetch: bool = False
 
     @property
     def lease_cache(self) -> LeaseCache | None:
@@ -85,6 +89,7 @@ class MeshServer:
         self._silence = ChildSilence()
         self._firewall: MeshFirewall | None = None  # while there is a connection
         self._why_failed = ""  # in its own words
+        self.is_loaded = False
         self._end: socket | None = None
         self._report = runtime.processes.make_report()
         outgoing.add(self._report.child_end)
@@ -226,6 +231,7 @@ class MeshServer:
 
     def model_loaded(self) -> None:
         """The head has sent all of its weights, and has a first token."""
+        self.is_loaded = True
         if (lease_cache := self.agreed.lease_cache) is not None:
             lease_cache.done()
 

@@ -70,6 +70,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "links.compress": ("on", "on"),
     "serve.output": ("head", "head"),
     "worker.models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),
+    "worker.fetch_rate": ("200Mbit", 25_000_000),
     "worker.devices": ("CUDA0,CUDA1", ("CUDA0", "CUDA1")),
     "worker.memory": ("8G", 8 << 30),
     "worker.threads": ("8", 8),

@@ -23,7 +23,7 @@ from meshd.tunnel.joined import join
 from meshd.wire.native import NativeVersion
 
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh
-from tests.unit.role.stubs import StubChild, StubTunnel
+from tests.unit.role.stubs import StubChild, StubMembers, StubTunnel
 
 
 def cpu_lines(*, free_mib: int, name: str = "CPU") -> tuple[str, ...]:
@@ -58,13 +58,11 @@ class Bench:
         self.tunnels: list[StubTunnel] = []
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
-        self.start_seconds = 0.0
+        self.start_seconds = self.listing_seconds = self.trial_seconds = 0.0
         self.listings = self.tokens_asked = 0
-        self.listing_seconds = 0.0
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
-        self.trial_seconds = 0.0
         self.timings: list[tuple[str, ...]] = []  # the arguments of each
         self.timing_lines: Sequence[str] | None = None  # None: 1 ms a token, for each kind
         self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above
@@ -76,6 +74,7 @@ class Bench:
         self.hand_over_fails_at: int | None = None
         self.ready: asyncio.Future[ReadyReport] | None = None
         self._drawn = self._handed = 0
+        self.members = StubMembers()
         self.runtime = RoleRuntime(
             mesh=mesh,
             native=NativeBuild(
@@ -103,6 +102,7 @@ class Bench:
                 always_compressed=always_compressed,
             ),
             paths=RolePaths(logs=folder, sockets=folder),
+            from_members=self.members,
         )
 
     def forget(self) -> None:
