@@ -135,6 +135,7 @@ def _open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
         inspector=asked.inspector,
         on_broken=asked.on_broken,
         compresses=compresses,
+        flow=asked.flow,
     )
 
 

@@ -210,6 +210,7 @@ class Daemon:
                 accept=member.transports.joiners.accept,
                 network_state=member.transports.network_state,
                 planning=planning,
+                explain=built.explain,
                 pausing=Pausing(self._home, member.local, built.pause),
                 models=models,
                 gateway=lambda: gateway.status if gateway is not None else None,

@@ -73,7 +73,7 @@ class ClaimedServe:
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
         head = Serve(runtime, self.file, head_options(self.config, member), speeds)
-        return BuiltRole(head, Gateway(self.api.config, head, self.api))
+        return BuiltRole(head, Gateway(self.api.config, head, self.api), explain=head.explain)
 
 
 def head_options(config: Config, member: MemberNode) -> "HeadOptions":

@@ -8,6 +8,7 @@ a connection kept open would hold one of its few threads, and closing it is what
 the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as long as it takes.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ class ProxiedCall:
     form: StreamForm
     headers: dict[str, str]  # to be added to the answer
     own_seed: bool = False  # the client has given none
+    began: float = 0.0  # when the request came, by the loop's clock
 
 
 class Proxy:
@@ -221,22 +223,23 @@ class Proxy:
 
     async def _send(self, call: ProxiedCall, reply: StreamReply, ready: bytes, count: TokenCount) -> None:
         # what was generated counts, whether or not the client is still there
-        self._count(count, ready if call.counts else b"")
+        self._count(call, count, ready if call.counts else b"")
         if ready:
             await reply.send(ready)
 
-    def _count(self, count: TokenCount, events: bytes) -> None:
+    def _count(self, call: ProxiedCall, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:
             self._upstream.generated(count.total, alone=len(self._running) == 1)
-        self._told(events, alone=count.alone)
+        self._told(call, events, alone=count.alone)
 
-    def _told(self, body: bytes | bytearray, *, alone: bool) -> None:
+    def _told(self, call: ProxiedCall, body: bytes | bytearray, *, alone: bool) -> None:
         """What llama-server says of an answer that is whole."""
-        if alone and (timings := answer_timings(body)) is not None:
-            self._upstream.answered(timings)
+        if (timings := answer_timings(body)) is not None:
+            seconds = asyncio.get_running_loop().time() - call.began
+            self._upstream.answered(timings, alone=alone, seconds=seconds)
 
     async def _end_with(self, reply: StreamReply, call: ProxiedCall, failure: Failure) -> web.StreamResponse:
         if not reply.begun:
@@ -258,7 +261,7 @@ class Proxy:
                 return await self._long(request, call, answer, bytes(held))
         if call.counts:
             self._count_tokens(exact_tokens(held))
-            self._told(held, alone=alone and len(self._running) == 1)
+            self._told(call, held, alone=alone and len(self._running) == 1)
         if answer.status >= 400:
             failure = told_failure(bytes(held))
             if failure is None:

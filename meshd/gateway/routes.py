@@ -4,6 +4,7 @@ An allow-list: paths that write files, change slots, adapters or properties, sho
 or fetch from elsewhere are not in it.
 """
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -196,6 +197,7 @@ class Router:
             message = f"{self._tally.active} requests are already in progress"
             raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
         self._count(1)
+        began = asyncio.get_running_loop().time()
         try:
             if route.method == "GET":
                 self._tally.requests += 1
@@ -207,7 +209,9 @@ class Router:
                 self._check_ready()  # a slow body may have outlived the model
                 self._tally.requests += 1
                 body = with_fields(body, fields) if fields else body
-                call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra, own_seed)
+                call = ProxiedCall(
+                    "POST", path, body, stream, route.counts, route.form, extra, own_seed, began
+                )
                 return await self._proxy.forward(request, call)
         finally:
             self._count(-1)

@@ -64,6 +64,8 @@ class TunnelRequest:
     """The version of compressed streams that the peer takes, 0 for none; its path decides on its use."""
     always: bool = False
     """They are used on any path: the head for which this is done wants that."""
+    flow: Flow | None = None
+    """Told who waits."""
 
 
 class Join(Protocol):
