@@ -51,11 +51,15 @@ class TimeAccount:
 
 @dataclass(frozen=True, slots=True)
 class WayTime:
-    """From one node to the next: half a round trip, and what the bytes of a token add to it."""
+    """From one node to the next: half a round trip, and what the bytes of a token add to it.
+
+    `is_result`: of a prompt no more crosses than of a token.
+    """
 
     where: str
     delay: float
     transfer: float
+    is_result: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +99,8 @@ def token_account(spent: SpentTime, tokens: int) -> TimeAccount:
 def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
     """Of a whole prompt; `queue` came before it. Its micro batches are on different devices at once."""
     parts = [*_server(spent), *map(_computing, spent.workers)]
-    parts += [_way(way, passes=tokens, delays=1) for way in spent.ways]
-    parts += _held(spent, sum(way.transfer for way in spent.ways) * tokens)
+    parts += [_way(way, passes=1 if way.is_result else tokens, delays=1) for way in spent.ways]
+    parts += _held(spent, sum(way.transfer * (1 if way.is_result else tokens) for way in spent.ways))
     twice = sum(part.seconds for part in parts if part.kind is not PartKind.SERVER) - spent.away
     twice -= sum(one.seconds for one in _own(spent))
     if twice > 0 and spent.workers:

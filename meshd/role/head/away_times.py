@@ -58,10 +58,6 @@ class AwayTimes:
         """Seconds between these times."""
         return _within(self._held, begin, end)
 
-    def rounds(self, begin: float, end: float) -> int:
-        """How many times llama-server waited, by the middle of each."""
-        return sum(begin <= (one + two) / 2 < end for one, two in self._away)
-
 
 def _within(intervals: deque[Interval], begin: float, end: float) -> float:
     return sum(max(0.0, min(two, end) - max(one, begin)) for one, two in intervals)

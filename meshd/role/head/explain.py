@@ -261,16 +261,13 @@ def ways_of(
         path = path or facts.machines.paths.get((before, behind))
         if path is None:
             continue
-        crossing = (
-            _back(facts) if number == len(hops) - 1 else 0 if number == 0 and _input_is_away(facts) else state
-        )
-        found.append(WayTime(f"{before} → {behind}", path.rtt / 2, path.seconds(crossing)))
+        is_last = number == len(hops) - 1
+        if is_last:
+            crossing = _back(facts)
+        else:
+            crossing = 0 if number == 0 and facts.plan.input_device else state  # numbers of tokens
+        found.append(WayTime(f"{before} → {behind}", path.rtt / 2, path.seconds(crossing), is_last))
     return found
-
-
-def _input_is_away(facts: RunFacts) -> bool:
-    """Numbers of tokens cross, and no hidden states."""
-    return bool(facts.plan.input_device)
 
 
 def _back(facts: RunFacts) -> int:
