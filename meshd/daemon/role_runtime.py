@@ -100,6 +100,7 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime
             sockets=socket_folder(config.paths.home, os.environ),
             trial_cache=config.paths.cache / "device-trials",
             speed_cache=config.paths.cache / "device-speeds",
+            correction_cache=config.paths.cache / "speed-corrections",
         ),
     )
 

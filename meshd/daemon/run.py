@@ -143,7 +143,7 @@ class Daemon:
         try:
             runtime = make_runtime(self._config, member.mesh, native)
             built = await preflight.role.build(runtime, member)
-            planning = make_planning(self._config, member, runtime, ROLES[self._role])
+            planning = make_planning(self._config, member, runtime, ROLES[self._role], built.held)
             models = ModelExchange(
                 member.mesh, self._config, is_serving=lambda: bool(built.role.status.children)
             )

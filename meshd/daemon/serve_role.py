@@ -73,19 +73,24 @@ class ClaimedServe:
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
         head = Serve(runtime, self.file, head_options(self.config, member), speeds)
-        return BuiltRole(head, Gateway(self.api.config, head, self.api), explain=head.explain)
+        gateway = Gateway(self.api.config, head, self.api)
+        return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain)
 
 
 def head_options(config: Config, member: MemberNode) -> "HeadOptions":
     """What the user decided for serving."""
+    from meshd.role.head.fixed_layers import nodes_of
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
+    named = nodes_of(serve.layers, config.node.name)
     return HeadOptions(
-        min_workers=serve.min_workers,
-        workers=serve.workers,
+        min_workers=max(serve.min_workers, len(named)) if serve.layers else serve.min_workers,
+        workers=serve.workers or named,
         tensor_split=serve.tensor_split,
-        ctx_size=serve.ctx_size,
+        layers=serve.layers,
+        ctx_size=serve.ctx_size or None,
+        largest_context=serve.ctx_size == 0,
         devices=serve.devices,
         rpc=tuple(str(address) for address in serve.rpc),
         load_mode=serve.load_mode or LOAD_MODE,

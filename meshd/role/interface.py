@@ -160,6 +160,8 @@ class RolePaths:
     """The file of the trials that devices passed."""
     speed_cache: Path | None = None
     """The file of how long devices took for layers."""
+    correction_cache: Path | None = None
+    """The file of how long answers took, against what was predicted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def _options(
     layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions, plan: Plan
 ) -> Iterator[_Option]:
     """Each with what it is predicted to take."""
-    free = replace(options, split="auto", tensor_split=(), workers=(), min_workers=0)
+    free = replace(options, split="auto", tensor_split=(), layers=(), workers=(), min_workers=0)
     current = _nodes(plan)
 
     def chosen(given: HeadOptions, change: Callable[[SplitChoice], str]) -> Iterator[_Option]:
@@ -112,9 +112,7 @@ def _change(plan: Plan, best: SplitChoice, me: str) -> str:
     added = [node for node in then if node not in now]
     layers = ", ".join(f"`{share.device.node}` {share.layers}" for share in best.plan.shares if share.layers)
     if len(then) == 1:
-        return f"do not split: run it on `{then[0]}` alone" + (
-            "" if then[0] == me else f" (layers: {layers})"
-        )
+        return f"do not split: run it on {'this node' if then[0] == me else f'`{then[0]}`'} alone"
     if dropped and not added:
         names = " and ".join(f"`{node}`" for node in dropped)
         return f"drop {names} (layers: {layers})"

@@ -8,7 +8,7 @@ Over 350 lines: the cycle, and what gateway and status are told of its one state
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,6 +141,12 @@ class Serve:
             self._run.measures.answered(timings, alone=alone, seconds=seconds)
 
     # Role.
+
+    @property
+    def held(self) -> Mapping[tuple[str, str], int]:
+        """Memory that the model takes now, by node and device."""
+        facts = self._run.measures.facts if self._run is not None else None
+        return facts.held if facts is not None else {}
 
     async def explain(self) -> Explained | None:
         """Where the time of the model's tokens went; None while it is not loaded."""

@@ -31,7 +31,7 @@ from meshd.role.head.advice import Advice, advise
 from meshd.role.head.answer_log import AnswerLog, LoggedAnswer, RunningAnswer
 from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
-from meshd.role.head.split_plan import HeadOptions, path_to
+from meshd.role.head.split_plan import HeadOptions, path_to, reservations
 from meshd.role.head.survey import Surveyor
 from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 
@@ -53,6 +53,24 @@ class RunFacts:
     options: HeadOptions
     layers: ModelLayers
     work: LayerWork
+
+    @property
+    def held(self) -> dict[tuple[str, str], int]:
+        """Memory that this takes, by node and device: what is reserved of workers, and GPUs of the head.
+
+        Of the head's CPU nothing: what it has mapped of the model's file still counts as free.
+        """
+        used = {share.device.node for share in self.plan.shares if share.layers}
+        offers = [offer for offer in self.machines.offers if offer.node in used]
+        found = {
+            (offer.node, device.name): count
+            for offer, counts in zip(offers, reservations(self.plan, offers), strict=True)
+            for device, count in zip(offer.offer.devices, counts, strict=True)
+        }
+        for share in self.plan.shares:
+            if share.device.is_head and share.device.is_gpu and share.layers:
+                found[share.device.node, share.device.name] = share.total
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

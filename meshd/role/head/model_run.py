@@ -152,9 +152,8 @@ class HeadRun:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
         (own, excluded), found = looking.result()
-        machines = Machines(
-            tuple(offers), own, found.speeds, found.paths, tuple(self._model.plain_rpc), excluded
-        )
+        plain, corrections = tuple(self._model.plain_rpc), self._history.corrections
+        machines = Machines(tuple(offers), own, found.speeds, found.paths, plain, excluded, corrections)
         try:
             split = serving_split(self._model.layers, self._work, machines, self._options)
         except UserError as error:

@@ -12,6 +12,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
+from meshd.role.head.speed_corrections import SpeedCorrections
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.survey import MachineSpeeds, Surveyor
 from meshd.role.head.worker_backoff import WorkerBackoff
@@ -68,6 +69,11 @@ class RunHistory:
     """Workers that were late the last time they were asked (ask_workers.py)."""
     used: set[PeerId] = field(default_factory=set)
     """Workers with which the model was ready."""
+
+    @property
+    def corrections(self) -> SpeedCorrections | None:
+        """Of predictions, by earlier answers."""
+        return self.surveyor.corrections if self.surveyor is not None else None
 
     async def look(
         self,

@@ -11,6 +11,8 @@ from meshd.role.head.answer_log import AnswerLog
 from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.explain import Explained, RunFacts, explain
 from meshd.role.head.measured_speed import MeasuredSpeed
+from meshd.role.head.plan_prediction import PlanPredictor
+from meshd.role.head.speed_corrections import SpeedLearner
 from meshd.role.head.survey import Surveyor
 from meshd.role.head.token_cost import TokenCost, crossed
 
@@ -27,6 +29,7 @@ class RunMeasures:
         self.speed = MeasuredSpeed()
         self.token_cost = TokenCost(lambda: crossed(mesh, workers().values()))
         self.answers = AnswerLog()
+        self._learner = SpeedLearner()
         self.facts: RunFacts | None = None
         """As soon as there is a plan."""
 
@@ -39,7 +42,14 @@ class RunMeasures:
         """See Upstream."""
         if alone:
             self.speed.answered(timings)
+            self._learn(timings)
         self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
+
+    def _learn(self, timings: AnswerTimings) -> None:
+        facts = self.facts
+        if facts is not None:
+            predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
+            predictor.learn(facts.plan, self._learner, timings)
 
     async def explain(self, split: Sequence[SplitPart], surveyor: Surveyor | None) -> Explained | None:
         """Where the time of its tokens went; `split` as it is pushed. None before there is a plan."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshd.admin import api, models_api, plan_api
+from meshd.admin import api, models_api, plan_api, why_api
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -38,6 +38,7 @@ from meshd.base.errors import Refused, UserError
 from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus, NetworkTensor, SplitPart, StoreStatus
+from meshd.model.time_account import PartKind, PartSource, TimeAccount, TimePart
 
 DEADLINE = 20.0
 
@@ -237,6 +238,46 @@ PLAN = plan_api.PlanReply(
 )
 
 
+def why_reply(change: str = "drop `garage`") -> why_api.WhyReply:
+    """Of two workers, one of which is far away."""
+
+    def part(kind: PartKind, where: str, seconds: float, source: PartSource) -> TimePart:
+        return TimePart(kind=kind, where=where, seconds=seconds, source=source)
+
+    parts = (
+        part(PartKind.SERVER, "desk", 0.001, PartSource.MEASURED),
+        part(PartKind.COMPUTING, "garage CPU", 0.010, PartSource.MEASURED),
+        part(PartKind.WAY, "garage → desk", 0.040, PartSource.PATH),
+    )
+    return why_api.WhyReply(
+        model="SmolLM2",
+        split="attic CPU: 10 → garage CPU: 20",
+        requests=0,
+        answers=(
+            why_api.AnswerTime(
+                running=False,
+                alone=True,
+                ended_s_ago=3.0,
+                queue_s=0.25,
+                prompt_tokens=100,
+                prompt_s=0.5,
+                generated_tokens=20,
+                generated_s=1.2,
+            ),
+        ),
+        token=TimeAccount(seconds=0.06, tokens=19, parts=parts, unexplained=0.009),
+        prompt=None,
+        advice=why_api.AdviceView(
+            change=change,
+            gain=0.42 if change else 0.0,
+            why="predicted for a prompt of 512 tokens and an answer of 256",
+            generate_tok_s=16.7,
+            generate_tok_s_then=28.8,
+            measured=True,
+        ),
+    )
+
+
 def exposed(name: str, target: str, to: tuple[str, ...]) -> ExposedView:
     """A service as a daemon shows it; every node named has id and name alike."""
     return ExposedView(
@@ -252,6 +293,7 @@ class FakeControl(Answers):
     asked: list[object] = field(default_factory=list)
     stopping: bool = False
     services: tuple[ExposedView, ...] = ()
+    why_reply: why_api.WhyReply | None = None
     open: tuple[TunnelView, ...] = ()
     models: tuple[models_api.MemberModelView, ...] = ()
     pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
@@ -380,7 +422,16 @@ class FakeControl(Answers):
     @plan_api.PlanRequest.answer
     async def plan(self, request: plan_api.PlanRequest) -> plan_api.PlanReply:
         self.asked.append(("plan", request.model, request.ctx_size, request.streams))
+        if request.largest_context or request.layers:
+            self.asked.append(("plan options", request.largest_context, request.layers))
         return PLAN
+
+    @why_api.WhyRequest.answer
+    async def why(self, request: why_api.WhyRequest) -> why_api.WhyReply:
+        self.asked.append("why")
+        if self.why_reply is None:
+            raise UserError("nothing was answered since the model was loaded", hint="ask it something first")
+        return self.why_reply
 
     @api.LeaveRequest.answer
     async def leave(self, request: api.LeaveRequest) -> api.Done:
