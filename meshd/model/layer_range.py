@@ -1,4 +1,4 @@
-"""Which layers a node is to hold, as its user says it: `garage=0-14`. Pure."""
+"""Which layers a node is to hold, as its user says it: `garage=0-14`."""
 
 import re
 from dataclasses import dataclass

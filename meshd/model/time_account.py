@@ -1,4 +1,4 @@
-"""Where the time of a token, or of a prompt, went: parts that add up to the measured whole. Pure.
+"""Where the time of a token, or of a prompt, went: parts that add up to the measured whole.
 
 What no part explains is a figure of its own, and may be below zero, for parts that are not measured (paths,
 this node's own layers) can be too long.

@@ -18,7 +18,7 @@ _OF_ANSWER = f"a prompt of {ASSUMED_PROMPT} tokens and an answer of {ASSUMED_ANS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class SplitAdvice:
     """`gain`: the share of an answer's time that `change` saves; rates in tokens a second, predicted.
 
     `change` empty: nothing is worth it.
@@ -41,7 +41,7 @@ class _Option:
 
 def advise(
     layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions, plan: Plan
-) -> Advice:
+) -> SplitAdvice:
     """`plan` is what runs; memory in `machines` is what it could have had."""
     predictor = PlanPredictor(layers, work, machines, options)
     plan = _on_paths(plan, {offer.node: offer.path for offer in machines.offers}.get)
@@ -54,7 +54,7 @@ def advise(
     if not prediction.is_measured:
         why += "; some devices were never measured (`meshd capacity` does that while nothing is served)"
     if best is None or gain < _LEAST_GAIN:
-        return Advice(
+        return SplitAdvice(
             change="",
             gain=0.0,
             why=f"this is the fastest split of those that exist, {why}",
@@ -62,7 +62,7 @@ def advise(
             then_tok_s=prediction.generate_tok_s,
             is_measured=prediction.is_measured,
         )
-    return Advice(
+    return SplitAdvice(
         change=best.change,
         gain=gain,
         why=why,

@@ -27,7 +27,7 @@ from meshd.model.time_account import (
 )
 from meshd.peer.interface import Mesh
 from meshd.role.capacity.ask_capacity import ask_capacity
-from meshd.role.head.advice import Advice, advise
+from meshd.role.head.advice import SplitAdvice, advise
 from meshd.role.head.answer_log import AnswerLog, LoggedAnswer, RunningAnswer
 from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
@@ -36,7 +36,7 @@ from meshd.role.head.survey import Surveyor
 from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 
 _LEAST_TOKENS = 8  # of an answer that runs, before it counts
-_MOST_TOKENS = 4000  # of which all that is remembered
+_MOST_ACCOUNTED = 4000  # of which all that is remembered
 _ASK_SECONDS = 5.0
 
 Span = tuple[float, float]
@@ -85,7 +85,7 @@ class Explained:
     token: TimeAccount | None
     prompt: TimeAccount | None
     running: RunningAnswer | None
-    advice: Advice
+    advice: SplitAdvice
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +174,9 @@ def _choose(log: AnswerLog) -> _Chosen:
     elif longer := [one for one in alone if one.timings.generated_tokens > 1]:
         span = longer[-1].first_token, longer[-1].ended
         tokens = longer[-1].timings.generated_tokens - 1
-    if span is not None and tokens > _MOST_TOKENS:
-        span = span[1] - (span[1] - span[0]) * _MOST_TOKENS / tokens, span[1]
-        tokens = _MOST_TOKENS
+    if span is not None and tokens > _MOST_ACCOUNTED:
+        span = span[1] - (span[1] - span[0]) * _MOST_ACCOUNTED / tokens, span[1]
+        tokens = _MOST_ACCOUNTED
     if last is None or not last.timings.prompt_tokens:
         return _Chosen(span, tokens, None, 0, 0.0)
     begin = last.first_token - last.timings.prompt_seconds

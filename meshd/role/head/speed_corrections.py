@@ -41,7 +41,7 @@ class SpeedCorrection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptFactors:
     """Factors of one split; None for what was not measured. `group`: splits that resemble it."""
 
     group: str
@@ -77,7 +77,7 @@ class SpeedCorrections:
         if before is not None:
             generate = _changed(before.generate, generate)
             prompt = _changed(before.prompt, prompt)
-        kept = _Kept(_group(model, split), _clipped(generate), _clipped(prompt))
+        kept = _KeptFactors(_group(model, split), _clipped(generate), _clipped(prompt))
         if kept != before:
             self._lines.add(key, kept)
 
@@ -158,12 +158,12 @@ def _unwritten(why: str) -> None:
     LOG.warning("correction_not_kept", why=why)
 
 
-def _line(kept: _Kept) -> str:
+def _line(kept: _KeptFactors) -> str:
     shown = (f"{one:.4f}" if one is not None else "-" for one in (kept.generate, kept.prompt))
     return f"{kept.group} {' '.join(shown)}"
 
 
-def _parsed(text: str) -> _Kept | None:
+def _parsed(text: str) -> _KeptFactors | None:
     found = _LINE.fullmatch(text)
     if found is None:
         return None
@@ -171,4 +171,4 @@ def _parsed(text: str) -> _Kept | None:
     factors = [None if number == "-" else float(number) for number in numbers]
     if any(one is not None and not LEAST_FACTOR <= one <= MOST_FACTOR for one in factors):
         return None
-    return _Kept(group, *factors)
+    return _KeptFactors(group, *factors)

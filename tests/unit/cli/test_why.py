@@ -2,7 +2,8 @@
 
 import json
 
-from tests.unit.admin.fake import FakeControl, why_reply
+from tests.unit.admin.fake import FakeControl
+from tests.unit.admin.why_replies import why_reply
 
 from .shell import meshd, refused
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.model.output import DevicePath
-from meshd.role.head.advice import Advice, advise
+from meshd.role.head.advice import SplitAdvice, advise
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.serving_split import serving_split
 from meshd.role.head.split_plan import HeadOptions
@@ -14,7 +14,7 @@ from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, machine
 REMOTE = replace(OPTIONS, devices=("none",))
 
 
-def advice(there: Machines, options: HeadOptions) -> Advice:
+def advice(there: Machines, options: HeadOptions) -> SplitAdvice:
     """For what runs with these options."""
     plan = serving_split(MODEL, WORK, there, options).plan
     return advise(MODEL, WORK, there, options, plan)
