@@ -53,13 +53,15 @@ class TimeAccount:
 class WayTime:
     """From one node to the next: half a round trip, and what the bytes of a token add to it.
 
-    `is_result`: of a prompt no more crosses than of a token.
+    `is_result`: of a prompt no more crosses than of a token. `ordered`: the way of the head's order to the
+    worker at its end, which may be there later than what another worker sends it; None where that cannot be.
     """
 
     where: str
     delay: float
     transfer: float
     is_result: bool = False
+    ordered: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def token_account(spent: SpentTime, tokens: int) -> TimeAccount:
     """Of one of `tokens`, which followed one another: each goes all the ways."""
     parts = [*_server(spent), *map(_computing, spent.workers)]
     parts += [_way(way, passes=tokens, delays=tokens) for way in spent.ways]
+    parts += [_order(where, seconds * tokens) for where, seconds in _late_orders(spent, tokens)]
     parts += _held(spent, sum(way.transfer for way in spent.ways) * tokens)
     return _settled(spent.seconds, parts, tokens)
 
@@ -139,6 +142,25 @@ def _computing(one: ComputingTime) -> TimePart:
 def _way(way: WayTime, *, passes: int, delays: int) -> TimePart:
     seconds = way.delay * delays + way.transfer * passes
     return TimePart(kind=PartKind.WAY, where=way.where, seconds=seconds, source=PartSource.PATH)
+
+
+def _late_orders(spent: SpentTime, tokens: int) -> list[tuple[str, float]]:
+    """Workers that have what they need of a token before they are told to compute with it; seconds of one."""
+    late: list[tuple[str, float]] = []
+    done = 0.0
+    for way, worker in zip(spent.ways, spent.workers, strict=False):
+        done += way.delay + way.transfer
+        if way.ordered is not None and way.ordered > done:
+            late.append((worker.where, way.ordered - done))
+            done = way.ordered
+        done += worker.seconds / tokens
+    return late
+
+
+def _order(where: str, seconds: float) -> TimePart:
+    return TimePart(
+        kind=PartKind.WAITING, where=f"{where} for its order", seconds=seconds, source=PartSource.PATH
+    )
 
 
 def _held(spent: SpentTime, transfer: float) -> list[TimePart]:

@@ -89,7 +89,7 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class ChosenSpans:
     """The spans that are looked at, and how many tokens they have."""
 
     token: Span | None
@@ -110,7 +110,7 @@ async def explain(
 ) -> Explained:
     """`split` as it is pushed; `peers`: the workers by their names."""
     loop = asyncio.get_running_loop()
-    chosen = _choose(log)
+    chosen = choose_spans(log)
     spans = [span for span in (chosen.token, chosen.prompt) if span is not None]
     paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
     near = {name: paths.get(peer) for name, peer in peers.items()}
@@ -163,7 +163,7 @@ async def _as_now(
     return replace(facts, machines=machines)
 
 
-def _choose(log: AnswerLog) -> _Chosen:
+def choose_spans(log: AnswerLog) -> ChosenSpans:
     """The answer that runs, once it has a few tokens; else the last that had the machines to itself."""
     alone = [one for one in log.answers if one.alone]
     last = alone[-1] if alone else None
@@ -178,9 +178,9 @@ def _choose(log: AnswerLog) -> _Chosen:
         span = span[1] - (span[1] - span[0]) * _MOST_ACCOUNTED / tokens, span[1]
         tokens = _MOST_ACCOUNTED
     if last is None or not last.timings.prompt_tokens:
-        return _Chosen(span, tokens, None, 0, 0.0)
+        return ChosenSpans(span, tokens, None, 0, 0.0)
     begin = last.first_token - last.timings.prompt_seconds
-    return _Chosen(span, tokens, (begin, last.first_token), last.timings.prompt_tokens, last.queue)
+    return ChosenSpans(span, tokens, (begin, last.first_token), last.timings.prompt_tokens, last.queue)
 
 
 async def _ask(
@@ -284,7 +284,16 @@ def ways_of(
             crossing = _back(facts)
         else:
             crossing = 0 if number == 0 and facts.plan.input_device else state  # numbers of tokens
-        found.append(WayTime(f"{before} → {behind}", path.rtt / 2, path.seconds(crossing), is_last))
+        order = near.get(behind) if behind != head and behind in pushed else None
+        found.append(
+            WayTime(
+                f"{before} → {behind}",
+                path.rtt / 2,
+                path.seconds(crossing),
+                is_result=is_last,
+                ordered=order.rtt / 2 if order is not None else None,
+            )
+        )
     return found
 
 

@@ -1,5 +1,7 @@
 """Parts of a token's time, and of a prompt's: they add up to what was measured, whatever they are."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,8 @@ SPENT = st.builds(
         tuple
     ),
     ways=st.lists(
-        st.builds(WayTime, st.just("desk → attic"), SECONDS, SECONDS, st.booleans()), max_size=5
+        st.builds(WayTime, st.just("desk → attic"), SECONDS, SECONDS, st.booleans(), st.none() | SECONDS),
+        max_size=5,
     ).map(tuple),
 )
 
@@ -87,6 +90,18 @@ def test_each_token_goes_all_the_ways() -> None:
         }
     )
     assert account.unexplained == pytest.approx(0.009)
+
+
+def test_a_worker_far_from_the_head_waits_for_its_order() -> None:
+    """What the one before it sends is there after 36 ms of a token, and the order after 40."""
+    spent = two_workers()
+    ways = (spent.ways[0], replace(spent.ways[1], ordered=0.04), spent.ways[2])
+    account = token_account(replace(spent, ways=ways), 10)
+    [order] = [part for part in account.parts if part.where == "shed CPU for its order"]
+    assert order.kind is PartKind.WAITING and order.seconds == pytest.approx(0.004)
+    assert account.unexplained == pytest.approx(0.005)
+    early = (spent.ways[0], replace(spent.ways[1], ordered=0.03), spent.ways[2])
+    assert token_account(replace(spent, ways=early), 10) == token_account(spent, 10)
 
 
 def test_bytes_that_wait_in_the_daemon_are_a_part_beyond_the_time_of_the_path() -> None:
