@@ -124,6 +124,10 @@ async def explain(
     if chosen.prompt is not None:
         spent = _spent(facts, away, ways, chosen.prompt, computed, len(spans) - 1, tokens=0)
         prompt = prompt_account(spent, chosen.prompt_tokens, chosen.queue)
+    # in a thread: it plans several times, and tokens pass this loop meanwhile
+    advice = await asyncio.to_thread(
+        advise, facts.layers, facts.work, facts.machines, facts.options, facts.plan
+    )
     return Explained(
         facts=facts,
         split=tuple(split),
@@ -133,7 +137,7 @@ async def explain(
         token=token,
         prompt=prompt,
         running=log.running,
-        advice=advise(facts.layers, facts.work, facts.machines, facts.options, facts.plan),
+        advice=advice,
     )
 
 
