@@ -165,8 +165,7 @@ class FakeUpstream:
     knows: str = ""  # why llama-server is of no use, if anybody knows more than the gateway
     told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
     device_sampling: DeviceSampling | None = None
-    timings: list[AnswerTimings] = field(default_factory=list)  # of those that were alone
-    answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)
+    answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)  # and whether each was alone
     active: list[int] = field(default_factory=list)
 
     async def upstream_broke(self, why: str) -> str:
@@ -176,8 +175,6 @@ class FakeUpstream:
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         assert seconds >= 0
         self.answers.append((timings, alone))
-        if alone:
-            self.timings.append(timings)
 
     def requested(self, active: int) -> None:
         self.active.append(active)
