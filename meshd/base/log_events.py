@@ -64,6 +64,10 @@ EVENTS: Mapping[str, str] = {
     "child_stopped": "a child process has exited",
     "child_stopping": "a child process is asked to exit",
     "connection_owner_unreadable": "/proc could not be read, so a local connection to a tunnel was refused",
+    "correction_not_kept": (
+        "how long answers took, against what was predicted, could not be written to the cache; later answers "
+        "say it again"
+    ),
     "device": "a device that this worker lends",
     "device_measured": "the speed of a device was measured, with `count` kinds of layers",
     "device_not_measured": "the speed of a device could not be measured; it is estimated",

@@ -106,6 +106,12 @@ def _plan() -> VerbModule:
     return plan
 
 
+def _why() -> VerbModule:
+    from meshd.cli import why
+
+    return why
+
+
 def _capacity() -> VerbModule:
     from meshd.cli import capacity
 
@@ -232,6 +238,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("ping", GROUPS[2], "measure the round trip to a node", _ping),
     Verb("capacity", GROUPS[2], "measure the devices and paths of all nodes", _capacity),
+    Verb("why", GROUPS[2], "show where the time of a token goes, and what would save most", _why),
     Verb("plan", GROUPS[2], "predict how fast a model would run, and choose machines and split", _plan),
     Verb("bench", GROUPS[2], "run benchmarks", _bench),
     Verb("invite", GROUPS[3], "create, list and revoke invite tokens", _invite),

@@ -89,6 +89,8 @@ def _check_served(serve: ServeConfig) -> None:
         _check_file(serve.mmproj, "mmproj file")
     if serve.tensor_split and not any(serve.tensor_split):
         raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
+    if serve.tensor_split and serve.layers:
+        raise UserError("`--layers` cannot be combined with `--tensor-split`", hint="give one of them")
     if "none" in serve.devices and len(serve.devices) > 1:
         raise UserError(
             "`--device none` cannot be combined with other devices", hint="give either `none` or devices"

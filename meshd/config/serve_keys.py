@@ -1,7 +1,7 @@
 """The settings of a head: the part of keys.py on `serve`."""
 
 from meshd.config import forms
-from meshd.config.forms import choice, listed, whole
+from meshd.config.forms import choice, listed, whole, whole_or
 from meshd.config.key import Key
 
 MAX_CONTINUE = 3600  # seconds
@@ -94,14 +94,29 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="layers",
+        form=listed(forms.LAYER_RANGE),
+        option="--layers",
+        metavar="NODE=FIRST-LAST",
+        repeat=True,
+        list_separator=",",
+        help="which layers a node holds, counted from 0; repeat it until all layers of the model are given",
+        default="as --split decides",
+        example='["desk=0-9", "garage=10-29"]',
+        more="The CPU of the serving node computes the first layers, its GPUs the last. The model waits for "
+        "all workers that are named, and no others take part.",
+    ),
+    Key(
+        section="serve",
         field="ctx_size",
-        form=whole(1, 1 << 24),
+        form=whole_or("max", 1, 1 << 24),
         option="--ctx-size",
-        metavar="N",
-        help="context in tokens, of each answer at once",
-        default="the model's, at most 8192",
+        metavar="N|max",
+        help="context in tokens, of each answer at once; max: the longest that fits, up to what the model "
+        "was trained for",
+        default="8192, or the model's if less; more, up to the model's, where memory is plentiful",
         example="8192",
-        more="With a larger context the KV cache may not fit.",
+        more="With a larger context the KV cache may not fit; with max there may be fewer answers at once.",
     ),
     Key(
         section="serve",

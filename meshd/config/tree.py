@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshd.identity import naming
 from meshd.link.transport import LinkKind
+from meshd.model.layer_range import LayerRange
 
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
@@ -98,7 +99,7 @@ class ServeConfig:
     """What a serving node loads, and where its API answers.
 
     `model` is a path, or a name (text) until the verb has found it. `devices` ("none",) is a head that
-    computes nothing; no `devices`, all that the backend finds.
+    computes nothing; no `devices`, all that the backend finds. `ctx_size` 0: the longest context that fits.
     """
 
     model: Path | str | None = None
@@ -108,6 +109,7 @@ class ServeConfig:
     min_workers: int = 1
     workers: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] = ()
+    layers: tuple[LayerRange, ...] = ()
     ctx_size: int | None = None
     slots: int = 4
     devices: tuple[str, ...] = ()

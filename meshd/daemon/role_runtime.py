@@ -104,6 +104,7 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime
             sockets=socket_folder(config.paths.home, os.environ),
             trial_cache=cache / "device-trials",
             speed_cache=cache / "device-speeds",
+            correction_cache=cache / "speed-corrections",
         ),
         from_members=MemberWeights(
             mesh, PieceCache(cache / "pieces", HashCache(cache / "weights")), rate=config.worker.fetch_rate
@@ -142,6 +143,7 @@ def _open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
         inspector=asked.inspector,
         on_broken=asked.on_broken,
         compresses=compresses,
+        flow=asked.flow,
     )
 
 

@@ -143,7 +143,7 @@ class Daemon:
         try:
             runtime = make_runtime(self._config, member.mesh, native)
             built = await preflight.role.build(runtime, member)
-            planning = make_planning(self._config, member, runtime, ROLES[self._role])
+            planning = make_planning(self._config, member, runtime, ROLES[self._role], built.held)
             models = ModelExchange(
                 member.mesh, self._config, is_serving=lambda: built.role.status.is_computing
             )
@@ -210,6 +210,7 @@ class Daemon:
                 accept=member.transports.joiners.accept,
                 network_state=member.transports.network_state,
                 planning=planning,
+                explain=built.explain,
                 pausing=Pausing(self._home, member.local, built.pause),
                 models=models,
                 gateway=lambda: gateway.status if gateway is not None else None,

@@ -93,10 +93,11 @@ class ClaimedServe:
         log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
         if self.config.models:
             pool = self._pool(runtime, member, speeds)
-            return BuiltRole(pool, Gateway(self.api.config, pool, self.api, log=log, wall=time.time))
+            api = Gateway(self.api.config, pool, self.api, log=log, wall=time.time)
+            return BuiltRole(pool, api, held=lambda: pool.held, explain=pool.explain)
         head = Serve(runtime, self.files[0], head_options(self.config, member), speeds)
         api = Gateway(self.api.config, OneModel(head), self.api, log=log, wall=time.time)
-        return BuiltRole(head, api)
+        return BuiltRole(head, api, held=lambda: head.held, explain=head.explain)
 
     def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
         from meshd.role.head.cycle import Serve
@@ -119,14 +120,18 @@ class ClaimedServe:
 
 def head_options(config: Config, member: MemberNode) -> "HeadOptions":
     """What the user decided for serving."""
+    from meshd.role.head.fixed_layers import nodes_of
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
+    named = nodes_of(serve.layers, config.node.name)
     return HeadOptions(
-        min_workers=serve.min_workers,
-        workers=serve.workers,
+        min_workers=max(serve.min_workers, len(named)) if serve.layers else serve.min_workers,
+        workers=serve.workers or named,
         tensor_split=serve.tensor_split,
-        ctx_size=serve.ctx_size,
+        layers=serve.layers,
+        ctx_size=serve.ctx_size or None,
+        largest_context=serve.ctx_size == 0,
         devices=serve.devices,
         rpc=tuple(str(address) for address in serve.rpc),
         load_mode=serve.load_mode or LOAD_MODE,

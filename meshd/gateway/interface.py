@@ -79,8 +79,8 @@ class Upstream(Protocol):
         """Told while an answer is streamed: it has `total` tokens by now; `alone`: no other is under way."""
         ...
 
-    def answered(self, timings: AnswerTimings) -> None:
-        """Told of an answer beside which no other request was under way."""
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
+        """Told of a whole answer, `seconds` after its request came; `alone`: no other was under way."""
         ...
 
 

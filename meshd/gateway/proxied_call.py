@@ -64,6 +64,7 @@ class ProxiedCall:
     admission: Admission
     own_seed: bool = False  # the client has given none
     added: Callable[[], Mapping[str, object]] | None = None
+    began: float = 0.0  # when the request came, by the loop's clock
     meter: AnswerMeter = field(default_factory=AnswerMeter)
 
     def whole(self) -> "ProxiedCall":

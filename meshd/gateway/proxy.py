@@ -8,6 +8,7 @@ a connection kept open would hold one of its few threads, and closing it is what
 the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as long as it takes.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -234,12 +235,13 @@ class Proxy:
         count.alone = count.alone and len(self._running) == 1
         if grown:
             self._upstream.generated(count.total, alone=len(self._running) == 1)
-        self._told(events, alone=count.alone)
+        self._told(call, events, alone=count.alone)
 
-    def _told(self, body: bytes | bytearray, *, alone: bool) -> None:
+    def _told(self, call: ProxiedCall, body: bytes | bytearray, *, alone: bool) -> None:
         """What llama-server says of an answer that is whole."""
-        if alone and (timings := answer_timings(body)) is not None:
-            self._upstream.answered(timings)
+        if (timings := answer_timings(body)) is not None:
+            seconds = asyncio.get_running_loop().time() - call.began
+            self._upstream.answered(timings, alone=alone, seconds=seconds)
 
     async def _end_with(self, reply: StreamReply, call: ProxiedCall, failure: Failure) -> web.StreamResponse:
         if not reply.begun:
@@ -264,7 +266,7 @@ class Proxy:
         if call.counts:
             call.meter.generated = exact_tokens(held)
             self._count_tokens(call.meter.generated)
-            self._told(held, alone=alone and len(self._running) == 1)
+            self._told(call, held, alone=alone and len(self._running) == 1)
         if answer.status >= 400:
             failure = told_failure(bytes(held))
             if failure is None:

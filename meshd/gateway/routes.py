@@ -4,6 +4,7 @@ An allow-list: paths that write files, change slots, adapters or properties, sho
 or fetch from elsewhere are not in it.
 """
 
+import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -265,7 +266,10 @@ class Router:
         held.callback(admission.end)
         self._tally.requests += 1
         counts, form = route.counts, route.form
-        call = ProxiedCall("POST", path, body, stream, counts, form, extra, admission, needs_seed, added)
+        began = asyncio.get_running_loop().time()
+        call = ProxiedCall(
+            "POST", path, body, stream, counts, form, extra, admission, needs_seed, added, began
+        )
         if route.computes:
             return await self._queued[model].forward(request, call, key)
         return await self._proxies[model].forward(request, call)

@@ -66,6 +66,8 @@ class TunnelRequest:
     """The version of compressed streams that the peer takes, 0 for none; its path decides on its use."""
     always: bool = False
     """They are used on any path: the head for which this is done wants that."""
+    flow: Flow | None = None
+    """Told who waits."""
 
 
 class Join(Protocol):
@@ -160,6 +162,8 @@ class RolePaths:
     """The file of the trials that devices passed."""
     speed_cache: Path | None = None
     """The file of how long devices took for layers."""
+    correction_cache: Path | None = None
+    """The file of how long answers took, against what was predicted."""
 
 
 class WeightsFromMembers(Protocol):

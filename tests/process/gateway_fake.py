@@ -166,7 +166,7 @@ class FakeUpstream:
     knows: str = ""  # why llama-server is of no use, if anybody knows more than the gateway
     told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
     device_sampling: DeviceSampling | None = None
-    timings: list[AnswerTimings] = field(default_factory=list)
+    answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)  # and whether each was alone
     active: list[int] = field(default_factory=list)
     slots: int = 4
 
@@ -174,8 +174,9 @@ class FakeUpstream:
         self.broke.append(why)
         return self.knows or why
 
-    def answered(self, timings: AnswerTimings) -> None:
-        self.timings.append(timings)
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
+        assert seconds >= 0
+        self.answers.append((timings, alone))
 
     def requested(self, active: int) -> None:
         self.active.append(active)

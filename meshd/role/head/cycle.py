@@ -8,7 +8,7 @@ Over 350 lines: the cycle, and what gateway and status are told of its one state
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
+from meshd.role.head.explain import Explained
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.own_devices import OwnDevices
@@ -138,18 +139,33 @@ class Serve:
     def requested(self, active: int) -> None:
         """See Upstream."""
         self._history.moments.requests(active, asyncio.get_running_loop().time())
+        if self._run is not None:
+            self._run.measures.answers.requested(active)
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""
         if self._run is not None:
-            self._run.token_cost.generated(total, alone=alone)
+            self._run.measures.generated(total, alone=alone)
 
-    def answered(self, timings: AnswerTimings) -> None:
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """See Upstream."""
         if self._run is not None:
-            self._run.speed.answered(timings)
+            self._run.measures.answered(timings, alone=alone, seconds=seconds)
 
     # Role.
+
+    @property
+    def held(self) -> Mapping[tuple[str, str], int]:
+        """Memory that the model takes now, by node and device."""
+        facts = self._run.measures.facts if self._run is not None else None
+        return facts.held if facts is not None else {}
+
+    async def explain(self) -> Explained | None:
+        """Where the time of the model's tokens went; None while it is not loaded."""
+        run = self._run
+        if run is None or not run.loaded:
+            return None
+        return await run.measures.explain(self._loaded.split, self._history.surveyor)
 
     @property
     def status(self) -> RoleStatus:
@@ -175,7 +191,7 @@ class Serve:
             split=loaded.split,
             answers=loaded.answers,
             predicted=loaded.predicted,
-            measured=self._run.speed.speeds if self._run is not None else None,
+            measured=self._run.measures.speed.speeds if self._run is not None else None,
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )
@@ -191,7 +207,7 @@ class Serve:
         run = self._run
         if run is not None and run.loaded and not run.workers:
             return 0.0
-        return run.token_cost.bytes_per_token if run is not None else None
+        return run.measures.token_cost.bytes_per_token if run is not None else None
 
     def _as_one(self, child: ChildStatus) -> ChildStatus:
         """Each life of the model has its own llama-server; its user sees one that is restarted."""

@@ -148,6 +148,7 @@ class LeaseClient:
                 inspector=self.mesh_end.view,
                 on_broken=self._tunnel_broken,
                 compressed=offer.compressed,
+                flow=self.mesh_end.away,
             )
         )
 

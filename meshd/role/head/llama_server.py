@@ -12,6 +12,7 @@ from meshd.base.wakeful_loop import children_may_poll
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import encode_index
 from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, ChildStatus
+from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.load_report import WeightsReport
@@ -63,6 +64,7 @@ class LlamaServer:
         self._reported = asyncio.Event()  # no line comes any more
         self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
+        self.away = AwayTimes(asyncio.get_running_loop().time)
 
     @property
     def status(self) -> ChildStatus | None:
@@ -76,7 +78,7 @@ class LlamaServer:
 
     def mesh_end(self) -> MeshEnd:
         """What it inherits for one worker."""
-        return MeshEnd(self._processes.socket_pair, weights=self._digests, report=self.report)
+        return MeshEnd(self._processes.socket_pair, weights=self._digests, report=self.report, away=self.away)
 
     def start(self, plan: Plan, leases: Sequence[LeaseClient], owner: Owner) -> None:
         """Begin to run it in tasks of `owner`. Raises MeshdError."""

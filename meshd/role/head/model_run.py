@@ -10,7 +10,6 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layer_work import layer_work
 from meshd.model.operations import operations
 from meshd.model.split_values import Plan
@@ -20,15 +19,16 @@ from meshd.process.interface import ChildStatus
 from meshd.role.head.ask_workers import Asking, acquire_for, fitting, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
+from meshd.role.head.explain import RunFacts
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_server import LlamaServer, Over
-from meshd.role.head.measured_speed import MeasuredSpeed
 from meshd.role.head.missing_weights import find_needs
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.run_input import Looked, RunHistory, ServedModel
+from meshd.role.head.run_measures import RunMeasures
 from meshd.role.head.serving_split import serving_split
 from meshd.role.head.split_plan import (
     NodeOffer,
@@ -38,7 +38,6 @@ from meshd.role.head.split_plan import (
     split_of,
     why_idle,
 )
-from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.interface import TunnelStatus
@@ -79,9 +78,8 @@ class HeadRun:
         self._server = LlamaServer(native, processes, paths, model=model)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
-        self.speed = MeasuredSpeed()
         self._predicted: Speeds | None = None
-        self.token_cost = TokenCost(lambda: crossed(runtime.mesh, self.workers))
+        self.measures = RunMeasures(runtime.mesh, self._by_name, self._server.away)
         self.started = self.loaded = self.replaced = False
         self.blame = Blame()
         self.server_died: ServerDied | None = None
@@ -106,6 +104,9 @@ class HeadRun:
     def tunnels(self) -> Sequence[TunnelStatus]:
         """One for each worker."""
         return [lease.tunnel.status for lease in self._leases if lease.tunnel is not None]
+
+    def _by_name(self) -> dict[str, PeerId]:
+        return {lease.name: lease.peer for lease in self._leases}
 
     async def run(self, workers: Sequence[PeerStatus]) -> str:
         """One life; returns why it ended, a lack of descriptors or disk included. Raises MeshdError."""
@@ -158,9 +159,8 @@ class HeadRun:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
         (own, excluded), found = looking.result()
-        machines = Machines(
-            tuple(offers), own, found.speeds, found.paths, tuple(self._model.plain_rpc), excluded
-        )
+        plain, corrections = tuple(self._model.plain_rpc), self._history.corrections
+        machines = Machines(tuple(offers), own, found.speeds, found.paths, plain, excluded, corrections)
         try:
             split = serving_split(self._model.layers, self._work, machines, self._options)
         except UserError as error:
@@ -168,6 +168,7 @@ class HeadRun:
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
         self._predicted = split.speeds
+        self.measures.facts = RunFacts(split.plan, machines, self._options, self._model.layers, self._work)
         reasons = [error.what for error in refusals] + self._release_idle(split.plan, split.offers)
         least = self._options.min_workers
         if len(split.offers) < least:
@@ -311,15 +312,11 @@ class HeadRun:
     def _lease_at(self, endpoint: str) -> LeaseClient | None:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
-    def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
-        if plan.output_worker is None:
-            return None
-        vocabulary, wanted = self._model.layers.widths.vocabulary, self._options.sample_on_worker
-        return DeviceSampling(settings, vocabulary, adds=wanted and plan.output_worker.has_top_k)
-
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
-        ready = await self._runtime.processes.first_token(self._model.socket, partial(self._sampling, plan))
+        ready = await self._runtime.processes.first_token(
+            self._model.socket, partial(self._model.sampling, plan)
+        )
         await asyncio.wait([granted])  # it was said before the token came, though in another stream
         if not self.started:
             return  # one has refused
@@ -344,6 +341,6 @@ class HeadRun:
                 report=report,
                 answers=plan.answers,
                 predicted=self._predicted,
-                sampling=self._sampling(plan, ready.settings),
+                sampling=self._model.sampling(plan, ready.settings),
             )
         )

@@ -5,7 +5,8 @@
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base.byte_format import in_number
@@ -14,6 +15,7 @@ from meshd.base.tasks import Owner
 from meshd.gateway.interface import Readiness
 from meshd.model.status import ModelState, ModelStatus
 from meshd.role.head.cycle import TRY_AGAIN_SECONDS, Serve
+from meshd.role.head.explain import Explained
 from meshd.role.interface import RoleStatus
 from meshd.role.models.load_policy import LoadPolicy, ModelRule, ModelStage
 
@@ -202,6 +204,19 @@ class ModelPool:
             unfit=tuple(dict.fromkeys(note for role in roles for note in role.unfit)),
             is_computing=any(role.is_computing for role in roles),
         )
+
+    @property
+    def held(self) -> Mapping[tuple[str, str], int]:
+        """Memory that all models take now, by node and device."""
+        found: Counter[tuple[str, str]] = Counter()
+        for one in self._models:
+            found.update(one.upstream.held)
+        return found
+
+    async def explain(self) -> Explained | None:
+        """Where the time of tokens went, of the model that was asked last; None while none is loaded."""
+        last = self._policy.last_used
+        return await self._names[last].upstream.explain() if last is not None else None
 
     async def serve(self) -> None:
         """See RunningRole."""

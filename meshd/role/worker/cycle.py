@@ -7,7 +7,7 @@ ended, so its memory is back for certain.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
 
 from meshd.base import log
@@ -135,6 +135,11 @@ class Worker:
     def is_lending(self) -> bool:
         """Some head uses its devices now."""
         return bool(self._running)
+
+    @property
+    def servers(self) -> Collection[MeshServer]:
+        """One for each lease."""
+        return self._running.values()
 
     # Who may.
 

@@ -6,7 +6,7 @@ so this daemon needs no picture of its work, but ends it when it says nothing an
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -26,10 +26,12 @@ from meshd.role.worker.child_silence import LOOK_SECONDS, ChildSilence
 from meshd.role.worker.known_files import Weights
 from meshd.role.worker.leases import Lease
 from meshd.role.worker.push_neighbours import PushNeighbours
+from meshd.role.worker.turn_times import TurnTimes
 from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.store.interface import LeaseCache
 from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.capacity import ComputedSpan
 from meshd.wire.lease import HEAD_ENDED, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
 
 PROGRESS_SECONDS = 2.0
@@ -64,6 +66,14 @@ class AgreedLease:
         return [self.lease.memory[name] for name in self.devices]
 
 
+def computed_for(
+    servers: Iterable["MeshServer"], peer: PeerId, spans: Sequence[tuple[float, float]]
+) -> tuple[ComputedSpan, ...]:
+    """As TurnTimes.spent, for the newest lease of this head; nothing where it has none."""
+    found = [server for server in servers if server.lease.peer == peer]
+    return found[-1].turns.spent(spans) if found and spans else ()
+
+
 class MeshServer:
     """`child` and `read_report` run in tasks of the lease; `close` after them."""
 
@@ -88,6 +98,7 @@ class MeshServer:
         self._log_path = log_path
         self._silence = ChildSilence()
         self._firewall: MeshFirewall | None = None  # while there is a connection
+        self.turns = TurnTimes(asyncio.get_running_loop().time)
         self._why_failed = ""  # in its own words
         self.is_loaded = False
         self._end: socket | None = None
@@ -102,7 +113,12 @@ class MeshServer:
             raise
         outgoing.add(self._descriptors.child_end)
         self.neighbours = PushNeighbours(
-            runtime.mesh, runtime.tunnels, messages, self._descriptors, runtime.processes.socket_pair
+            runtime.mesh,
+            runtime.tunnels,
+            messages,
+            self._descriptors,
+            runtime.processes.socket_pair,
+            self.turns,
         )
         self.child = runtime.processes.make_child(self.spec, CHILD_NAME)
         if (lease_cache := agreed.lease_cache) is not None:
@@ -192,7 +208,10 @@ class MeshServer:
             raise Refused("this lease has its connection already", code="busy")
         end, self._end = self._end, None
         lease_cache = self.agreed.lease_cache
-        firewall = MeshFirewall(keeping=MeshKeeping(lease_cache) if lease_cache is not None else None)
+        firewall = MeshFirewall(
+            keeping=MeshKeeping(lease_cache) if lease_cache is not None else None,
+            seen=self.turns.with_head,
+        )
         self._firewall = firewall
         try:
             await self._join(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshd.admin import api, models_api, plan_api
+from meshd.admin import api, models_api, plan_api, why_api
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -260,6 +260,7 @@ class FakeControl(Answers):
     asked: list[object] = field(default_factory=list)
     stopping: bool = False
     services: tuple[ExposedView, ...] = ()
+    why_reply: why_api.WhyReply | None = None
     open: tuple[TunnelView, ...] = ()
     models: tuple[models_api.MemberModelView, ...] = ()
     pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
@@ -388,7 +389,16 @@ class FakeControl(Answers):
     @plan_api.PlanRequest.answer
     async def plan(self, request: plan_api.PlanRequest) -> plan_api.PlanReply:
         self.asked.append(("plan", request.model, request.ctx_size, request.streams))
+        if request.largest_context or request.layers:
+            self.asked.append(("plan options", request.largest_context, request.layers))
         return PLAN
+
+    @why_api.WhyRequest.answer
+    async def why(self, request: why_api.WhyRequest) -> why_api.WhyReply:
+        self.asked.append("why")
+        if self.why_reply is None:
+            raise UserError("nothing was answered since the model was loaded", hint="ask it something first")
+        return self.why_reply
 
     @api.LeaveRequest.answer
     async def leave(self, request: api.LeaveRequest) -> api.Done:

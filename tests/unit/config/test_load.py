@@ -14,6 +14,7 @@ from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.tree import find_cache, find_home
 from meshd.daemon.roles import ROLES
+from meshd.model.layer_range import LayerRange
 
 
 def write(folder: Path, text: str) -> Path:
@@ -81,7 +82,8 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.port": ("0", 0),
     "serve.min_workers": ("0", 0),
     "serve.tensor_split": ("1,2", (1.0, 2.0)),
-    "serve.ctx_size": ("4096", 4096),
+    "serve.layers": ("a=0-9,b=10", (LayerRange("a", 0, 9), LayerRange("b", 10, 10))),
+    "serve.ctx_size": ("max", 0),
     "serve.slots": ("2", 2),
     "serve.devices": ("none", ("none",)),
     "serve.rpc": ("10.0.0.2:50052", (HostPort("10.0.0.2", 50052),)),

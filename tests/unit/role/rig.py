@@ -11,6 +11,9 @@ from meshd.daemon.role_runtime import make_processes
 from meshd.gateway.interface import ReadyReport
 from meshd.process.handover import ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, Ended
+from meshd.role.head.away_times import AwayTimes
+from meshd.role.head.load_report import WeightsReport
+from meshd.role.head.mesh_end import MeshEnd
 from meshd.role.interface import (
     NativeBuild,
     RolePaths,
@@ -104,6 +107,11 @@ class Bench:
             paths=RolePaths(logs=folder, sockets=folder),
             from_members=self.members,
         )
+
+    def mesh_end(self) -> MeshEnd:
+        """Of a head whose model has no weights."""
+        report, away = WeightsReport({}), AwayTimes(lambda: 0.0)
+        return MeshEnd(self.runtime.processes.socket_pair, weights={}, report=report, away=away)
 
     def forget(self) -> None:
         """Drop what was made with it, which a long run has no use for."""

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire import capacity, hello, joining, lease, models, news
-from meshd.wire.capacity import AskCapacity, Capacity, MeasuredDevice, MeasuredPath, Measuring, TimedLayer
+from meshd.wire.capacity import (
+    AskCapacity,
+    Capacity,
+    ComputedSpan,
+    MeasuredDevice,
+    MeasuredPath,
+    Measuring,
+    TimedLayer,
+)
 from meshd.wire.hello import Bans, Go, Hello, Refusal
 from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
 from meshd.wire.lease import (
@@ -92,9 +100,11 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Lost("failed", "it died", "start it again")),
     (capacity.decode, AskCapacity(("30=mul_mat:q4_1:576:1536,rms_norm:576", "1=rope:64:9:64"), measure=True)),
     (capacity.decode, AskCapacity()),
+    (capacity.decode, AskCapacity(recent=True, spans=((9, 5), (5, 0)))),
     (capacity.decode, Measuring("GPU0")),
     (capacity.decode, Capacity((MeasuredDevice(CPU, (TimedLayer(0, 1, 9), TimedLayer(7, 128, 10))),), "m")),
     (capacity.decode, Capacity((), "", (MeasuredPath(bytes(32), 850, 0),), busy=True)),
+    (capacity.decode, Capacity((), "", computed=(ComputedSpan(5, 6),))),
     (models.decode, models.AskModels()),
     (models.decode, models.AskPieces(bytes(16))),
     (models.decode, models.ModelsTold(())),
@@ -124,7 +134,7 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
 
 OPTIONAL = (
     *("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id"),
-    *("protocol", "number", "measure", "busy", "recent", "fetch", "lacks", "marks"),
+    *("protocol", "number", "measure", "busy", "recent", "fetch", "lacks", "marks", "spans", "computed"),
 )
 
 
