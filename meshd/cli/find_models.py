@@ -17,10 +17,13 @@ _STEPS = 10  # lines of a download where nobody watches a bar
 
 
 def find_served_model(config: Config, out: Output) -> Config:
-    """The tree of a node that serves, with the path of its model. Raises UserError."""
+    """The tree of a node that serves, with the paths of its models. Raises UserError."""
     given = config.serve.model
     assert given is not None  # config/check.py
-    return replace(config, serve=replace(config.serve, model=_found(given, config, out, head=True)))
+    draft = config.serve.draft_model
+    found = None if draft is None else _found(draft, config, out, head=True)
+    model = _found(given, config, out, head=True)
+    return replace(config, serve=replace(config.serve, model=model, draft_model=found))
 
 
 def find_worker_models(config: Config, out: Output) -> Config:

@@ -43,6 +43,12 @@ def check_serve(config: Config) -> None:
             "`meshd serve` needs a model", hint="name a GGUF file or a model: `--model FILE|NAME`"
         )
     _check_model(serve.model)
+    if serve.draft_model is not None:
+        _check_model(serve.draft_model)
+        if serve.speculate == "off":
+            raise UserError(
+                "`--draft-model` cannot be combined with `--speculate off`", hint="leave one of them out"
+            )
     if serve.tensor_split and not any(serve.tensor_split):
         raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
     if "none" in serve.devices and len(serve.devices) > 1:

@@ -118,6 +118,8 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     continue_answers: int = 300  # seconds
+    speculate: str = "auto"
+    draft_model: Path | str | None = None
     llama_args: tuple[str, ...] = ()
 
 

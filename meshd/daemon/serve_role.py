@@ -24,6 +24,7 @@ from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
     from meshd.gateway.server import ApiPort
+    from meshd.role.head.draft_model import DraftModel
     from meshd.role.head.split_plan import HeadOptions
 
 LOAD_MODE = "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
@@ -55,7 +56,7 @@ class ServeRole:
             check_architecture(file.headers[0], label=file.name)
         api = await _claim_api(config)
         held.callback(api.close)
-        return ClaimedServe(config, file, api)
+        return ClaimedServe(config, file, api, cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class ClaimedServe:
     config: Config
     file: ModelFile
     api: "ApiPort"
+    cache: HashCache
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
@@ -72,11 +74,24 @@ class ClaimedServe:
         from meshd.role.head.cycle import Serve
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
-        head = Serve(runtime, self.file, head_options(self.config, member), speeds)
+        options = head_options(self.config, member, await self._draft_model())
+        head = Serve(runtime, self.file, options, speeds)
         return BuiltRole(head, Gateway(self.api.config, head, self.api))
 
+    async def _draft_model(self) -> "DraftModel | None":
+        """Raises UserError."""
+        from meshd.role.head.draft_model import draft_model
 
-def head_options(config: Config, member: MemberNode) -> "HeadOptions":
+        path = self.config.serve.draft_model
+        if path is None:
+            return None
+        assert isinstance(path, Path)  # as the model's
+        file = await ModelFile.open(path, cache=self.cache, name=name_of_blob(path))
+        file.close()
+        return draft_model(path, file.name, file.headers, self.file.headers[0])
+
+
+def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" = None) -> "HeadOptions":
     """What the user decided for serving."""
     from meshd.role.head.split_plan import HeadOptions
 
@@ -101,6 +116,8 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
         node_id=str(member.node.facts.peer),
         incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
+        speculate=serve.speculate == "auto" and config.paths.native_bin is None,
+        draft_model=draft,
     )
 
 

@@ -93,6 +93,18 @@ class Speeds:
     generate_tok_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class SpeculationStatus:
+    """What llama-server guesses ahead, and what that has gained in answers that were made alone."""
+
+    free: int  # tokens that it drafts at most in a round, from what the text repeats; 0: none
+    model: int  # the same by the draft model
+    drafted: int  # tokens, since the model was loaded
+    accepted: int  # those of them that are in answers
+    gain: float | None  # times as fast as without; null until it is known
+    why: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """The model of a head."""
@@ -112,6 +124,7 @@ class ModelStatus:
     answers: AnswersAtOnce | None = None  # null until it is loaded
     predicted: Speeds | None = None  # of the split in use; null where a device was never measured
     measured: Speeds | None = None  # of answers that were made alone; null before the first
+    speculation: SpeculationStatus | None = None  # null while no model is loaded
 
 
 @dataclass(frozen=True, slots=True)

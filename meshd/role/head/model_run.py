@@ -10,7 +10,6 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layer_work import layer_work
 from meshd.model.operations import operations
 from meshd.model.split_values import Plan
@@ -20,12 +19,14 @@ from meshd.process.interface import ChildStatus
 from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
+from meshd.role.head.draft_model import beside_draft
 from meshd.role.head.lease_client import LeaseClient, why_unfit
 from meshd.role.head.llama_server import LlamaServer, Over
 from meshd.role.head.measured_speed import MeasuredSpeed
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
+from meshd.role.head.run_drafts import RunDrafts
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.run_input import Looked, RunHistory, ServedModel
 from meshd.role.head.serving_split import serving_split
@@ -75,6 +76,7 @@ class HeadRun:
         self._work = layer_work(model.file.headers, shape, model.layers.count)
         native, processes, paths = runtime.native, runtime.processes, runtime.paths
         self._server = LlamaServer(native, processes, paths, model=model)
+        self._drafts = RunDrafts(model, history)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self.speed = MeasuredSpeed()
@@ -125,7 +127,7 @@ class HeadRun:
                     offers, reservations(plan, offers), self._server.report, owner
                 )
                 await self._push_plan.introduce(plan, self._leases)
-                self._server.start(plan, self._leases, owner)
+                self._server.start(plan, self._leases, owner, self._drafts.begin(plan, self._predicted))
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
                 owner.start(self._history.moments.watch(self), name="quiet moments")
@@ -151,6 +153,7 @@ class HeadRun:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
         (own, excluded), found = looking.result()
+        own = beside_draft(own, self._options.draft_model, shape_of(self._model.layers, self._options))
         machines = Machines(
             tuple(offers), own, found.speeds, found.paths, tuple(self._model.plain_rpc), excluded
         )
@@ -312,15 +315,11 @@ class HeadRun:
     def _lease_at(self, endpoint: str) -> LeaseClient | None:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
-    def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
-        if plan.output_worker is None:
-            return None
-        vocabulary, wanted = self._model.layers.widths.vocabulary, self._options.sample_on_worker
-        return DeviceSampling(settings, vocabulary, adds=wanted and plan.output_worker.has_top_k)
-
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
-        ready = await self._runtime.processes.first_token(self._model.socket, partial(self._sampling, plan))
+        ready = await self._runtime.processes.first_token(
+            self._model.socket, partial(self._drafts.sampling, plan)
+        )
         await asyncio.wait([granted])  # it was said before the token came, though in another stream
         if not self.started:
             return  # one has refused
@@ -345,6 +344,7 @@ class HeadRun:
                 report=report,
                 answers=plan.answers,
                 predicted=self._predicted,
-                sampling=self._sampling(plan, ready.settings),
+                sampling=self._drafts.sampling(plan, ready.settings),
             )
         )
+        await self._drafts.time_round(self._runtime.processes.round_seconds)

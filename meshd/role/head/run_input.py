@@ -11,6 +11,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
+from meshd.role.head.speculation import MayDraft, Speculation
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.survey import MachineSpeeds, Surveyor
 from meshd.role.head.worker_backoff import WorkerBackoff
@@ -52,6 +53,7 @@ class RunHistory:
     own_devices: OwnDevices
     backoff: WorkerBackoff
     moments: QuietMoments
+    speculation: Speculation = field(default_factory=lambda: Speculation(MayDraft()))
     surveyor: Surveyor | None = None
     """Asks how fast machines are; None: nobody wants to know."""
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)

@@ -1,5 +1,8 @@
 """Command lines and environment of the children."""
 
+from dataclasses import replace
+
+from meshd.model.drafts import Drafts
 from meshd.role.native import command_lines
 from meshd.role.native.command_lines import Head, MeshDescriptors
 
@@ -35,6 +38,20 @@ def test_alone_there_is_no_rpc() -> None:
     argv = command_lines.llama_server("llama", alone)
     assert "--rpc" not in argv
     assert "--no-warmup" in argv  # the first token, which is asked for, is the warm-up
+
+
+def test_drafts_are_options_of_llama_server_before_the_users_words() -> None:
+    drafting = replace(HEAD, drafts=Drafts(16, 6), draft_model="d.gguf")
+    text = " ".join(command_lines.llama_server("llama", drafting))
+    assert "--spec-type ngram-map-k,draft-simple " in text
+    assert "--spec-ngram-map-k-size-m 16 " in text
+    assert "--spec-draft-model d.gguf --spec-draft-n-max 6 " in text
+    assert " -devd none " in text, "else the workers would compute it"
+    assert text.endswith("--ctx-size 4096")
+    assert "--spec" not in " ".join(command_lines.llama_server("llama", HEAD))
+    free = command_lines.drafting(Drafts(8), "d.gguf")
+    assert free[:2] == ["--spec-type", "ngram-map-k"]
+    assert "d.gguf" not in free
 
 
 def test_the_users_override_replaces_the_plans() -> None:
