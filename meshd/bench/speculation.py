@@ -2,8 +2,9 @@
 
 Three fleets stand side by side, one for each way of drafting: none, repeated tokens, and those and a draft
 model (the model itself, unless `--draft-model` names a smaller one). Each try asks one after the other for
-the same greedy answers: one that repeats its prompt (JSON), and prose. What is printed: tokens a second of
-each try, the ratio of the medians to those without drafts, and whether the text is the same.
+the same answers: one that repeats its prompt (JSON, greedy), and prose (sampled, with a seed). What is
+printed: tokens a second of each try, the ratio of the medians to those without drafts, rounds over the
+workers, and whether the text is the same.
 Other load on the machine falls on all three alike, as their tries alternate; the tables of two runs differ.
 """
 
@@ -31,16 +32,16 @@ from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.node import LocalNode, model_ready
 
 _ANSWER_SECONDS = 900.0
-_USERS = [
-    {"id": number, "name": f"user-{number}", "mail": f"user{number}@example.com", "active": True}
-    for number in range(12)
-]
-PROMPTS: Mapping[str, str] = MappingProxyType(
+_USERS = [{"id": number, "name": f"user-{number}", "active": True} for number in range(5)]
+_FILE = f"The same file again:\n```json\n{json.dumps(_USERS, indent=1)}\n```\n"
+PROMPTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
-        "repetitive": "Here is a file:\n```json\n"
-        + json.dumps(_USERS, indent=1)
-        + "\n```\nHere is the same file once more, without any change:\n```json\n[\n {\n",
-        "prose": "The keeper of the lighthouse woke before dawn, as he had every day for thirty years, and",
+        "repetitive": {"prompt": _FILE * 3 + "The same file again:\n```json\n[", "temperature": 0},
+        "prose": {
+            "prompt": "The keeper of the lighthouse woke before dawn, as he had for thirty years, and",
+            "temperature": 0.8,  # the most likely text of a small model repeats itself
+            "seed": 5,
+        },
     }
 )
 
@@ -53,6 +54,7 @@ class Answer:
     text: str
     drafted: int
     accepted: int
+    rounds: int
 
 
 @dataclass(slots=True)
@@ -93,9 +95,9 @@ async def _run(args: argparse.Namespace) -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshd-bench-")))
             heads.append(await _start(args, mode, model, cache, folder, owner))
         for number in range(args.tries + 1):  # the first one brings graphs to the workers
-            for kind, prompt in PROMPTS.items():
+            for kind, asked in PROMPTS.items():
                 for mode in modes:
-                    answer = await asyncio.to_thread(_answer, mode.url, prompt, args.tokens)
+                    answer = await asyncio.to_thread(_answer, mode.url, asked, args.tokens)
                     if number:
                         mode.answers.setdefault(kind, []).append(answer)
         for kind in PROMPTS:
@@ -129,17 +131,11 @@ async def _start(
     return head
 
 
-def _answer(url: str, prompt: str, tokens: int) -> Answer:
+def _answer(url: str, asked: Mapping[str, object], tokens: int) -> Answer:
     """Raises MeshdError."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
-    body = {
-        "prompt": prompt,
-        "n_predict": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "cache_prompt": False,
-    }
+    body = {"n_predict": tokens, "ignore_eos": True, "cache_prompt": False, **asked}
     try:
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -151,9 +147,9 @@ def _answer(url: str, prompt: str, tokens: int) -> Answer:
     if answer.status != 200:
         raise MeshdError(f"the API answered {answer.status}: {str(data)[:200]}")
     said = data["timings"]
-    return Answer(
-        said["predicted_per_second"], data["content"], said.get("draft_n", 0), said.get("draft_n_accepted", 0)
-    )
+    drafted, accepted = said.get("draft_n", 0), said.get("draft_n_accepted", 0)
+    rounds = said["predicted_n"] - 1 - accepted  # the first token is the prompt's
+    return Answer(said["predicted_per_second"], data["content"], drafted, accepted, rounds)
 
 
 def line(kind: str, mode: Mode, off: Mode) -> str:
@@ -163,7 +159,11 @@ def line(kind: str, mode: Mode, off: Mode) -> str:
     ratio = statistics.median(one.rate for one in answers) / statistics.median(one.rate for one in without)
     same = "the same text" if {one.text for one in answers} == {one.text for one in without} else "OTHER text"
     drafted, accepted = sum(one.drafted for one in answers), sum(one.accepted for one in answers)
-    return f"{kind}, {mode.name}: {rates} tokens/s ({ratio:.2f}), {accepted} of {drafted} accepted, {same}"
+    rounds = statistics.median(one.rounds for one in answers)
+    return (
+        f"{kind}, {mode.name}: {rates} tokens/s ({ratio:.2f}), {rounds:.0f} rounds, "
+        f"{accepted} of {drafted} accepted, {same}"
+    )
 
 
 if __name__ == "__main__":

@@ -81,12 +81,12 @@ def test_drafts_that_lose_are_given_up_at_a_quiet_moment_and_for_the_next_loads(
 
 def test_a_length_that_is_clearly_better_is_worth_a_load() -> None:
     it = Speculation(BOTH)
-    length = it.begin(RoundEstimate(0.145, 0.04, 0.05), 0.0).model
+    length = it.begin(RoundEstimate(0.145, 0.02, 0.02), 0.0).model
     assert 0 < length < 4
     it.round_took(0.145)
     it.answered(answer(rounds=900, drafted=900 * length, accepted=880 * length, token_s=0.004), 1.0)
     assert "gain more" in it.better(LATER)
-    assert it.begin(RoundEstimate(0.145, 0.04, 0.05), LATER).model == MOST_MODEL
+    assert it.begin(RoundEstimate(0.145, 0.02, 0.02), LATER).model == MOST_MODEL
 
 
 def test_drafts_come_back_when_the_round_has_grown() -> None:
