@@ -47,7 +47,7 @@ PROMPTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """Tokens a second without the prompt, the text, and how many of the drafted tokens are in it."""
 
     rate: float
@@ -58,13 +58,13 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Mode:
+class DraftingMode:
     """One fleet and what it has answered, by kind of text."""
 
     name: str
     options: tuple[str, ...]
     url: str = ""
-    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    answers: dict[str, list[TimedAnswer]] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,9 +84,9 @@ async def _run(args: argparse.Namespace) -> None:
     model = args.model or await demo_model(cache, lambda _step: None)
     draft = str(args.draft_model or model)
     modes = [
-        Mode("off", ("--speculate", "off")),
-        Mode("repeated tokens", ()),
-        Mode("draft model", ("--draft-model", draft)),
+        DraftingMode("off", ("--speculate", "off")),
+        DraftingMode("repeated tokens", ()),
+        DraftingMode("draft model", ("--draft-model", draft)),
     ]
     async with AsyncExitStack() as stack:
         owner = await stack.enter_async_context(Owner())
@@ -111,7 +111,7 @@ async def _run(args: argparse.Namespace) -> None:
 
 
 async def _start(
-    args: argparse.Namespace, mode: Mode, model: Path, cache: Path, folder: Path, owner: Owner
+    args: argparse.Namespace, mode: DraftingMode, model: Path, cache: Path, folder: Path, owner: Owner
 ) -> LocalNode:
     fleet = Fleet(
         FleetSpec(
@@ -131,7 +131,7 @@ async def _start(
     return head
 
 
-def _answer(url: str, asked: Mapping[str, object], tokens: int) -> Answer:
+def _answer(url: str, asked: Mapping[str, object], tokens: int) -> TimedAnswer:
     """Raises MeshdError."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
@@ -149,10 +149,10 @@ def _answer(url: str, asked: Mapping[str, object], tokens: int) -> Answer:
     said = data["timings"]
     drafted, accepted = said.get("draft_n", 0), said.get("draft_n_accepted", 0)
     rounds = said["predicted_n"] - 1 - accepted  # the first token is the prompt's
-    return Answer(said["predicted_per_second"], data["content"], drafted, accepted, rounds)
+    return TimedAnswer(said["predicted_per_second"], data["content"], drafted, accepted, rounds)
 
 
-def line(kind: str, mode: Mode, off: Mode) -> str:
+def line(kind: str, mode: DraftingMode, off: DraftingMode) -> str:
     """What is printed of one kind of text and one way of drafting, beside `off`."""
     answers, without = mode.answers[kind], off.answers[kind]
     rates = ", ".join(f"{one.rate:.1f}" for one in answers)

@@ -88,7 +88,7 @@ class ClaimedServe:
         assert isinstance(path, Path)  # as the model's
         file = await ModelFile.open(path, cache=self.cache, name=name_of_blob(path))
         file.close()
-        return draft_model(path, file.name, file.headers, self.file.headers[0])
+        return draft_model(str(path), file.name, file.headers, self.file.headers[0])
 
 
 def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" = None) -> "HeadOptions":

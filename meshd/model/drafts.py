@@ -1,4 +1,4 @@
-"""How many tokens it pays to draft: what a round with drafts takes, and how many tokens it makes. Pure.
+"""How many tokens it pays to draft: what a round with drafts takes, and how many tokens it makes.
 
 A round computes the last token and `length` drafted ones at once, and makes those that are accepted and one
 more. With the share `a` of drafted tokens that are accepted where all before them were:

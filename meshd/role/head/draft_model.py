@@ -6,7 +6,6 @@ whose vocabulary is another, so that is refused here, before anything is loaded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
@@ -23,7 +22,7 @@ _KIND = "tokenizer.ggml.model"
 class DraftModel:
     """Its first file, and its sizes."""
 
-    path: Path
+    path: str
     layers: ModelLayers
 
     def memory(self, shape: ContextShape) -> int:
@@ -31,7 +30,7 @@ class DraftModel:
         return self.layers.weight_bytes + sum(self.layers.cache.layer_bytes(shape))
 
 
-def draft_model(path: Path, name: str, headers: Sequence[Header], served: Header) -> DraftModel:
+def draft_model(path: str, name: str, headers: Sequence[Header], served: Header) -> DraftModel:
     """`served`: the header of the model that is served. Raises UserError if the two do not fit."""
     layers, header = read_layers(headers, name=name), headers[0]
     kinds = header.text(_KIND), served.text(_KIND)

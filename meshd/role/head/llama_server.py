@@ -112,7 +112,7 @@ class LlamaServer:
             load_mode=options.load_mode,
             llama_args=rest,
             drafts=drafts,
-            draft_model=str(options.draft_model.path) if options.draft_model is not None else "",
+            draft_model=options.draft_model.path if options.draft_model is not None else "",
         )
         return ChildSpec(
             name="llama-server",

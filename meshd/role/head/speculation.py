@@ -1,4 +1,4 @@
-"""Whether llama-server drafts tokens, and how many: by the round of the split and by what drafts have gained.
+"""Whether llama-server drafts tokens, and how many: by the round of the split and by what was gained. Pure.
 
 llama-server takes the length of drafts at its start and no request can change it, so a change is a load. Its
 own rules make drafts follow the text all the same: repeated tokens are drafted where the last twelve have
@@ -6,7 +6,7 @@ been there before, and as many as were accepted there the last time. So texts th
 without. What is decided here is of a whole life of the model: at each load, and at a quiet moment once the
 answers show clearly that another choice is better.
 
-What a round takes without drafts is measured after a load, and by answers in which nothing was drafted. Pure.
+What a round takes without drafts is measured after a load, and by answers in which nothing was drafted.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from meshd.model.drafts import (
 from meshd.model.status import SpeculationStatus
 
 ENOUGH_TOKENS = 1000  # in answers made alone, before they outweigh what is assumed
-SETTLED_SECONDS = 600.0  # from one load to the next for this alone
+BETWEEN_LOADS_SECONDS = 600.0  # from one load to the next for this alone
 FORGOTTEN_SECONDS = 24 * 3600.0  # after that what did not pay is tried again: texts change
 # Acceptance, before anything is measured. That of a draft model is low: a draft that is too short for a text
 # gains a little less, one that is too long may lose.
@@ -185,7 +185,7 @@ class Speculation:
     def better(self, now: float) -> str:
         """Why the model should be loaded again with other drafts; empty: it should not."""
         life, now_gain = self._life, self.gain
-        if now - life.began < SETTLED_SECONDS or life.tokens < ENOUGH_TOKENS or now_gain is None:
+        if now - life.began < BETWEEN_LOADS_SECONDS or life.tokens < ENOUGH_TOKENS or now_gain is None:
             return ""
         wanted = self._choose(now)
         if now_gain < _LOSS and wanted != life.drafts:

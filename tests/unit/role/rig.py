@@ -58,10 +58,8 @@ class Bench:
         self.tunnels: list[StubTunnel] = []
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
-        self.start_seconds = 0.0
-        self.rounds_timed = 0
-        self.listings = self.tokens_asked = 0
-        self.listing_seconds = 0.0
+        self.start_seconds = self.listing_seconds = 0.0
+        self.listings = self.tokens_asked = self.rounds_timed = 0
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never

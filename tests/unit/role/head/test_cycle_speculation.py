@@ -10,7 +10,7 @@ from meshd.model.status import ModelState, SpeculationStatus
 from meshd.role.head import run_drafts
 from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.quiet_moments import UNASKED_SECONDS
-from meshd.role.head.speculation import SETTLED_SECONDS, RoundEstimate
+from meshd.role.head.speculation import BETWEEN_LOADS_SECONDS, RoundEstimate
 
 from tests.gguf_bytes import gguf, language_model, parse
 from tests.sim.loop import run
@@ -18,7 +18,7 @@ from tests.unit.model.test_device_sampling import SETTINGS
 from tests.unit.role.head.scene import Scene, scene
 from tests.unit.role.head.test_push_plan import held
 
-DRAFT = DraftModel(Path("/m/draft.gguf"), read_layers([parse(gguf(*language_model(layers=1)))], name="draft"))
+DRAFT = DraftModel("/m/draft.gguf", read_layers([parse(gguf(*language_model(layers=1)))], name="draft"))
 
 
 def status_of(it: Scene) -> SpeculationStatus | None:
@@ -76,7 +76,7 @@ def test_drafts_that_lose_are_gone_after_a_load_at_a_quiet_moment(tmp_path: Path
             while not it.bench.rounds_timed:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.001)
             it.serve.answered(AnswerTimings(9, 0.1, 2001, 900.0, 9000, 100))
-            await asyncio.sleep(SETTLED_SECONDS + UNASKED_SECONDS)
+            await asyncio.sleep(BETWEEN_LOADS_SECONDS + UNASKED_SECONDS)
             assert it.llama is first, "somebody asks"
             it.serve.requested(0)
             await it.until(ModelState.LOADING, "cost more than they gain", seconds=2 * UNASKED_SECONDS)

@@ -1,7 +1,5 @@
 """Which draft models fit, and what they take of the head."""
 
-from pathlib import Path
-
 import pytest
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
@@ -16,7 +14,7 @@ SERVED = parse(gguf(*language_model(layers=4)))
 
 
 def test_one_of_the_same_vocabulary_fits_and_takes_memory_of_the_heads_cpu() -> None:
-    draft = draft_model(Path("/m/d.gguf"), "d", [DRAFT], SERVED)
+    draft = draft_model("/m/d.gguf", "d", [DRAFT], SERVED)
     shape = ContextShape(1024, parallel=2)
     assert draft.memory(shape) > draft.layers.weight_bytes > 0
     own = (
@@ -33,5 +31,5 @@ def test_one_of_another_vocabulary_is_refused_with_both() -> None:
     metadata, tensors = language_model(layers=2)
     other = parse(gguf({**metadata, "tokenizer.ggml.model": "llama"}, tensors))
     with pytest.raises(UserError, match="another vocabulary") as caught:
-        draft_model(Path("/m/o.gguf"), "o.gguf", [other], SERVED)
+        draft_model("/m/o.gguf", "o.gguf", [other], SERVED)
     assert "o.gguf" in caught.value.what and caught.value.hint

@@ -1,7 +1,6 @@
 """What a round is taken for before it is measured."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from meshd.model.output import CPU_RATE
@@ -23,7 +22,7 @@ def test_what_is_predicted_is_used() -> None:
 
 
 def test_otherwise_weights_are_read_and_hidden_states_travel_from_each_to_the_next() -> None:
-    draft = DraftModel(Path("d"), MODEL)
+    draft = DraftModel("d", MODEL)
     for speeds in (None, Speeds(None, 8.0)):
         found = round_estimate(PLAN, MODEL.weight_bytes, speeds, draft)
         workers = {share.device.node for share in PLAN.shares if share.layers} - {"head"}

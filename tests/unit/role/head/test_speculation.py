@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts
 from meshd.role.head.speculation import (
+    BETWEEN_LOADS_SECONDS,
     ENOUGH_TOKENS,
     FORGOTTEN_SECONDS,
-    SETTLED_SECONDS,
     MayDraft,
     RoundEstimate,
     Speculation,
@@ -19,7 +19,7 @@ from meshd.role.head.speculation import (
 FAR = RoundEstimate(round=0.145, check=0.004, draft=0.010)
 NEAR = RoundEstimate(round=0.009, check=0.002, draft=0.010)
 BOTH = MayDraft(free=True, model=True)
-LATER = SETTLED_SECONDS + 1
+LATER = BETWEEN_LOADS_SECONDS + 1
 
 
 def answer(
@@ -73,7 +73,7 @@ def test_drafts_that_lose_are_given_up_at_a_quiet_moment_and_for_the_next_loads(
     drafted = 2000 * length
     losing = answer(rounds=2000, drafted=drafted, accepted=drafted // 20, token_s=0.1)
     it.answered(losing, 1.0)
-    assert it.better(SETTLED_SECONDS / 2) == "", "it has just been loaded"
+    assert it.better(BETWEEN_LOADS_SECONDS / 2) == "", "it has just been loaded"
     assert "cost more than they gain" in it.better(LATER)
     assert it.begin(FAR, LATER).model == 0
     assert it.begin(FAR, LATER + FORGOTTEN_SECONDS).model == length, "another day has other texts"
