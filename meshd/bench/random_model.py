@@ -1,4 +1,4 @@
-"""Models with random weights, for measuring where no real one is at hand: a llama of any size in Q4_0.
+"""Models with random weights, for measuring where no real one is at hand: llamas in Q4_0, dense and MoE.
 
 `python -m meshd.bench.random_model 8b FOLDER` makes one and prints its file.
 
@@ -40,7 +40,10 @@ _EVEN = bytes((one or 8) | (two or 8) << 4 for two in range(16) for one in range
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`width` is HEAD_ELEMENTS times `heads`; `vocabulary`: tokens, of which the first 259 are no text."""
+    """`width` is HEAD_ELEMENTS times `heads`; `vocabulary`: tokens, of which the first 259 are no text.
+
+    `experts` of a layer, each of `inner`, and how many of them a token passes; 0: it is dense.
+    """
 
     layers: int
     width: int
@@ -48,11 +51,16 @@ class Shape:
     heads: int
     kv_heads: int
     vocabulary: int = 32_000
+    experts: int = 0
+    experts_used: int = 0
 
 
 SHAPES = {
     "tiny": Shape(layers=4, width=256, inner=512, heads=2, kv_heads=1),  # 10 MB
     "small": Shape(layers=16, width=1024, inner=2816, heads=8, kv_heads=4),  # 140 MB
+    "moe": Shape(  # 330 MB, of which a token passes 110
+        layers=16, width=1024, inner=1024, heads=8, kv_heads=4, experts=10, experts_used=2
+    ),
     "8b": Shape(layers=32, width=4096, inner=14_336, heads=32, kv_heads=8),  # 4.1 GB
     "70b": Shape(layers=80, width=8192, inner=28_672, heads=64, kv_heads=8),  # 39 GB
 }
@@ -130,9 +138,12 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         yield _Tensor(f"{block}.attn_v.weight", (width, kv), 1.0)
         yield _Tensor(f"{block}.attn_output.weight", (width, width), 1.0)
         yield _Tensor(f"{block}.ffn_norm.weight", (width,))
-        yield _Tensor(f"{block}.ffn_gate.weight", (width, inner), 1.0)
-        yield _Tensor(f"{block}.ffn_up.weight", (width, inner), 1.0)
-        yield _Tensor(f"{block}.ffn_down.weight", (inner, width), 1.0)
+        which, more = ("_exps", (shape.experts,)) if shape.experts else ("", ())
+        if shape.experts:
+            yield _Tensor(f"{block}.ffn_gate_inp.weight", (width, shape.experts), 1.0)
+        yield _Tensor(f"{block}.ffn_gate{which}.weight", (width, inner, *more), 1.0)
+        yield _Tensor(f"{block}.ffn_up{which}.weight", (width, inner, *more), 1.0)
+        yield _Tensor(f"{block}.ffn_down{which}.weight", (inner, width, *more), 1.0)
 
 
 def _data(tensor: _Tensor) -> Iterator[bytes]:
@@ -140,7 +151,7 @@ def _data(tensor: _Tensor) -> Iterator[bytes]:
     if tensor.gain is None:
         yield array("f", (rng.gauss(1.0, 0.1) for _ in range(tensor.shape[0]))).tobytes()
         return
-    row, rows = tensor.shape
+    row, rows = tensor.shape[0], math.prod(tensor.shape[1:])
     scale = tensor.gain / math.sqrt(row) / _SPREAD
     silent = _CONTROL + _BYTES if tensor.name in ("token_embd.weight", "output.weight") else 0
     for count, factor in ((silent, _SILENT), (rows - silent, 1.0)):
@@ -180,6 +191,9 @@ def _metadata(shape: Shape, name: str) -> Iterator[bytes]:
     yield _number("llama.attention.head_count", shape.heads)
     yield _number("llama.attention.head_count_kv", shape.kv_heads)
     yield _number("llama.rope.dimension_count", HEAD_ELEMENTS)
+    if shape.experts:
+        yield _number("llama.expert_count", shape.experts)
+        yield _number("llama.expert_used_count", shape.experts_used)
     yield _string("llama.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-5)
     yield from _tokenizer(shape.vocabulary)
 

@@ -2,8 +2,10 @@
 
 A token of S streams passes all devices in turn:
 
-    token  = sum of devices (layers with S tokens, attention over the cache) + output + ways + STEP
+    token  = sum of devices (layers with S tokens, attention over the cache) + output + ways + waits + STEP
     a way  = half a round trip + S hidden states / rate + HOP       N + 1 of them for N workers in a row
+             (numbers of tokens where the first worker has the embeddings, and candidates on the way back)
+    a wait = until the order of the head is there: a device far from it, but near to the one before it
     prompt = sum of devices and ways for one micro batch + (micro batches - 1) x the slowest of them + output
 
 The processors of a machine count as one of these devices, too: busy for the sum of its CPUs' times, each
@@ -59,7 +61,8 @@ class Split:
     """What is predicted. `stages` in the order of the layers; `output` is where logits are made.
 
     `paths`: from a node to another one; where none is known, the longer of their paths to the head counts.
-    `logits`: they cross to the head, not just candidates.
+    `logits`: they cross to the head, not just candidates. `numbers`: the first worker has the embeddings, so
+    that numbers of tokens cross to it, and no hidden states.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -68,6 +71,7 @@ class Split:
     slots: int = 1
     pushed: bool = True
     logits: bool = False
+    numbers: bool = False
     paths: Mapping[tuple[str, str], DevicePath] = field(default_factory=dict)
 
 
@@ -84,7 +88,7 @@ class Prediction:
     device_s: tuple[tuple[str, float], ...]
     """Of a token, by device: its layers, and the output where it has that."""
     ways_s: float
-    """Of a token, on the network."""
+    """Of a token, on the network: ways, and waits for orders."""
     is_measured: bool
     """All devices were."""
 
@@ -116,7 +120,7 @@ class Predictor:
             load_s=self._load(split),
             bytes_per_token=self._bytes(split),
             device_s=tuple(device_s.items()),
-            ways_s=self._ways(split, 1),
+            ways_s=self._passing(split, 1, self._computing(split, 1, self._cells)) + self._back(split, 1),
             is_measured=all(stage.speed is not None for stage in (*split.stages, split.output)),
         )
 
@@ -131,8 +135,13 @@ class Predictor:
     # Parts.
 
     def _token(self, split: Split, streams: int) -> float:
-        computing = sum(self._layers(stage, streams, self._cells) for stage in split.stages)
-        return computing + self._output(split.output, streams) + self._ways(split, streams) + STEP_SECONDS
+        computing = self._computing(split, streams, self._cells)
+        ways = self._passing(split, streams, computing) + self._back(split, streams)
+        return sum(computing) + ways + self._output(split.output, streams) + STEP_SECONDS
+
+    def _computing(self, split: Split, tokens: int, cells: int) -> list[float]:
+        """By stage."""
+        return [self._layers(stage, tokens, cells) for stage in split.stages]
 
     def _layers(self, stage: PlannedStage, tokens: int, cells: int) -> float:
         if stage.begin == stage.end:
@@ -163,27 +172,42 @@ class Predictor:
             return speed.seconds(kind, tokens)
         return self._model.output / (GPU_RATE if stage.is_gpu else CPU_RATE)
 
-    def _ways(self, split: Split, tokens: int) -> float:
-        state = 4 * tokens * self._model.widths.embedding
-        seconds = 0.0
-        for path in self._borders(split):
-            seconds += path.rtt / 2 + path.seconds(state) + HOP_SECONDS
-        last = split.stages[-1]
-        if not last.is_head and last.path is not None:
-            back = tokens * self._bytes_back(split)
-            seconds += last.path.rtt / 2 + last.path.seconds(back) + HOP_SECONDS
-        return seconds
+    def _passing(self, split: Split, tokens: int, computing: Sequence[float]) -> float:
+        """Seconds in which nothing computes while so many tokens pass all stages."""
+        passing = done = 0.0
+        carried = self._carried(split, tokens)
+        for paths, stage, count, seconds in zip(
+            self._borders(split), split.stages, carried, computing, strict=True
+        ):
+            way = sum(path.rtt / 2 + path.seconds(count) + HOP_SECONDS for path in paths)
+            ordered = stage.path.rtt / 2 + HOP_SECONDS if stage.path is not None and split.pushed else 0.0
+            way = max(way, ordered - done)
+            passing += way
+            done += way + seconds
+        return passing
 
-    def _borders(self, split: Split) -> list[DevicePath]:
-        """What hidden states pass, but the way back from the last device."""
-        found: list[DevicePath] = []
+    def _carried(self, split: Split, tokens: int) -> list[int]:
+        """Bytes that go to each stage."""
+        states = 4 * tokens * self._model.widths.embedding
+        return [4 * tokens if split.numbers else states, *[states] * (len(split.stages) - 1)]
+
+    def _back(self, split: Split, tokens: int) -> float:
+        """Seconds from the last stage to the head, with what so many tokens made."""
+        last = split.stages[-1]
+        if last.is_head or last.path is None:
+            return 0.0
+        return last.path.rtt / 2 + last.path.seconds(tokens * self._bytes_back(split)) + HOP_SECONDS
+
+    def _borders(self, split: Split) -> list[list[DevicePath]]:
+        """What hidden states pass before each stage."""
+        found: list[list[DevicePath]] = []
         before: PlannedStage | None = None
         for stage in split.stages:
             if before is None or before.is_head or stage.is_head:
                 far = stage.path if not stage.is_head else before.path if before is not None else None
-                found += [far] if far is not None else []
-            elif before.node != stage.node:
-                found += self._between(split, before, stage)
+                found.append([far] if far is not None else [])
+            else:
+                found.append(self._between(split, before, stage) if before.node != stage.node else [])
             before = stage
         return found
 
@@ -201,26 +225,24 @@ class Predictor:
         return 4 * self._model.widths.vocabulary if split.logits else SAMPLED_BYTES
 
     def _bytes(self, split: Split) -> int:
-        ways = len(self._borders(split))
+        carried = zip(self._borders(split), self._carried(split, 1), strict=True)
         last = split.stages[-1]
-        return ways * 4 * self._model.widths.embedding + (0 if last.is_head else self._bytes_back(split))
+        return sum(len(paths) * count for paths, count in carried) + (
+            0 if last.is_head else self._bytes_back(split)
+        )
 
     def _prompt_seconds(self, split: Split) -> float:
         micro = min(split.micro_batch, self._prompt)
         batches = -(-self._prompt // micro)
-        state = 4 * micro * self._model.widths.embedding
-        computing = [self._layers(stage, micro, self._prompt // 2) for stage in split.stages]
-        borders = self._borders(split)
-        carrying = [path.seconds(state) + HOP_SECONDS for path in borders]
-        delays = sum(path.rtt / 2 for path in borders)
-        last = split.stages[-1]
-        back = last.path.rtt / 2 + HOP_SECONDS if not last.is_head and last.path is not None else 0.0
-        once = sum(computing) + sum(carrying)
+        computing = self._computing(split, micro, self._prompt // 2)
+        once = sum(computing) + self._passing(split, micro, computing)
         if split.pushed:
-            passed = once + (batches - 1) * max([*_in_turn(split.stages, computing), *carrying]) + delays
+            carried = zip(self._borders(split), self._carried(split, micro), strict=True)
+            carrying = [path.seconds(count) + HOP_SECONDS for paths, count in carried for path in paths]
+            rest = (batches - 1) * max([*_in_turn(split.stages, computing), *carrying])
         else:
-            passed = batches * (once + delays)
-        return passed + back + self._output(split.output, 1) + STEP_SECONDS
+            rest = (batches - 1) * once
+        return once + rest + self._back(split, 1) + self._output(split.output, 1) + STEP_SECONDS
 
     def _load(self, split: Split) -> float:
         most = max(stage.weights for stage in split.stages)

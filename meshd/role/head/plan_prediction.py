@@ -79,6 +79,7 @@ class PlanPredictor:
             slots=plan.shape.parallel,
             pushed=self._options.push,
             logits=worker is not None and not (worker.has_top_k and self._options.sample_on_worker),
+            numbers=bool(plan.input_device),
             paths=self._machines.paths,
         )
 

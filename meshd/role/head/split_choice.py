@@ -273,6 +273,7 @@ class _SplitChooser:
             micro_batch=min(256, self._shape.step_tokens),
             slots=self._shape.parallel,
             pushed=self._options.push,
+            numbers=not stages[0].is_head and (not self._layers.tied or output is stages[0]),
             paths=self._machines.paths,
         )
 

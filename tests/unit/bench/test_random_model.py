@@ -36,6 +36,18 @@ def test_the_header_is_one_of_a_llama() -> None:
     assert len(read_layers([header], name="chance").layers) == 2
 
 
+def test_experts_are_one_tensor_of_a_layer() -> None:
+    mixed = Shape(
+        layers=1, width=256, inner=512, heads=2, kv_heads=1, vocabulary=512, experts=4, experts_used=2
+    )
+    header = header_of(written(mixed))
+    assert header.metadata["llama.expert_count"] == 4 and header.metadata["llama.expert_used_count"] == 2
+    dims = {tensor.name: tensor.dims for tensor in header.tensors}
+    assert dims["blk.0.ffn_gate_inp.weight"] == (256, 4)
+    assert dims["blk.0.ffn_down_exps.weight"] == (512, 256, 4)
+    assert "blk.0.ffn_down.weight" not in dims
+
+
 def test_the_same_file_each_time_and_no_two_tensors_alike() -> None:
     data = written()
     assert data == written()

@@ -71,6 +71,16 @@ def test_the_path_between_two_workers_is_theirs_where_it_is_known() -> None:
     assert token(pair) - token(known) == pytest.approx((0.04 - 0.001) / 2, abs=1e-6)
 
 
+def test_a_far_device_behind_a_near_one_waits_for_its_order() -> None:
+    near = worker("a", 0, 15, rtt=0.0)
+    far = split(near, worker("b", 15, 30, rtt=0.04))
+    known = replace(far, paths={("a", "b"): DevicePath(0.02, 1e12)})
+    # hidden states would be there after 3 ms of computing and a way of 10; the order takes 20
+    assert token(known) - token(far) == pytest.approx(-(0.003 + HOP_SECONDS), abs=1e-5)
+    served = replace(known, pushed=False)
+    assert token(served) > token(known)
+
+
 def test_two_devices_of_one_node_have_no_way_between_them() -> None:
     one = worker("a", 0, 15, rtt=0.04)
     both = split(one, replace(one, device="GPU1", begin=15, end=30))
@@ -88,6 +98,16 @@ def test_logits_that_cross_cost_their_bytes() -> None:
     logits = replace(sampled, logits=True)
     assert token(logits) - token(sampled) == pytest.approx((4 * 49152 - 400) / 1e6, rel=0.01)
     assert PREDICTOR.predict(logits).bytes_per_token == 4 * 576 + 4 * 49152
+
+
+def test_numbers_of_tokens_cross_to_a_worker_that_has_the_embeddings() -> None:
+    first = replace(worker("a", 0, 15, rtt=0.0), path=DevicePath(0.0, 1e6))
+    states = split(first, worker("b", 15, 30, rtt=0.0))
+    numbers = replace(states, numbers=True)
+    assert token(states) - token(numbers) == pytest.approx((4 * 576 - 4) / 1e6, rel=0.01)
+    assert PREDICTOR.predict(states).bytes_per_token - PREDICTOR.predict(numbers).bytes_per_token == 4 * 575
+    slow, fast = (PREDICTOR.predict(one).first_token_s for one in (states, numbers))
+    assert slow - fast == pytest.approx(128 * 4 * 575 / 1e6, rel=0.01)  # for the first micro batch
 
 
 def test_streams_share_a_round() -> None:
