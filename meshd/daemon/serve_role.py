@@ -96,6 +96,8 @@ def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" 
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
+    # options for drafts are those of the pin
+    drafts = serve.speculate == "auto" and config.paths.native_bin is None
     return HeadOptions(
         min_workers=serve.min_workers,
         workers=serve.workers,
@@ -116,8 +118,8 @@ def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" 
         node_id=str(member.node.facts.peer),
         incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
-        speculate=serve.speculate == "auto" and config.paths.native_bin is None,
-        draft_model=draft,
+        speculate=drafts,
+        draft_model=draft if drafts else None,
     )
 
 

@@ -31,6 +31,7 @@ ASSUMED_FREE, ASSUMED_MODEL = 0.9, 0.6
 _LEAST_GAIN = 1.05  # of a draft model that is not measured: its rounds are an estimate
 _LOSS = 0.97  # a gain below this is a loss, and not noise
 _CLEARLY = 1.15  # times as fast: worth a load
+_ALIKE = 0.25  # estimates of rounds that differ by less are of one split
 _REMEMBERED_TOKENS = 8192
 _LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
 
@@ -124,8 +125,9 @@ class Speculation:
 
     def begin(self, estimate: RoundEstimate, now: float, *, most: int = MOST_FREE) -> Drafts:
         """A life begins over a split of which this is known. Its drafts, at most `most` tokens long."""
+        if abs(estimate.round - self._estimate.round) > _ALIKE * self._estimate.round:
+            self._measured = None  # of another split
         self._estimate, self._most = estimate, most
-        self._measured = None  # of another split, perhaps
         self._life = _Life(self._choose(now), now)
         if self._life.drafts.model:
             self._model_length = self._life.drafts.model

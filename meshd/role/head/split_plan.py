@@ -145,7 +145,7 @@ def shape_of(layers: ModelLayers, options: HeadOptions) -> ContextShape:
 def may_draft(layers: ModelLayers, options: HeadOptions) -> MayDraft:
     """What the model and its user allow."""
     if not options.speculate:
-        return MayDraft(why="off: `--speculate off`")
+        return MayDraft(why="off: `--speculate off`, or a llama.cpp of the user's own")
     if decides := read_llama_args(options.llama_args).speculation:
         return MayDraft(why=f"left to llama-server's own options: `{decides}`")
     if any(layer.state for layer in layers.cache.layers):

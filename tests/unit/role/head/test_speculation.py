@@ -95,6 +95,8 @@ def test_drafts_come_back_when_the_round_has_grown() -> None:
     assert it.drafts.model == 0
     it.answered(answer(rounds=2000, round_s=0.145), 1.0)
     assert "gain more" in it.better(LATER)
+    assert it.begin(NEAR, LATER).model > 0, "the measured round outlives a load over the same split"
+    assert it.begin(RoundEstimate(0.02, 0.002, 0.02), LATER).model == 0, "but not another split"
 
 
 def test_few_answers_change_nothing() -> None:
