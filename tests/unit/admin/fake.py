@@ -37,7 +37,15 @@ from meshd.admin.status import (
 from meshd.base.errors import Refused, UserError
 from meshd.gateway.interface import GatewayStatus, KeyStatus
 from meshd.link.transport import LinkKind
-from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus, NetworkTensor, SplitPart, StoreStatus
+from meshd.model.status import (
+    AnswersAtOnce,
+    ModelState,
+    ModelStatus,
+    NetworkTensor,
+    SpeculationStatus,
+    SplitPart,
+    StoreStatus,
+)
 
 DEADLINE = 20.0
 
@@ -75,6 +83,7 @@ MODEL = ModelStatus(
     bytes_per_token=2400.0,
     split=(SplitPart(node="garage", device="CPU", layers=15, bytes=48_000_000),),
     answers=AnswersAtOnce(slots=4, tokens=8192),
+    speculation=SpeculationStatus(16, 0, 400, 300, 2.5, "drafts: up to 16 repeated ones"),
 )
 
 NETCHECK = NetcheckReply(

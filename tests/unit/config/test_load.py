@@ -98,6 +98,8 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.continue_answers": ("20", 20),
     "serve.max_wait": ("60", 60),
     "serve.allowed_origins": ("https://a.example", ("https://a.example",)),
+    "serve.speculate": ("off", "off"),
+    "serve.draft_model": ("/m/d.gguf", Path("/m/d.gguf")),
     "serve.llama_args": ("", ("-np", "2")),
     "paths.home": ("/h", Path("/h")),
     "paths.cache": ("/c", Path("/c")),
