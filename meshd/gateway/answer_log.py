@@ -25,7 +25,7 @@ class LoggedAnswer:
 
     Tokens that llama-server did not tell are null, as those of the prompt when the client hung up.
     `waited_s` is until its turn came, `computed_s` since then. `status`: HTTP's; of a stream that ended with
-    an error, the error's; 499 when the client hung up.
+    an error, the error's; 499 when the client hung up before it was whole.
     """
 
     time: str
