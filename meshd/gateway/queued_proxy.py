@@ -5,7 +5,6 @@ import asyncio
 from aiohttp import web
 
 from meshd.gateway.accounts import Accounts
-from meshd.gateway.answer_meter import CLIENT_GONE
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import Upstream
 from meshd.gateway.proxied_call import ProxiedCall
@@ -35,7 +34,7 @@ class QueuedProxy:
                 meter.status = refusal.failure.status
                 raise
             except asyncio.CancelledError:
-                meter.status = CLIENT_GONE
+                meter.hung_up()
                 raise
             finally:
                 self._accounts.answered(key, self._upstream.model_name, call.path, meter, turn)
