@@ -47,7 +47,7 @@ PROMPTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class TimedAnswer:
+class SpeculatedAnswer:
     """Tokens a second without the prompt, the text, and how many of the drafted tokens are in it."""
 
     rate: float
@@ -64,7 +64,7 @@ class DraftingMode:
     name: str
     options: tuple[str, ...]
     url: str = ""
-    answers: dict[str, list[TimedAnswer]] = field(default_factory=dict)
+    answers: dict[str, list[SpeculatedAnswer]] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -131,7 +131,7 @@ async def _start(
     return head
 
 
-def _answer(url: str, asked: Mapping[str, object], tokens: int) -> TimedAnswer:
+def _answer(url: str, asked: Mapping[str, object], tokens: int) -> SpeculatedAnswer:
     """Raises MeshdError."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
@@ -149,7 +149,7 @@ def _answer(url: str, asked: Mapping[str, object], tokens: int) -> TimedAnswer:
     said = data["timings"]
     drafted, accepted = said.get("draft_n", 0), said.get("draft_n_accepted", 0)
     rounds = said["predicted_n"] - 1 - accepted  # the first token is the prompt's
-    return TimedAnswer(said["predicted_per_second"], data["content"], drafted, accepted, rounds)
+    return SpeculatedAnswer(said["predicted_per_second"], data["content"], drafted, accepted, rounds)
 
 
 def line(kind: str, mode: DraftingMode, off: DraftingMode) -> str:

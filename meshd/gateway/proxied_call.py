@@ -19,7 +19,7 @@ class UpstreamLost(MeshdError):
         self.taken = taken
 
 
-class Admission:
+class CallAdmission:
     """A request waits for its turn in the queue, then for its model: none is loaded for one that queues."""
 
     def __init__(self, ask: Callable[[], ModelTurn]) -> None:
@@ -61,7 +61,7 @@ class ProxiedCall:
     counts: bool
     form: StreamForm
     headers: dict[str, str]  # to be added to the answer
-    admission: Admission
+    admission: CallAdmission
     own_seed: bool = False  # the client has given none
     added: Callable[[], Mapping[str, object]] | None = None
     began: float = 0.0  # when the request came, by the loop's clock

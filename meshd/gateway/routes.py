@@ -27,7 +27,7 @@ from meshd.gateway.failure import Failure, HttpRefusal, not_ready
 from meshd.gateway.interface import Models, NamedModel, Upstream
 from meshd.gateway.one_model import TurnAtOnce
 from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers
-from meshd.gateway.proxied_call import Admission, ProxiedCall
+from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.queued_proxy import QueuedProxy
 from meshd.gateway.remote_media import has_remote_media
@@ -234,7 +234,7 @@ class Router:
         """At what a llama-server tells of itself; nothing is loaded for that."""
         model = self._own.find(request.query.get("model"))
         self._tally.requests += 1
-        admission = Admission(lambda: TurnAtOnce(model.upstream))
+        admission = CallAdmission(lambda: TurnAtOnce(model.upstream))
         call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, admission)
         return await self._proxies[model].forward(request, call)
 
@@ -262,7 +262,7 @@ class Router:
             held.enter_context(self._use_of(model))
         else:
             _check_ready(model.upstream)  # a slow body may have outlived the model
-        admission = Admission(model.turn)
+        admission = CallAdmission(model.turn)
         held.callback(admission.end)
         self._tally.requests += 1
         counts, form = route.counts, route.form
