@@ -61,7 +61,7 @@ class Bench:
         self.tunnels: list[StubTunnel] = []
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
-        self.start_seconds = self.listing_seconds = self.trial_seconds = 0.0
+        self.start_seconds = self.listing_seconds = self.trial_seconds = self.timing_seconds = 0.0
         self.listings = self.tokens_asked = self.rounds_timed = 0
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
@@ -70,7 +70,6 @@ class Bench:
         self.timing_lines: Sequence[str] | None = None  # None: 1 ms a token, for each kind
         self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above
         self.timing_ended: Ended | None = Ended(0, None, ())  # None: never
-        self.timing_seconds = 0.0
         self.stopped: set[int] = set()
         self.report_fails = False
         self.pairs_left = 1000
