@@ -11,6 +11,8 @@ from meshd.model.status import Speeds
 from meshd.role.head.round_estimate import round_estimate
 from meshd.role.head.run_input import RunHistory, ServedModel
 
+_UNUSED_SECONDS = 3.0  # of a model, before a round is timed
+
 
 class RunDrafts:
     """Of one run: `begin` when the split is known, `time_round` once the model is loaded."""
@@ -35,7 +37,16 @@ class RunDrafts:
         return DeviceSampling(settings, self._model.layers.widths.vocabulary, adds=adds, drafts=drafts)
 
     async def time_round(self, round_seconds: Callable[[Path], Awaitable[float | None]]) -> None:
-        """A round without drafts, for their gain; not beside an answer, which would take part in it."""
-        history, now = self._history, asyncio.get_running_loop().time()
-        if history.speculation.drafts.longest and history.moments.idle_seconds(now):
-            history.speculation.round_took(await round_seconds(self._model.socket) or 0.0)
+        """A round without drafts, for their gain, once nobody has asked for a while: beside an answer it
+        would share a batch, and a text may differ then where two tokens are as likely.
+        """
+        history, loop = self._history, asyncio.get_running_loop()
+        loaded = loop.time()
+        if not history.speculation.drafts.longest:
+            return
+        while True:
+            unused = min(loop.time() - loaded, history.moments.idle_seconds(loop.time()))
+            if unused >= _UNUSED_SECONDS:
+                break
+            await asyncio.sleep(_UNUSED_SECONDS - unused)
+        history.speculation.round_took(await round_seconds(self._model.socket) or 0.0)

@@ -73,8 +73,12 @@ def test_drafts_that_lose_are_gone_after_a_load_at_a_quiet_moment(tmp_path: Path
             await it.until(ModelState.READY)
             first = it.llama
             it.serve.requested(1)
+            await asyncio.sleep(60)
+            assert it.bench.rounds_timed == 0, "an answer would share its batch"
+            it.serve.requested(0)
             while not it.bench.rounds_timed:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.001)
+            it.serve.requested(1)
             it.serve.answered(AnswerTimings(9, 0.1, 2001, 900.0, 9000, 100), alone=True, seconds=1.0)
             await asyncio.sleep(BETWEEN_LOADS_SECONDS + UNASKED_SECONDS)
             assert it.llama is first, "somebody asks"
