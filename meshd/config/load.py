@@ -14,6 +14,7 @@ from meshd.base.errors import UsageError, UserError
 from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.tree import (
+    ClientConfig,
     Config,
     LinksConfig,
     LogConfig,
@@ -106,6 +107,7 @@ def _build(values: Mapping[str, Mapping[str, object]], environ: Mapping[str, str
         links=section(LinksConfig, "links"),
         worker=section(WorkerConfig, "worker"),
         serve=section(ServeConfig, "serve"),
+        client=section(ClientConfig, "client"),
         paths=section(Paths, "paths", home=find_home(environ), cache=find_cache(environ)),
     )
 

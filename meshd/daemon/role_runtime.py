@@ -39,7 +39,7 @@ from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.tunnel.compressed import COMPRESSED_VERSION
 from meshd.tunnel.compression_policy import judge
 from meshd.tunnel.joined import JoinedTunnel, join
-from meshd.wire.native import NativeVersion, mesh_protocol
+from meshd.wire.native import UNKNOWN, NativeVersion, mesh_protocol
 
 LOG = log.get("daemon")
 NOT_BUILT = "llama.cpp is not built yet"
@@ -63,6 +63,18 @@ def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
         mesh_server=program(MESH_PROGRAM),
         module=program(MESH_MODULE),
         version=NativeVersion(mesh_protocol(MESH_VERSION), info.pin, info.sources_sha256, info.backend),
+        plain_rpc=read_pin().rpc_protocol,
+    )
+
+
+def without_native(paths: Paths) -> NativeBuild:
+    """For a role that starts none of the programs: there may be none."""
+    nowhere = paths.cache / "native" / "none"
+    return NativeBuild(
+        llama_server=nowhere / LLAMA_SERVER,
+        mesh_server=nowhere / MESH_PROGRAM,
+        module=nowhere / MESH_MODULE,
+        version=NativeVersion(mesh_protocol(MESH_VERSION), UNKNOWN, UNKNOWN, "none"),
         plain_rpc=read_pin().rpc_protocol,
     )
 

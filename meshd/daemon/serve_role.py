@@ -33,7 +33,10 @@ SLOTS = 4  # answers at once, each with its context, where memory allows; or `--
 class ServeRole:
     """Implements RoleKind."""
 
+    needs_native = True
     runs_llama_server = True
+    founds_mesh = True
+    token_use = "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token"
 
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""
@@ -53,7 +56,7 @@ class ServeRole:
         held.callback(file.close)
         if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
             check_architecture(file.headers[0], label=file.name)
-        api = await _claim_api(config)
+        api = await claim_api(_gateway_config(config))
         held.callback(api.close)
         return ClaimedServe(config, file, api)
 
@@ -70,10 +73,20 @@ class ClaimedServe:
         """See ClaimedRole."""
         from meshd.gateway.server import Gateway
         from meshd.role.head.cycle import Serve
+        from meshd.role.head.member_api import MemberApi, served_models
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
         head = Serve(runtime, self.file, head_options(self.config, member), speeds)
-        return BuiltRole(head, Gateway(self.api.config, head, self.api))
+        gateway = Gateway(self.api.config, head, self.api)
+        if not self.config.serve.no_members:
+            MemberApi(
+                runtime.mesh,
+                runtime.tunnels.join,
+                gateway,
+                lambda: served_models(head.status.model, gateway.requests_now),
+                me=member.node.facts.peer,
+            )
+        return BuiltRole(head, gateway)
 
 
 def head_options(config: Config, member: MemberNode) -> "HeadOptions":
@@ -104,18 +117,22 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
     )
 
 
-async def _claim_api(config: Config) -> "ApiPort":
+def _gateway_config(config: Config) -> GatewayConfig:
     from meshd.gateway.auth import load_keys
-    from meshd.gateway.server import ApiPort
 
     serve = config.serve
-    return await ApiPort.claim(
-        GatewayConfig(
-            host=serve.host,
-            port=serve.port,
-            api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
-            allowed_hosts=serve.allowed_hosts,
-            allowed_origins=serve.allowed_origins,
-            continue_seconds=float(serve.continue_answers),
-        )
+    return GatewayConfig(
+        host=serve.host,
+        port=serve.port,
+        api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
+        allowed_hosts=serve.allowed_hosts,
+        allowed_origins=serve.allowed_origins,
+        continue_seconds=float(serve.continue_answers),
     )
+
+
+async def claim_api(config: GatewayConfig) -> "ApiPort":
+    """The API's port. Raises UserError when it cannot be had."""
+    from meshd.gateway.server import ApiPort
+
+    return await ApiPort.claim(config)

@@ -5,9 +5,9 @@ headers, and turns a lost upstream into an error event. It knows an Upstream, ne
 It must never keep an answer that the client does not read, nor a generation whose client is gone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from socket import socket
 from typing import Protocol
 
 from meshd.model.device_sampling import DeviceSampling
@@ -38,22 +38,39 @@ class AnswerTimings:
     generated_seconds: float
 
 
-class Upstream(Protocol):
-    """What the gateway needs to know of the llama-server behind it."""
+@dataclass(frozen=True, slots=True)
+class ModelWish:
+    """What a request says of who may answer it: its `model`, and the digests of the keys that it carries."""
 
-    @property
-    def socket_path(self) -> Path:
-        """llama-server's unix socket (it changes never for one daemon, though the process may)."""
-        ...
+    model: str = ""
+    keys: tuple[bytes, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCaller:
+    """A member that calls the API over a stream of the mesh. `key`: whose share its requests count in; None:
+    it has shown none of the API keys that are asked for.
+    """
+
+    key: bytes | None = field(repr=False)
+
+
+class Upstream(Protocol):
+    """What the gateway needs to know of who answers one request: llama-server, or another node's API."""
 
     @property
     def readiness(self) -> Readiness: ...
 
-    @property
-    def model_name(self) -> str: ...
+    async def connect(self) -> socket:
+        """A new connection, on which HTTP is spoken; the caller owns it. Raises OSError, MeshdError."""
+        ...
+
+    def is_refusal(self, status: int) -> bool:
+        """Whether an answer with this status means: ask again, somebody else may take the request."""
+        ...
 
     async def upstream_broke(self, why: str) -> str:
-        """Told when a request found llama-server gone, or of no use. Returns why, as far as it is known.
+        """Told when a request found it gone, or of no use. Returns why, as far as it is known.
 
         New requests are refused from the call on; the reason may take a second.
         """
@@ -62,10 +79,6 @@ class Upstream(Protocol):
     @property
     def device_sampling(self) -> DeviceSampling | None:
         """What decides which requests take candidates from a worker, or may ask it; None: nobody cares."""
-        ...
-
-    def requested(self, active: int) -> None:
-        """Told when the number of requests under way has changed."""
         ...
 
     def generated(self, total: int, *, alone: bool) -> None:
@@ -77,6 +90,49 @@ class Upstream(Protocol):
         ...
 
 
+class Upstreams(Protocol):
+    """All that is behind the gateway."""
+
+    @property
+    def readiness(self) -> Readiness: ...
+
+    @property
+    def model_name(self) -> str:
+        """Empty when there is none, or more than one."""
+        ...
+
+    @property
+    def model_names(self) -> Sequence[str]:
+        """All that can be asked for."""
+        ...
+
+    def route(self, wish: ModelWish) -> Upstream | None:
+        """Who answers one request; None: nobody has the model."""
+        ...
+
+    def requested(self, active: int) -> None:
+        """Told when the number of requests under way has changed."""
+        ...
+
+
+class MemberGate(Protocol):
+    """The API as members of the mesh call it."""
+
+    @property
+    def requests_now(self) -> int:
+        """Under way."""
+        ...
+
+    @property
+    def key_digests(self) -> Sequence[bytes]:
+        """Of the API keys, one of which is asked for; empty: none is."""
+        ...
+
+    async def take(self, connection: socket, member: MemberCaller) -> None:
+        """Answer on a connection that a member has made, which it owns from now on. Raises Broken."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """`port` 0 picks a free one; beyond loopback keys are demanded. `allowed_hosts` are extra Host names.
@@ -84,7 +140,8 @@ class GatewayConfig:
     `allowed_origins` are whole origins (`https://chat.example`). `max_body_bytes` bounds one request,
     `max_bodies_bytes` all that are held together; `max_requests` may be under way at once.
     `keepalive_seconds` of silence in a stream are followed by a comment line. For `continue_seconds` an
-    answer waits for a model that was lost under it, and goes on then.
+    answer waits for a model that was lost under it, and goes on then. `fails_over`: where one upstream is
+    lost or refuses, another one may answer at once.
     """
 
     host: str = "127.0.0.1"
@@ -97,6 +154,7 @@ class GatewayConfig:
     max_requests: int = 64
     keepalive_seconds: float = 10.0
     continue_seconds: float = 0.0
+    fails_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

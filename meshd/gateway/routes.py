@@ -12,14 +12,14 @@ from aiohttp import web
 
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
-from meshd.gateway.auth import KeyRing
+from meshd.gateway.auth import KeyRing, given_keys
 from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object, with_fields
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
 from meshd.gateway.chat_page import PageFile
-from meshd.gateway.client_connections import RequestGate, Visitor
+from meshd.gateway.client_connections import RequestGate, Visitor, member_of
 from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, HttpRefusal
-from meshd.gateway.interface import Upstream
+from meshd.gateway.interface import ModelWish, Readiness, Upstream, Upstreams
 from meshd.gateway.proxy import ProxiedCall, Proxy
 from meshd.model.status import ModelState
 
@@ -93,7 +93,7 @@ class Router:
     def __init__(
         self,
         *,
-        upstream: Upstream,
+        upstream: Upstreams,
         proxy: Proxy,
         guard: BrowserGuard,
         keys: KeyRing,
@@ -178,7 +178,8 @@ class Router:
 
     def _check_key(self, request: web.BaseRequest) -> bytes:
         """The key's digest; empty where none is asked for."""
-        key = self._keys.match(request.headers)
+        member = member_of(request)
+        key = self._keys.match(request.headers) if member is None else member.key
         if key is None:
             message = "a valid API key is needed: `Authorization: Bearer KEY`"
             raise HttpRefusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
@@ -198,62 +199,76 @@ class Router:
         self._count(1)
         try:
             if route.method == "GET":
+                upstream = self._route(request, {})
                 self._tally.requests += 1
-                call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra)
+                call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, upstream)
                 return await self._proxy.forward(request, call)
             async with self._bodies.read(request) as body:
-                stream, fields = self._read_fields(body, counts=route.counts)
-                own_seed = "seed" in fields
-                self._check_ready()  # a slow body may have outlived the model
-                self._tally.requests += 1
-                body = with_fields(body, fields) if fields else body
-                call = ProxiedCall("POST", path, body, stream, route.counts, route.form, extra, own_seed)
-                return await self._proxy.forward(request, call)
+                return await self._proxy.forward(request, self._call(request, path, route, body, extra))
         finally:
             self._count(-1)
             release()
+
+    def _call(
+        self, request: web.BaseRequest, path: str, route: Route, body: bytes, extra: dict[str, str]
+    ) -> ProxiedCall:
+        asked = parse_object(body)
+        upstream = self._route(request, asked)
+        self._check_ready(upstream)  # a slow body may have outlived the model
+        fields = self._more_fields(upstream, asked, len(body), counts=route.counts)
+        self._tally.requests += 1
+        return ProxiedCall(
+            "POST",
+            path,
+            with_fields(body, fields) if fields else body,
+            asked.get("stream") is True,
+            route.counts,
+            route.form,
+            extra,
+            upstream,
+            own_seed="seed" in fields,
+            cut=member_of(request) is not None,
+        )
+
+    def _route(self, request: web.BaseRequest, asked: Mapping[str, object]) -> Upstream:
+        model = asked.get("model")
+        wish = ModelWish(model if isinstance(model, str) else "", given_keys(request.headers))
+        upstream = self._upstream.route(wish)
+        if upstream is None:
+            raise HttpRefusal(self._unknown_model(wish.model))
+        return upstream
 
     def _count(self, change: int) -> None:
         self._tally.active += change
         self._upstream.requested(self._tally.active)
 
-    def _read_fields(self, body: bytes, *, counts: bool) -> tuple[bool, dict[str, object]]:
-        """Whether it is to be a stream, and what is added. The parsed body is not kept: it is far larger."""
-        asked = parse_object(body)
-        stream = asked.get("stream") is True
-        sampling = self._upstream.device_sampling
-        may = counts and bool(asked) and len(body) <= LARGEST_COPY
+    def _more_fields(
+        self, upstream: Upstream, asked: Mapping[str, object], size: int, *, counts: bool
+    ) -> dict[str, object]:
+        """What is added to a request of `size` bytes."""
+        may = counts and bool(asked) and size <= LARGEST_COPY
         fields: dict[str, object] = {}
         if self._seeds and may and asked.get("seed") in (None, _ANY_SEED):
             fields["seed"] = secrets.randbelow(_SEEDS)
+        sampling = upstream.device_sampling
         if sampling is None:
-            return stream, fields
+            return fields
         if sampling.is_refused(asked):
             message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
             raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
-        return stream, fields | sampling.added_to(asked) if may else {}
+        return fields | sampling.added_to(asked) if may else {}
 
-    def _check_ready(self) -> None:
-        now = self._upstream.readiness
+    def _check_ready(self, upstream: Upstream | None = None) -> None:
+        now = (upstream or self._upstream).readiness
         if now.state is not ModelState.READY:
-            raise HttpRefusal(self._not_ready())
-
-    def _not_ready(self) -> Failure:
-        now = self._upstream.readiness
-        return Failure(
-            503,
-            f"the model is not ready ({now.state}): {now.reason}",
-            type="unavailable_error",
-            code=f"model_{now.state}",
-            retry_after=now.retry_after,
-        )
+            raise HttpRefusal(_not_ready(now))
 
     def _health(self, extra: dict[str, str]) -> web.Response:
         now = self._upstream.readiness
         model = self._upstream.model_name
         if now.state is ModelState.READY:
             return web.json_response({"status": "ok", "model": model}, headers=extra)
-        failure = self._not_ready()
+        failure = _not_ready(now)
         said = {"status": str(now.state), "reason": now.reason, "progress": now.progress, "model": model}
         workers = [asdict(worker) for worker in now.workers]
         headers = {**failure.headers(), **extra}
@@ -269,16 +284,29 @@ class Router:
         return None
 
     async def _models(self, extra: dict[str, str]) -> web.Response:
-        name = self._upstream.model_name
-        data = [_model_object(name)] if name else []
+        data = [_model_object(name) for name in self._upstream.model_names]
         return web.json_response({"object": "list", "data": data}, headers=extra)
 
     async def _model(self, asked: str, extra: dict[str, str]) -> web.Response:
-        name = self._upstream.model_name
-        if not name or asked != name:
-            message = f"the model `{asked[:200]}` is not served here, `{name}` is"
-            raise HttpRefusal(Failure(404, message, code="model_not_found"))
-        return web.json_response(_model_object(name), headers=extra)
+        if asked not in self._upstream.model_names:
+            raise HttpRefusal(self._unknown_model(asked))
+        return web.json_response(_model_object(asked), headers=extra)
+
+    def _unknown_model(self, asked: str) -> Failure:
+        names = [f"`{name}`" for name in self._upstream.model_names]
+        served = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}" if names else "no model is"
+        message = f"the model `{asked[:200]}` is not served here, {served}"
+        return Failure(404, message, code="model_not_found")
+
+
+def _not_ready(now: Readiness) -> Failure:
+    return Failure(
+        503,
+        f"the model is not ready ({now.state}): {now.reason}",
+        type="unavailable_error",
+        code=f"model_{now.state}",
+        retry_after=now.retry_after,
+    )
 
 
 def _of_key(most: int, keys: KeyRing) -> Share:

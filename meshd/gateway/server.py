@@ -3,19 +3,20 @@
 import asyncio
 import ipaddress
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from aiohttp import web
 
-from meshd.base.errors import UserError
+from meshd.base.errors import Broken, UserError
 from meshd.base.log import get
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
 from meshd.gateway.chat_page import load_page
 from meshd.gateway.client_connections import DoorServer, RequestGate
-from meshd.gateway.interface import GatewayConfig, GatewayStatus, Upstream
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, MemberCaller, Upstreams
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.routes import Router, Tally
@@ -68,15 +69,18 @@ class ApiPort:
 
 
 class Gateway:
-    """The API of one serving node, and its chat page. `claimed`: its port, else bound by `serve`."""
+    """The API of one node, and its chat page; implements MemberGate. `claimed`: its port, else bound by
+    `serve`."""
 
-    def __init__(self, config: GatewayConfig, upstream: Upstream, claimed: ApiPort | None = None) -> None:
+    def __init__(self, config: GatewayConfig, upstream: Upstreams, claimed: ApiPort | None = None) -> None:
         self._config = config
         self._upstream = upstream
         self._claimed = claimed
         self._tally = Tally()
         self._page = load_page()
         self._port = config.port if claimed is None else claimed.port
+        self._server: DoorServer | None = None
+        self._keys = KeyRing(config.api_keys)
         self.started = asyncio.Event()
 
     @property
@@ -101,6 +105,32 @@ class Gateway:
             tokens=self._tally.tokens,
         )
 
+    @property
+    def requests_now(self) -> int:
+        """See MemberGate."""
+        return self._tally.active
+
+    @property
+    def key_digests(self) -> Sequence[bytes]:
+        """See MemberGate."""
+        return self._keys.digests
+
+    async def take(self, connection: socket.socket, member: MemberCaller) -> None:
+        """See MemberGate."""
+        connection.setblocking(False)
+        if (server := self._server) is None:
+            connection.close()
+            raise Broken("the API is starting or stopping")
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: server(member), connection)
+        except OSError as error:
+            connection.close()
+            raise Broken(f"the connection was lost immediately: {error}") from None
+        except BaseException:
+            connection.close()
+            raise
+
     async def serve(self) -> None:
         """Listen and answer until cancelled; returns when every connection is closed.
 
@@ -112,10 +142,10 @@ class Gateway:
         bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         door = RequestGate()
         proxy = Proxy(
-            self._upstream,
             silence=config.keepalive_seconds,
             count_tokens=self._tally.add_tokens,
             continue_seconds=config.continue_seconds,
+            fails_over=config.fails_over,
         )
         router = Router(
             upstream=self._upstream,
@@ -127,10 +157,9 @@ class Gateway:
             max_requests=config.max_requests,
             door=door,
             page=self._page,
-            seeds=config.continue_seconds > 0,
+            seeds=config.continue_seconds > 0 or config.fails_over,
         )
-        async with proxy:
-            await self._run(router, proxy, door, claimed.sockets)
+        await self._run(router, proxy, door, claimed.sockets)
 
     async def _run(
         self, router: Router, proxy: Proxy, door: RequestGate, sockets: list[socket.socket]
@@ -138,6 +167,7 @@ class Gateway:
         server = DoorServer(door, router.handle, idle=IDLE_CONNECTION_SECONDS)
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
+        self._server = server
         try:
             for listener in sockets:
                 await web.SockSite(runner, listener).start()
@@ -146,6 +176,7 @@ class Gateway:
             await door.serve()
         finally:
             self.started.clear()
+            self._server = None
             proxy.end_all("meshd is stopping")
             transports = [connection.transport for connection in server.connections]
             try:

@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
 from meshd.base.tasks import Owner
-from meshd.gateway.interface import AnswerTimings, GatewayConfig, Readiness
+from meshd.base.unix_connect import connect_unix
+from meshd.gateway.interface import AnswerTimings, GatewayConfig, ModelWish, Readiness
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState
@@ -167,6 +168,19 @@ class FakeUpstream:
     device_sampling: DeviceSampling | None = None
     timings: list[AnswerTimings] = field(default_factory=list)
     active: list[int] = field(default_factory=list)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return (self.model_name,) if self.model_name else ()
+
+    def route(self, wish: ModelWish) -> Self:
+        return self
+
+    async def connect(self) -> socket.socket:
+        return await connect_unix(self.socket_path)
+
+    def is_refusal(self, status: int) -> bool:
+        return False
 
     async def upstream_broke(self, why: str) -> str:
         self.broke.append(why)

@@ -11,12 +11,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from socket import socket
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
-from meshd.gateway.interface import AnswerTimings, Readiness
+from meshd.base.unix_connect import connect_unix
+from meshd.gateway.interface import AnswerTimings, ModelWish, Readiness, Upstream
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layers import ModelLayers, read_layers
@@ -51,7 +53,7 @@ LOG = log.get("serve")
 
 
 class Serve:
-    """Implements Role, and gateway.interface.Upstream."""
+    """Implements Role, and Upstream and Upstreams of gateway.interface."""
 
     def __init__(
         self,
@@ -86,9 +88,20 @@ class Serve:
 
     # Upstream.
 
+    def route(self, wish: ModelWish) -> Upstream:
+        """See Upstream. One model is served, whatever a request calls it."""
+        return self
+
+    async def connect(self) -> socket:
+        """See Upstream: to llama-server, whose socket never changes, though the process may."""
+        return await connect_unix(self._socket_path)
+
+    def is_refusal(self, status: int) -> bool:
+        """See Upstream. What llama-server says is the answer."""
+        return False
+
     @property
-    def socket_path(self) -> Path:
-        """See Upstream."""
+    def _socket_path(self) -> Path:
         return self._runtime.paths.sockets / "llama.sock"
 
     @property
@@ -107,6 +120,11 @@ class Serve:
     def model_name(self) -> str:
         """See Upstream."""
         return self._file.name.removesuffix(".gguf")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """See Upstream."""
+        return (self.model_name,)
 
     async def upstream_broke(self, why: str) -> str:
         """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
@@ -254,7 +272,7 @@ class Serve:
             options=self._options,
             plain_rpc=plain_rpc,
             alias=self.model_name,
-            socket=self.socket_path,
+            socket=self._socket_path,
         )
         return HeadRun(
             self._runtime,

@@ -1,0 +1,142 @@
+"""Which head answers a request. Pure.
+
+Of the heads whose API has the model: one that is connected before one whose connection was lost a moment ago,
+one without recent trouble, one that is ready before one that loads it first, then the least busy, then the
+nearest.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from meshd.identity.keys import PeerId
+from meshd.model.status import ModelState
+from meshd.wire.serving import ServedModel, ServingTold
+
+HEAD_AWAY_SECONDS = (
+    5.0  # without a link: then a head is passed over, as links to others come back within that
+)
+HEAD_AVOIDED_SECONDS = 15.0  # after a request was lost or refused there
+_FAR = 3600.0  # round trip of a path that was not measured
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHead:
+    """A head as this node knows it.
+
+    `told`: what it serves, None until it has said so, then `why_not` says why. `away_since`: the loop time at
+    which its last link was lost; `rtt` in seconds; `mine`: requests of this node under way there.
+    """
+
+    peer: PeerId
+    name: str
+    told: ServingTold | None = None
+    why_not: str = ""
+    away_since: float | None = None
+    rtt: float | None = None
+    mine: int = 0
+    avoided_until: float = 0.0
+
+    def is_away(self, now: float) -> bool:
+        """For so long that others take its place."""
+        return self.away_since is not None and now - self.away_since >= HEAD_AWAY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOffer:
+    """A model of a head."""
+
+    head: KnownHead
+    model: ServedModel
+
+    @property
+    def load(self) -> float:
+        """Requests under way for each slot; those of this node that the head has not counted yet, too."""
+        return max(self.model.requests, self.head.mine) / self.model.slots
+
+    @property
+    def is_ready(self) -> bool:
+        return self.model.state == ModelState.READY
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWish:
+    """What a request wants: a model by name, empty for any; `fingerprint`: exactly these weights, if not
+    empty. `without`: heads that it was lost at."""
+
+    model: str = ""
+    fingerprint: bytes = b""
+    without: frozenset[PeerId] = frozenset()
+
+
+def model_names(heads: Sequence[KnownHead], now: float) -> list[str]:
+    """Of all models that can be asked for now, each once."""
+    return sorted({offer.model.name for offer in _offers(heads, now) if offer.model.takes})
+
+
+def find_model(heads: Sequence[KnownHead], asked: str, now: float) -> str | None:
+    """The name to ask for: where all serve one model it is meant by any name; None: nobody serves that."""
+    names = {offer.model.name for offer in _offers(heads, now)}
+    if not asked or asked in names:
+        return asked
+    return names.pop() if len(names) == 1 else None
+
+
+def choose_head(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> HeadOffer | None:
+    """The head that takes the request now; None: none does."""
+    fit = [offer for offer in _wanted(heads, wish, now) if offer.model.takes]
+    return min(fit, key=lambda offer: _rank(offer, now), default=None)
+
+
+def may_come(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> bool:
+    """Whether some head is on its way to serve it."""
+    return any(offer.model.state != ModelState.FAILED for offer in _wanted(heads, wish, now))
+
+
+def why_none(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> tuple[ModelState, str]:
+    """The state of what is wanted where no head takes it, and the reasons of all heads that are known."""
+    if not heads:
+        return ModelState.WAITING, "no member of the mesh serves a model: run `meshd serve` on one"
+    reasons = [text for head in heads if (text := _why_not(head, wish, now))]
+    states = {offer.model.state for offer in _wanted(heads, wish, now)}
+    state = next((one for one in (ModelState.LOADING, ModelState.FAILED) if one in states), None)
+    return state or ModelState.WAITING, "; ".join(reasons) or "no head serves it now"
+
+
+def _why_not(head: KnownHead, wish: HeadWish, now: float) -> str:
+    if head.peer in wish.without:
+        return ""
+    if head.is_away(now):
+        return f"the connection to `{head.name}` is lost"
+    if head.told is None:
+        return f"`{head.name}`: {head.why_not or 'has not said yet what it serves'}"
+    if not head.told.models:
+        return f"`{head.name}` serves nothing"
+    said = [model for model in head.told.models if wish.model in ("", model.name) and not model.takes]
+    return "; ".join(f"`{model.name}` on `{head.name}` is {model.state}: {model.reason}" for model in said)
+
+
+def _wanted(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> Iterator[HeadOffer]:
+    for offer in _offers(heads, now, wish.without):
+        named = wish.model in ("", offer.model.name)
+        if named and wish.fingerprint in (b"", offer.model.fingerprint):
+            yield offer
+
+
+def _offers(heads: Sequence[KnownHead], now: float, without: Collection[PeerId] = ()) -> Iterator[HeadOffer]:
+    for head in heads:
+        if head.told is None or head.peer in without or head.is_away(now):
+            continue
+        for model in head.told.models:
+            yield HeadOffer(head, model)
+
+
+def _rank(offer: HeadOffer, now: float) -> tuple[bool, bool, bool, float, float, bytes]:
+    head = offer.head
+    return (
+        head.away_since is not None,
+        now < head.avoided_until,
+        not offer.is_ready,
+        offer.load,
+        _FAR if head.rtt is None else head.rtt,
+        head.peer.raw,
+    )
