@@ -60,7 +60,7 @@ class StreamReply:
             await self._write(data)
 
     async def say(self, text: str) -> None:
-        """A comment, if the answer has begun; the caller sends no part of an event meanwhile. Raises ClientGone."""
+        """A comment between events, if the answer has begun. Raises ClientGone."""
         if self.begun:
             await self.send(_comment(text))
 

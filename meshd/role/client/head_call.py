@@ -57,6 +57,7 @@ class HeadCall:
         self._wish = HeadWish(model)
         self._carried: _Carried | None = None
         self._is_refused = False
+        self._reasons: list[str] = []  # of the heads that it was lost at
 
     @property
     def readiness(self) -> Readiness:
@@ -115,10 +116,12 @@ class HeadCall:
         self._wish = replace(self._wish, without=self._wish.without | {head.peer})
         self._means.heads.avoid(head.peer, _now())
         if self._is_refused:
-            return f"`{head.name}`: {why}"
-        if carried.why:
-            return f"the connection to `{head.name}` was lost: {carried.why}"
-        return f"`{head.name}` broke the answer off"
+            self._reasons.append(f"`{head.name}`: {why}")
+        elif carried.why:
+            self._reasons.append(f"the connection to `{head.name}` was lost: {carried.why}")
+        else:
+            self._reasons.append(f"`{head.name}` broke the answer off")
+        return "; ".join(self._reasons)
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream. What was begun goes on with the same weights alone."""
