@@ -245,7 +245,7 @@ def _unknown(name: str, known: set[str], file: Path) -> UserError:
                 hint=f"set {key.variable} in the environment, so that every verb finds the same directory",
             )
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    short = [k for k in sorted(known) if k.split(".")[-1] == name.split(".")[-1]]
+    short = [key.name for key in KEYS if key.name in known and key.field == name.split(".")[-1]]
     best = (short or near or [""])[0]
     hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"
     return UserError(f"unknown key `{name}` in `{file}`", hint=hint)

@@ -21,7 +21,7 @@ from meshd.role.head.member_api import MemberApi
 from meshd.role.interface import Tunnel, TunnelRequest
 from meshd.tunnel.joined import JoinedTunnel, join
 from meshd.tunnel.on_demand import open_on_demand
-from meshd.wire.serving import ServedModel
+from meshd.wire.serving import ApiModel
 
 from tests.conformance.run import until
 from tests.process.gateway_fake import Answer, FakeServer, FakeUpstream, listening, serving
@@ -44,7 +44,7 @@ class Head:
     gateway: Gateway
     upstream: FakeUpstream
     server: FakeServer
-    models: list[ServedModel] = field(default_factory=list)
+    models: list[ApiModel] = field(default_factory=list)
     others: int = 0
 
     @property
@@ -52,7 +52,7 @@ class Head:
         """The requests that its llama-server got."""
         return [json.loads(body) for method, _path, _headers, body in self.server.seen if method == "POST"]
 
-    def serves(self) -> Sequence[ServedModel]:
+    def serves(self) -> Sequence[ApiModel]:
         return [replace(one, requests=self.others + self.gateway.requests_now) for one in self.models]
 
     def vanish(self, now: float) -> None:
@@ -95,7 +95,7 @@ class Scene:
         upstream.model_name = model
         gateway = Gateway(GatewayConfig(port=0, api_keys=keys), upstream)
         head = Head(mesh, gateway, upstream, server, others=others)
-        head.models = [ServedModel(model, "ready", takes=True, slots=4, fingerprint=FINGERPRINT)]
+        head.models = [ApiModel(model, "ready", takes=True, slots=4, fingerprint=FINGERPRINT)]
         await self.held.enter_async_context(listening(server, path))
         await self.held.enter_async_context(serving(gateway))
         MemberApi(mesh, join, gateway, head.serves, me=mesh.key.peer)
@@ -104,7 +104,7 @@ class Scene:
             await until(lambda: self.told(name) is not None)
         return head
 
-    def told(self, name: str) -> Sequence[ServedModel] | None:
+    def told(self, name: str) -> Sequence[ApiModel] | None:
         """What the client has heard from the head of that name."""
         known = next((one for one in self.api._heads.known() if one.name == name), None)
         return known.told.models if known is not None and known.told is not None else None

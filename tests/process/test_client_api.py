@@ -8,7 +8,7 @@ from aiohttp import web
 from meshd.gateway.interface import Readiness
 from meshd.model.status import ModelState
 from meshd.peer.interface import PeerState
-from meshd.wire.serving import ServedModel
+from meshd.wire.serving import ApiModel
 
 from tests.conformance.run import run, until
 from tests.process.client_scene import HELLO, scene, text_of
@@ -183,7 +183,7 @@ def test_it_does_not_go_on_with_other_weights() -> None:
         async with scene() as here:
             await here.head("one", dies_after(chunk("The sky ")))
             two = await here.head("two", streams(chunk("other"), DONE), others=1)
-            two.models = [ServedModel("tiny", "ready", takes=True, fingerprint=b"o" * 32)]
+            two.models = [ApiModel("tiny", "ready", takes=True, fingerprint=b"o" * 32)]
             await until(lambda: [one.fingerprint for one in here.told("two") or ()] == [b"o" * 32])
             async with await here.post(stream=True) as answer:
                 streamed = await answer.read()
@@ -246,7 +246,7 @@ def test_health_says_why_no_head_serves() -> None:
             status, body = await here.get("/health")
             assert status == 503 and "no head is called `desk`" in str(body["reason"])
             head = await here.head("desk", says(200, HELLO))
-            head.models = [ServedModel("tiny", "loading", takes=False, reason="43 %")]
+            head.models = [ApiModel("tiny", "loading", takes=False, reason="43 %")]
             await until(lambda: here.told("desk") == tuple(head.models))
             status, body = await here.get("/health")
             assert (status, body["status"]) == (503, "loading")

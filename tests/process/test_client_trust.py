@@ -8,7 +8,7 @@ from meshd.base.errors import Refused
 from meshd.identity.membership import Role
 from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ServedModel, ServingTold
+from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
 
 from tests.conformance.run import run, until
 from tests.process.client_scene import ALL, HELLO, scene
@@ -67,7 +67,7 @@ async def _never(_messages: MessageStream) -> None:
     raise AssertionError("it was asked")
 
 
-LARGEST = ServingTold(tuple(ServedModel(str(n), "ready", takes=True) for n in range(32))).encode()
+LARGEST = ServingTold(tuple(ApiModel(str(n), "ready", takes=True) for n in range(32))).encode()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.demo.interface import DemoOutput
-from meshd.gateway.interface import Upstream
+from meshd.gateway.interface import MemberGate, Upstream, Upstreams
+from meshd.gateway.server import Gateway
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
 from meshd.link.tcp.listen import TcpListener
@@ -29,6 +30,8 @@ from meshd.process.child import OwnedChild
 from meshd.process.handover import DescriptorSender, ReportPipe
 from meshd.process.interface import Child
 from meshd.rendezvous.book import AddressBook
+from meshd.role.client.api_client import ApiClient
+from meshd.role.client.head_call import HeadCall
 from meshd.role.head.cycle import Serve
 from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel
 from meshd.role.worker.child_silence import ChildSilence
@@ -155,6 +158,26 @@ def upstream(one: Serve) -> Upstream:
     return one
 
 
+def upstreams(one: Serve) -> Upstreams:
+    return one
+
+
+def head_call(one: HeadCall) -> Upstream:
+    return one
+
+
+def api_client(one: ApiClient) -> Upstreams:
+    return one
+
+
+def client_role(one: ApiClient) -> RunningRole:
+    return one
+
+
+def member_gate(one: Gateway) -> MemberGate:
+    return one
+
+
 FITS: tuple[Callable[..., object], ...] = (
     link,
     dialer,
@@ -175,6 +198,11 @@ FITS: tuple[Callable[..., object], ...] = (
     demo_output,
     bench_output,
     upstream,
+    upstreams,
+    head_call,
+    api_client,
+    client_role,
+    member_gate,
     router,
     net_check,
     signals,

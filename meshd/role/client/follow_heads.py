@@ -29,7 +29,7 @@ LOG = log.get("client")
 
 
 @dataclass(slots=True)
-class _Followed:
+class _HeadNews:
     """What KnownHead has of it, without what the mesh knows."""
 
     told: ServingTold | None = None
@@ -45,7 +45,7 @@ class HeadFollower:
         self._mesh = mesh
         self._open_stream = open_stream
         self._only = tuple(only)
-        self._followed: dict[PeerId, _Followed] = {}
+        self._followed: dict[PeerId, _HeadNews] = {}
         self._places = Slots(HEADS_FOLLOWED, HEADS_FOLLOWED_OF_ISSUER)
 
     def known(self) -> list[KnownHead]:
@@ -92,7 +92,7 @@ class HeadFollower:
                 for peer, member_issuer in self._newcomers():
                     if (release := self._places.take(peer, member_issuer)) is None:
                         continue
-                    self._followed[peer] = _Followed()
+                    self._followed[peer] = _HeadNews()
                     task = owner.start_for(f"peer {peer.short}", self._follow(peer), name="follow head")
                     task.add_done_callback(partial(self._forget, peer, release))
                 seen = await self._mesh.changed(seen)
@@ -136,7 +136,7 @@ class HeadFollower:
             one.why_not = status.stopped or status.last_error or "not connected"
             seen = await self._mesh.changed(seen)
 
-    async def _listen(self, peer: PeerId, one: _Followed) -> None:
+    async def _listen(self, peer: PeerId, one: _HeadNews) -> None:
         """Take in what it tells. Raises MeshdError when it ends."""
         stream = await self._open_stream(peer, SERVING_SERVICE)
         messages = MessageStream(stream, SERVING_HEARD)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
-from meshd.wire.serving import ServedModel, ServingTold
+from meshd.wire.serving import ToldServing, ServingTold
 
 HEAD_AWAY_SECONDS = (
     5.0  # without a link: then a head is passed over, as links to others come back within that
@@ -46,7 +46,7 @@ class HeadOffer:
     """A model of a head."""
 
     head: KnownHead
-    model: ServedModel
+    model: ToldServing
 
     @property
     def load(self) -> float:

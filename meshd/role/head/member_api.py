@@ -28,7 +28,7 @@ from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.capacity.tell_capacity import NOT_FOR_YOU
 from meshd.role.interface import Join
-from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ServedModel, ServingTold
+from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
 
 _LOOK_SECONDS = 0.25  # between two looks at what is served: what a message says is at most as old
 
@@ -41,7 +41,7 @@ class MemberApi:
         mesh: Mesh,
         join: Join,
         gate: MemberGate,
-        serves: Callable[[], Sequence[ServedModel]],
+        serves: Callable[[], Sequence[ApiModel]],
         *,
         me: PeerId,
     ) -> None:
@@ -96,11 +96,11 @@ class MemberApi:
             raise RemoteProtocolError("serving: nothing is asked on this stream", code="serving")
 
 
-def served_models(model: ModelStatus | None, requests: int) -> tuple[ServedModel, ...]:
+def served_models(model: ModelStatus | None, requests: int) -> tuple[ApiModel, ...]:
     """The model of a head's status as members are told of it."""
     if model is None:
         return ()
-    one = ServedModel(
+    one = ApiModel(
         name=model.name,
         state=model.state.value,
         takes=model.state is ModelState.READY,

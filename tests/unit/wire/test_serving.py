@@ -4,9 +4,9 @@ import msgpack
 import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_API_SLOTS, MAX_MODEL_NAME_BYTES, MAX_SERVED_MODELS, MAX_SERVED_REASON_BYTES
-from meshd.wire.serving import ServedModel, ServingTold, decode
+from meshd.wire.serving import ApiModel, ServingTold, decode
 
-MODEL = ServedModel("glm-Q4", "ready", True, "loaded", 3, 4, b"f" * 32)
+MODEL = ApiModel("glm-Q4", "ready", True, "loaded", 3, 4, b"f" * 32)
 
 
 def changed(**fields: object) -> bytes:
@@ -16,12 +16,12 @@ def changed(**fields: object) -> bytes:
 
 
 def test_it_is_read_as_it_was_said() -> None:
-    for told in (ServingTold(()), ServingTold((MODEL, ServedModel("b", "failed", False)), asks_key=True)):
+    for told in (ServingTold(()), ServingTold((MODEL, ApiModel("b", "failed", False)), asks_key=True)):
         assert decode(told.encode()) == told
 
 
 def test_what_is_too_long_is_cut_before_it_is_said() -> None:
-    long = ServedModel("n" * 500, "ready", True, "r" * 500, MAX_API_SLOTS + 9, 0)
+    long = ApiModel("n" * 500, "ready", True, "r" * 500, MAX_API_SLOTS + 9, 0)
     [read] = decode(ServingTold((long,)).encode()).models
     assert len(read.name) <= MAX_MODEL_NAME_BYTES and len(read.reason) <= MAX_SERVED_REASON_BYTES
     assert (read.requests, read.slots) == (MAX_API_SLOTS, 1)
@@ -29,7 +29,7 @@ def test_what_is_too_long_is_cut_before_it_is_said() -> None:
 
 def test_the_largest_message_fits() -> None:
     names = [f"{number:03}".ljust(MAX_MODEL_NAME_BYTES, "n") for number in range(MAX_SERVED_MODELS)]
-    models = tuple(ServedModel(name, "x" * 16, False, "r" * MAX_SERVED_REASON_BYTES) for name in names)
+    models = tuple(ApiModel(name, "x" * 16, False, "r" * MAX_SERVED_REASON_BYTES) for name in names)
     message = ServingTold(models).encode()
     assert decode(message).models == models and len(message) < 64 << 10
 

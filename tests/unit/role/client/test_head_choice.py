@@ -17,15 +17,15 @@ from meshd.role.client.head_choice import (
     model_names,
     why_none,
 )
-from meshd.wire.serving import ServedModel, ServingTold
+from meshd.wire.serving import ApiModel, ServingTold
 
 NOW = 1000.0
-TINY = ServedModel("tiny", "ready", takes=True, slots=4, fingerprint=b"t" * 32)
-BIG = ServedModel("big", "ready", takes=True, slots=1, fingerprint=b"b" * 32)
-LOADING = ServedModel("tiny", "loading", takes=False, reason="40 %")
+TINY = ApiModel("tiny", "ready", takes=True, slots=4, fingerprint=b"t" * 32)
+BIG = ApiModel("big", "ready", takes=True, slots=1, fingerprint=b"b" * 32)
+LOADING = ApiModel("tiny", "loading", takes=False, reason="40 %")
 
 
-def head(name: str, *models: ServedModel, rtt: float | None = 0.01, **more: object) -> KnownHead:
+def head(name: str, *models: ApiModel, rtt: float | None = 0.01, **more: object) -> KnownHead:
     one = KnownHead(PeerId(name.encode().ljust(32)), name, ServingTold(models), rtt=rtt)
     return replace(one, **more)  # type: ignore[arg-type]  # fields of it
 
@@ -35,7 +35,7 @@ def chosen(*heads: KnownHead, wish: HeadWish | None = None, now: float = NOW) ->
     return offer.head.name if offer is not None else ""
 
 
-def busy(requests: int, slots: int = 4) -> ServedModel:
+def busy(requests: int, slots: int = 4) -> ApiModel:
     return replace(TINY, requests=requests, slots=slots)
 
 
@@ -128,7 +128,7 @@ def test_a_head_that_loads_the_model_is_worth_waiting_for() -> None:
 
 
 models = st.builds(
-    ServedModel,
+    ApiModel,
     name=st.sampled_from(["tiny", "big"]),
     state=st.sampled_from([*ModelState, "of a later version"]),
     takes=st.booleans(),
