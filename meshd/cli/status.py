@@ -112,6 +112,8 @@ def _show_node(status: Status, out: Output) -> None:
         ready = "ready" if api.ready else "not ready"
         requests, tokens = in_number(api.requests, "request"), in_number(api.tokens, "token")
         out.line(f"api     {api.url}  {ready}, {requests}, {tokens}")
+        if status.model is None and api.reason:  # else it is that of the model
+            out.line(f"        {api.reason}")
 
 
 def _show_tunnels(status: Status, out: Output) -> None:

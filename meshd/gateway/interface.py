@@ -165,6 +165,7 @@ class GatewayStatus:
     ready: bool  # a real token has been generated
     requests: int  # since the daemon's start
     tokens: int  # generated since the daemon's start
+    reason: str = ""  # why it is not ready; the models that a client offers
 
 
 FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]

@@ -98,11 +98,13 @@ class Gateway:
     @property
     def status(self) -> GatewayStatus:
         """Counts since the start."""
+        readiness = self._upstream.readiness
         return GatewayStatus(
             url=self.url,
-            ready=self._upstream.readiness.state is ModelState.READY,
+            ready=readiness.state is ModelState.READY,
             requests=self._tally.requests,
             tokens=self._tally.tokens,
+            reason=readiness.reason,
         )
 
     @property

@@ -23,7 +23,7 @@ _WEIGHTS_ID_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ToldServing:
+class ApiModel:
     """A model of a head's API. `takes`: requests for it are accepted now; `reason` says why in other states.
 
     `requests` are under way, `slots` of them are answered at once. `fingerprint` (of its weights) is empty
@@ -43,7 +43,7 @@ class ToldServing:
 class ServingTold:
     """All that a head serves. `asks_key`: a member needs one of its API keys, too."""
 
-    models: tuple[ToldServing, ...]
+    models: tuple[ApiModel, ...]
     asks_key: bool = False
 
     def encode(self) -> bytes:
@@ -62,7 +62,7 @@ def decode(data: bytes) -> ServingTold:
     return ServingTold(models, fields.flag("key"))
 
 
-def _row(model: ToldServing) -> dict[str, str | int | bytes | bool]:
+def _row(model: ApiModel) -> dict[str, str | int | bytes | bool]:
     return {
         "name": plain(model.name, MAX_MODEL_NAME_BYTES),
         "state": plain(model.state, _STATE_BYTES),
@@ -74,12 +74,12 @@ def _row(model: ToldServing) -> dict[str, str | int | bytes | bool]:
     }
 
 
-def _model(row: Fields) -> ToldServing:
+def _model(row: Fields) -> ApiModel:
     name = row.text("name", most=MAX_MODEL_NAME_BYTES)
     fingerprint = row.raw("fingerprint", most=_WEIGHTS_ID_BYTES)
     if not name or len(fingerprint) not in (0, _WEIGHTS_ID_BYTES):
         raise RemoteProtocolError("field `models` has an invalid model", code="message")
-    return ToldServing(
+    return ApiModel(
         name=name,
         state=row.text("state", most=_STATE_BYTES),
         takes=row.flag("takes"),

@@ -144,6 +144,7 @@ def test_a_member_without_a_model_answers_as_the_heads_do(tmp_path: Path) -> Non
 
             shown = (await cli(here.client.spec.home, "status")).stdout
             assert " client, meshd" in shown and f"api     {here.api.url}  ready" in shown
+            assert f"models: {name}" in shown
             assert here.client.pid is not None
             mesh_port = int(status.node.listen[0].rpartition(":")[2])
             api_port = int(here.api.url.rpartition(":")[2])
@@ -201,9 +202,8 @@ def test_members_without_the_role_and_banned_ones_are_refused(tmp_path: Path) ->
             token = await worker.token()
             head = await start_head(fleet, "desk", token)
             lends_only = (await cli(worker.spec.home, "invite", "--role", "work")).stdout.strip()
-            refused = await cli(
-                tmp_path / "lends", "client", "--listen", "127.0.0.1:0", MESHD_JOIN=lends_only
-            )
+            start = ("client", "--listen", "127.0.0.1:0")
+            refused = await cli(tmp_path / "lends", *start, MESHD_JOIN=lends_only)
             assert refused.returncode == 1 and "lacks the role `use`" in refused.stderr
             homeless = await cli(tmp_path / "homeless", *start)
             assert homeless.returncode == 1 and "meshd client --join TOKEN" in homeless.stderr

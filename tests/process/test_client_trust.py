@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from meshd.base.errors import Refused
+from meshd.base.errors import Broken
 from meshd.identity.membership import Role
 from meshd.peer.interface import MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
@@ -120,7 +120,7 @@ def test_a_member_that_writes_where_nothing_is_asked_is_cut_off() -> None:
             stream = here.client.open_stream(head.mesh.key.peer, SERVING_SERVICE, metadata={})
             await stream.read()
             await stream.write(b"anything")
-            with pytest.raises(Refused, match="nothing is asked"):
+            with pytest.raises(Broken, match="nothing is asked"):
                 await stream.read()
             odd: list[dict[str, MetadataValue]] = [{KEY_PROOF: 7}, {KEY_PROOF: "text"}, {"more": b"bytes"}]
             for metadata in odd:

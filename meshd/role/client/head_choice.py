@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
-from meshd.wire.serving import ToldServing, ServingTold
+from meshd.wire.serving import ApiModel, ServingTold
 
 HEAD_AWAY_SECONDS = (
     5.0  # without a link: then a head is passed over, as links to others come back within that
@@ -46,7 +46,7 @@ class HeadOffer:
     """A model of a head."""
 
     head: KnownHead
-    model: ToldServing
+    model: ApiModel
 
     @property
     def load(self) -> float:

@@ -89,7 +89,7 @@ def test_what_packages_say_of_themselves_is_written_as_it_always_was() -> None:
             '"sent_bytes": 9, "received_bytes": 8, "user": false, "last_error": "", "peer_name": ""}]'
         ),
         "children": '[{"name": "llama-server", "pid": null, "state": "ready", "restarts": 0, "reason": ""}]',
-        "api": '{"url": "http://127.0.0.1:8090", "ready": true, "requests": 1, "tokens": 42}',
+        "api": '{"url": "http://127.0.0.1:8090", "ready": true, "requests": 1, "tokens": 42, "reason": ""}',
         "store": '{"path": "/home/u/.cache/meshd/tensors", "bytes": 7, "limit": 20000000000, "tensors": 3}',
     }
 
