@@ -29,6 +29,7 @@ from meshd.gateway.upstream import UpstreamLost, open_session, read_some, send_c
 from meshd.gateway.upstream_failure import plain_failure, told_failure
 from meshd.model.status import ModelState
 
+_CONTENT_TYPES = frozenset({"application/json", "text/event-stream", "text/plain"})  # of llama-server
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
 
 _log = get("gateway")
@@ -306,7 +307,10 @@ def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
 
 
 def _answer_headers(call: ProxiedCall, answer: aiohttp.ClientResponse) -> dict[str, str]:
-    headers = {"Content-Type": answer.headers.get("Content-Type", "application/json"), **call.headers}
+    kind = answer.headers.get("Content-Type", "application/json")
+    if answer.content_type not in _CONTENT_TYPES:
+        kind = "application/octet-stream"  # who answers may be another node: no page of its own runs here
+    headers = {"Content-Type": kind, **call.headers}
     if answer.status == 503:
         headers["Retry-After"] = "1"  # llama-server is loading, or busy
     return headers

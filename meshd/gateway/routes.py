@@ -73,6 +73,7 @@ _HEADERS = {
 HEALTH_PATHS = frozenset({"/health", "/v1/health"})
 MODELS_PATHS = frozenset({"/v1/models", "/models"})
 MODEL_PREFIX = "/v1/models/"
+_NAMES_SHOWN = 32  # of models, in an error
 
 
 class Tally:
@@ -294,7 +295,8 @@ class Router:
 
     def _unknown_model(self, asked: str) -> Failure:
         names = [f"`{name}`" for name in self._upstream.model_names]
-        served = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}" if names else "no model is"
+        shown = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
+        served = f"{shown} {'is' if len(names) == 1 else 'are'}" if names else "no model is"
         message = f"the model `{asked[:200]}` is not served here, {served}"
         return Failure(404, message, code="model_not_found")
 

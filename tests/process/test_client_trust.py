@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from aiohttp import web
 from meshd.base.errors import Broken
 from meshd.identity.membership import Role
 from meshd.peer.interface import MetadataValue, PeerState, Stream
@@ -12,7 +13,7 @@ from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel
 
 from tests.conformance.run import run, until
 from tests.process.client_scene import ALL, HELLO, scene
-from tests.process.gateway_fake import says
+from tests.process.gateway_fake import FakeServer, says
 from tests.unit.role.fake_mesh import FakeMesh
 
 KEY = "a key of this head"
@@ -32,6 +33,20 @@ def test_a_head_with_api_keys_asks_members_for_one_and_is_not_told_it() -> None:
             assert len(other.asked) == 1
             assert not any(KEY.encode() in sent for sent in here.sent)
             assert [KEY_PROOF in metadata for metadata in here.shown] == [False, True, True, False]
+
+    run(main())
+
+
+def test_no_page_of_a_hostile_head_runs_in_a_browser() -> None:
+    async def main() -> None:
+        async def answer(_server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+            return web.Response(text="<script>", content_type="text/html")
+
+        async with scene() as here:
+            await here.head("one", answer)
+            async with here.http.get(f"{here.gateway.url}/props") as page:
+                assert page.content_type == "application/octet-stream"
+                assert page.headers["X-Content-Type-Options"] == "nosniff"
 
     run(main())
 

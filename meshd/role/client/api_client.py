@@ -16,7 +16,7 @@ from meshd.identity.membership import Role
 from meshd.model.status import ModelState
 from meshd.role.client.follow_heads import HeadFollower
 from meshd.role.client.head_call import CallMeans, HeadCall
-from meshd.role.client.head_choice import HeadWish, choose_head, find_model, model_names, why_none
+from meshd.role.client.head_choice import HeadWish, choose_head, find_model, model_names, shortened, why_none
 from meshd.role.interface import RoleStatus, Tunnel, TunnelRequest
 
 _LOOK_SECONDS = 0.5  # between two looks at the heads, for what has changed and for answers whose head is lost
@@ -41,7 +41,7 @@ class ApiClient:
         """See Upstreams. READY when some head takes requests."""
         heads, now = self._heads.known(), _now()
         if choose_head(heads, HeadWish(), now) is not None:
-            return Readiness(ModelState.READY, f"models: {', '.join(model_names(heads, now))}")
+            return Readiness(ModelState.READY, f"models: {shortened(model_names(heads, now), ', ')}")
         state, why = why_none(heads, HeadWish(), now)
         unknown = [f"no head is called `{name}`" for name in self._heads.unknown_names()]
         return Readiness(state, "; ".join([*unknown, why]))

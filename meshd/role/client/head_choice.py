@@ -16,6 +16,7 @@ HEAD_AWAY_SECONDS = (
     5.0  # without a link: then a head is passed over, as links to others come back within that
 )
 HEAD_AVOIDED_SECONDS = 15.0  # after a request was lost or refused there
+_MOST_SHOWN = 8  # reasons, or names of models, in a text: heads may have any number of them
 _FAR = 3600.0  # round trip of a path that was not measured
 
 
@@ -96,23 +97,29 @@ def why_none(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> tuple[Mo
     """The state of what is wanted where no head takes it, and the reasons of all heads that are known."""
     if not heads:
         return ModelState.WAITING, "no member of the mesh serves a model: run `meshd serve` on one"
-    reasons = [text for head in heads if (text := _why_not(head, wish, now))]
+    reasons = [text for head in heads for text in _why_not(head, wish, now)]
     states = {offer.model.state for offer in _wanted(heads, wish, now)}
     state = next((one for one in (ModelState.LOADING, ModelState.FAILED) if one in states), None)
-    return state or ModelState.WAITING, "; ".join(reasons) or "no head serves it now"
+    return state or ModelState.WAITING, shortened(reasons, "; ") or "no head serves it now"
 
 
-def _why_not(head: KnownHead, wish: HeadWish, now: float) -> str:
+def shortened(texts: Sequence[str], between: str) -> str:
+    """The first of them, and how many more there are."""
+    more = len(texts) - _MOST_SHOWN
+    return between.join([*texts[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _why_not(head: KnownHead, wish: HeadWish, now: float) -> list[str]:
     if head.peer in wish.without:
-        return ""
+        return []
     if head.is_away(now):
-        return f"the connection to `{head.name}` is lost"
+        return [f"the connection to `{head.name}` is lost"]
     if head.told is None:
-        return f"`{head.name}`: {head.why_not or 'has not said yet what it serves'}"
+        return [f"`{head.name}`: {head.why_not or 'has not said yet what it serves'}"]
     if not head.told.models:
-        return f"`{head.name}` serves nothing"
+        return [f"`{head.name}` serves nothing"]
     said = [model for model in head.told.models if wish.model in ("", model.name) and not model.takes]
-    return "; ".join(f"`{model.name}` on `{head.name}` is {model.state}: {model.reason}" for model in said)
+    return [f"`{model.name}` on `{head.name}` is {model.state}: {model.reason}" for model in said]
 
 
 def _wanted(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> Iterator[HeadOffer]:

@@ -51,6 +51,8 @@ class MemberApi:
         self._me = me
         self._callers = Slots(API_CALLS, API_CALLS_OF_PEER, API_CALLS_OF_ISSUER)
         self._told = Slots(SERVING_TOLD, SERVING_TOLD_OF_PEER, SERVING_TOLD_OF_ISSUER)
+        self._looked = -_LOOK_SECONDS
+        self._message = b""
         mesh.handle(API_SERVICE, self._carry, allow=self._admit_call)
         mesh.handle(SERVING_SERVICE, self._tell, allow=self._admit_watcher)
 
@@ -82,7 +84,7 @@ class MemberApi:
     async def _tell(self, stream: Stream) -> None:
         messages, told = MessageStream(stream), b""
         while True:
-            now = ServingTold(tuple(self._serves()), asks_key=bool(self._gate.key_digests)).encode()
+            now = self._serving()
             if now != told:
                 await messages.send(now)
                 told = now
@@ -94,6 +96,15 @@ class MemberApi:
             except EndOfStream:
                 return stream.write_eof()
             raise RemoteProtocolError("serving: nothing is asked on this stream", code="serving")
+
+    def _serving(self) -> bytes:
+        """Looked up once for all that are told."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._looked + _LOOK_SECONDS:
+            self._looked = now
+            asks_key = bool(self._gate.key_digests)
+            self._message = ServingTold(tuple(self._serves()), asks_key).encode()
+        return self._message
 
 
 def served_models(model: ModelStatus | None, requests: int) -> tuple[ApiModel, ...]:

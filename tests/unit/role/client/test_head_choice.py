@@ -119,6 +119,12 @@ def test_where_nobody_answers_it_is_said_why() -> None:
     assert why_none([head("a")], HeadWish(), NOW) == (ModelState.WAITING, "`a` serves nothing")
 
 
+def test_what_heads_say_fills_no_page() -> None:
+    many = head("a", *(replace(LOADING, name=str(number)) for number in range(32)))
+    why = why_none([many, many], HeadWish(), NOW)[1]
+    assert why.count("; ") == 8 and why.endswith("; and 56 more")
+
+
 def test_a_head_that_loads_the_model_is_worth_waiting_for() -> None:
     wish = HeadWish("tiny", without=frozenset({head("a").peer}))
     assert not may_come([head("a", TINY)], wish, NOW)
