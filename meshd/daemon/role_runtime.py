@@ -12,6 +12,7 @@ from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
+from meshd.base.errors import UserError
 from meshd.base.stopped_process import is_stopped
 from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
@@ -67,8 +68,12 @@ def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
     )
 
 
-def without_native(paths: Paths) -> NativeBuild:
-    """For a role that starts none of the programs: there may be none."""
+def native_if_built(paths: Paths) -> NativeBuild:
+    """For a role that starts none of the programs; `meshd plan` may. Where there is none it says so then."""
+    try:
+        return find_native(paths, head=False)
+    except UserError:
+        pass
     nowhere = paths.cache / "native" / "none"
     return NativeBuild(
         llama_server=nowhere / LLAMA_SERVER,

@@ -24,7 +24,7 @@ from meshd.daemon.pausing import Pausing
 from meshd.daemon.planning import Planning, make_planning
 from meshd.daemon.preflight import Preflight
 from meshd.daemon.role_kind import BuiltRole
-from meshd.daemon.role_runtime import find_native, make_runtime, without_native
+from meshd.daemon.role_runtime import find_native, make_runtime, native_if_built
 from meshd.daemon.roles import ROLES
 from meshd.daemon.shared_names import watch_names
 from meshd.daemon.tunnels import make_tunnels
@@ -121,7 +121,7 @@ class Daemon:
         """The binaries in use; those that the user names are tried. Raises UserError."""
         paths, role = self._config.paths, ROLES[self._role]
         if not role.needs_native:
-            return without_native(paths)
+            return native_if_built(paths)
         head = role.runs_llama_server
         native = find_native(paths, head=head)
         if paths.native_bin is None:

@@ -94,14 +94,15 @@ class Serve:
 
     async def connect(self) -> socket:
         """See Upstream: to llama-server, whose socket never changes, though the process may."""
-        return await connect_unix(self._socket_path)
+        return await connect_unix(self.socket_path)
 
     def is_refusal(self, status: int) -> bool:
         """See Upstream. What llama-server says is the answer."""
         return False
 
     @property
-    def _socket_path(self) -> Path:
+    def socket_path(self) -> Path:
+        """Of llama-server."""
         return self._runtime.paths.sockets / "llama.sock"
 
     @property
@@ -272,7 +273,7 @@ class Serve:
             options=self._options,
             plain_rpc=plain_rpc,
             alias=self.model_name,
-            socket=self._socket_path,
+            socket=self.socket_path,
         )
         return HeadRun(
             self._runtime,
