@@ -6,7 +6,7 @@ given in full. `codec.py` turns these values to JSON and back, and refuses what 
 
 from dataclasses import dataclass
 
-from meshd.admin import models_api, net_api, plan_api  # noqa: F401 - their requests are among REQUESTS
+from meshd.admin import models_api, net_api, plan_api, why_api  # noqa: F401 - their requests are in REQUESTS
 from meshd.admin.request import Request, requests
 from meshd.admin.status import PathName, Status, TunnelView
 from meshd.base.byte_format import in_number

@@ -63,7 +63,7 @@ def examine(
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_mdns(status),
         *_children(status),
-        *_model(status),
+        *(warning for model in _served(status) for warning in _model(model)),
         *(
             HealthWarning(code="model_file", severity="warning", what=it, hint=_FILE_HINT)
             for it in file_notes
@@ -214,7 +214,7 @@ def _suspended(peer: PeerView, who: str, long: float, *, used: bool) -> Iterator
 
 def _is_used(peer: PeerView, status: Status) -> bool:
     """A worker of the model that is served here: what it computes is missed at once."""
-    served = status.model is not None and status.model.state in ("ready", "degraded")
+    served = any(model.state in ("ready", "degraded") for model in _served(status))
     return served and any(tunnel.peer == peer.id and not tunnel.user for tunnel in status.tunnels)
 
 
@@ -262,10 +262,11 @@ def _children(status: Status) -> Iterator[HealthWarning]:
             )
 
 
-def _model(status: Status) -> Iterator[HealthWarning]:
-    model = status.model
-    if model is None:
-        return
+def _served(status: Status) -> Sequence[ModelStatus]:
+    return status.models or (() if status.model is None else (status.model,))
+
+
+def _model(model: ModelStatus) -> Iterator[HealthWarning]:
     if model.state == "failed":
         yield HealthWarning(
             code="model_failed",

@@ -69,6 +69,8 @@ class PlanView:
     """A split and what it is predicted to do. `why` of the first one says why it was chosen.
 
     `answer_s`: of a prompt of `prompt_tokens` and an answer of `answer_tokens`, by which splits are compared.
+    The factors are in the rates: what answers took, against what was predicted. `corrected_by`: whose,
+    `this split` or `splits like it`; empty where there were none.
     """
 
     nodes: tuple[PlannedNode, ...]
@@ -87,6 +89,9 @@ class PlanView:
     answer_s: float = 0.0
     prompt_tokens: int = 0
     answer_tokens: int = 0
+    generate_factor: float = 1.0
+    prompt_factor: float = 1.0
+    corrected_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +106,13 @@ class PlanReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest(Request[PlanReply], name="plan"):
-    """`model`: path of a GGUF file that this daemon can read. `ctx_size` and `streams`: 0 for the usual."""
+    """`model`: path of a GGUF file that this daemon can read. `ctx_size` and `streams`: 0 for the usual.
+
+    `largest_context`: the longest that fits. `layers`: as `--layers` of `meshd serve` takes them.
+    """
 
     model: str
     ctx_size: int = 0
     streams: int = 0
+    largest_context: bool = False
+    layers: tuple[str, ...] = ()

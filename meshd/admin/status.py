@@ -144,4 +144,5 @@ class Status:
     mdns: MdnsView | None = None
     store: StoreStatus | None = None
     warnings: tuple[HealthWarning, ...] = ()
+    models: tuple[ModelStatus, ...] = ()  # of a node that serves several; `model` is the last used of them
     schema: int = SCHEMA  # version of this document's format

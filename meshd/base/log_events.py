@@ -25,6 +25,7 @@ FIELDS: Mapping[str, str] = {
     "link": "number or kind of a link",
     "listen": "addresses at which others reach this node",
     "mesh": "the beginning of the mesh's id",
+    "model": "the name of a model",
     "name": "a node's name",
     "node": "the beginning of a node's id, or its name",
     "path": "a file",
@@ -47,6 +48,8 @@ EVENTS: Mapping[str, str] = {
     "accept_paused": "no file descriptor is free for new connections: close something, or raise the limit",
     "addresses_changed": "this machine's addresses changed; all links are tested at once",
     "answer_differs": "an interrupted answer came out otherwise; the rest is asked for, if possible",
+    "answer_log_back": "lines of the log of answers are written again; `count` were lost",
+    "answer_log_lost": "a line of the log of answers could not be written",
     "api_listening": "the API is up",
     "api_state": "which models can be asked for through this client, or why none can",
     "ban_refused": "an invalid ban came from a peer, and was dropped",
@@ -62,6 +65,10 @@ EVENTS: Mapping[str, str] = {
     "child_stopped": "a child process has exited",
     "child_stopping": "a child process is asked to exit",
     "connection_owner_unreadable": "/proc could not be read, so a local connection to a tunnel was refused",
+    "correction_not_kept": (
+        "how long answers took, against what was predicted, could not be written to the cache; later answers "
+        "say it again"
+    ),
     "device": "a device that this worker lends",
     "device_measured": "the speed of a device was measured, with `count` kinds of layers",
     "device_not_measured": "the speed of a device could not be measured; it is estimated",
@@ -72,7 +79,7 @@ EVENTS: Mapping[str, str] = {
     "hashing": "a model file is read once to hash its tensors",
     "head_not_followed": "a head does not tell this client what it serves; it is asked again",
     "holder_lied": "a member gave another model than it had said: what came from it was removed",
-    "holder_lost": "a member gives no more pieces of a model that is pulled, and why",
+    "holder_lost": "a member gives no more pieces of a model that is pulled or loaded, and why",
     "join_not_used": "`--join` names a mesh that this home is already a member of; its token was not used",
     "joined_pipe_over": (
         "the connection over which this node joined does not become a link; others are dialled"
@@ -106,7 +113,7 @@ EVENTS: Mapping[str, str] = {
     "model_not_given": "a member wanted pieces of a model whose files cannot be opened",
     "model_not_pulled": "a model was not pulled from members, and why",
     "model_pulled": "a model was pulled from members: it is whole and checked",
-    "model_state": "waiting, loading, ready or failed, and why; for degraded see `link_lost`",
+    "model_state": "waiting, loading, ready, failed or unloaded, and why; for degraded see `link_lost`",
     "models_not_told": "a member asked about models, and got no answer",
     "name_shared": "several nodes have the same name (`what` lists them), so verbs cannot use it",
     "nat_symmetric": "each server sees another public port of this node, so a reply code may not work",
@@ -198,14 +205,19 @@ EVENTS: Mapping[str, str] = {
     "weight_from_network": "a tensor comes over the network, and why",
     "weights_cache_not_written": "the cache of hashes cannot be written: the file is read again next time",
     "weights_cache_unusable": "the cache of hashes cannot be used: the file is read again next time",
+    "weights_fetched": "this worker took weights from members for a head, and from which; or why not",
     "weights_from_network": (
         "the number of tensors that come over the network, if they are too many to be named one by one"
     ),
     "weights_kept": "weights that came over the mesh are on disk, for the next load",
     "weights_known": "a model file's tensors have been hashed",
     "weights_loaded": "this worker loaded weights from its own file",
+    "weights_missing": "workers lack so much of their parts, and fetch it from members",
     "weights_not_kept": (
         "some weights that came over the mesh are not kept, and why: the next load sends them again"
+    ),
+    "weights_not_shared": (
+        "the head could not compare its file with those of members: it sends what is missing"
     ),
     "weights_store_unusable": "the content store cannot be used, and why: nothing is kept",
     "weights_unknown": "a model file cannot be read any more: its weights come over the network",
@@ -215,6 +227,7 @@ EVENTS: Mapping[str, str] = {
         "work caused by a peer or another outsider failed unexpectedly: it has ended, the daemon "
         "continues. Please report it"
     ),
+    "worker_fetched": "what a worker took from members before the load, and from which",
     "worker_left_out": "a worker is left out of the split, and why",
     "worker_tried_again": "a worker that was left out is tried again",
     "worker_unsteady": (

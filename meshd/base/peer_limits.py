@@ -131,6 +131,12 @@ SERVING_TOLD_OF_ISSUER = Share(
 HEADS_FOLLOWED = Share("heads whose APIs a client knows", 16, "node", "the others are not asked")
 HEADS_FOLLOWED_OF_ISSUER = Share("heads whose APIs a client knows", 12, "issuer", "the others are not asked")
 SERVING_HEARD = Rate("messages of a head that tells what it serves", 8.0, 40, "peer", "the next one waits")
+API_USERS_KNOWN = Share(
+    "users of the API whose use is remembered between requests",
+    1024,
+    "node",
+    "the one with the least is forgotten",
+)
 
 # Addresses to dial (wire/dialable.py).
 ADDRESSES = Share("addresses in a record or a signal, per protocol", 8, "peer", "the others are not dialled")
@@ -171,13 +177,20 @@ RELAY_VISITS = Share("visited relays that only records name", 16, "node", "the l
 LEASES_ASKED = Share("leases being negotiated", 8, "node", "the head gets `busy`")
 LEASES_ASKED_OF_PEER = Share("leases being negotiated", 2, "peer", "the head gets `busy`")
 LEASES = Share("leases of a worker", 8, "node", "further heads are refused")
-LEASES_OF_PEER = Share("leases of a worker", 2, "peer", "further ones are refused")
+LEASES_OF_PEER = Share("leases of a worker", 4, "peer", "further ones are refused")
 TRIALS_ASKED = Rate(
     "offers for which devices must be tried with operations that are new to them",
     1 / 60,
     8,
     "peer",
     "the head gets `busy`",
+)
+FETCHES_ASKED = Rate(
+    "leases for which weights are taken from members",
+    1 / 60,
+    8,
+    "peer",
+    "the head sends them itself",
 )
 CAPACITY_ASKED = Share("answers about capacity in progress", 2, "peer", "further ones are refused")
 SPEEDS_ASKED = Rate(

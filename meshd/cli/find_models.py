@@ -6,21 +6,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
-from meshd.config import Config
+from meshd.config import Config, ServeConfig
+from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:
     from meshd.library.interface import TransferProgress
+    from meshd.library.resolve import Resolver
 
 _STEPS = 10  # lines of a download where nobody watches a bar
 
 
 def find_served_model(config: Config, out: Output) -> Config:
-    """The tree of a node that serves, with the path of its model. Raises UserError."""
-    given = config.serve.model
-    assert given is not None  # config/check.py
-    return replace(config, serve=replace(config.serve, model=_found(given, config, out, head=True)))
+    """The tree of a node that serves, with the paths of its models. Raises UserError."""
+
+    def found(serve: ServeConfig) -> ServeConfig:
+        assert serve.model is not None  # config/check.py
+        return replace(serve, model=_found(serve.model, config, out, head=True))
+
+    if not config.models:
+        return replace(config, serve=found(config.serve))
+    return replace(config, models=tuple(replace(one, serve=found(one.serve)) for one in config.models))
 
 
 def find_worker_models(config: Config, out: Output) -> Config:
@@ -63,10 +71,24 @@ def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Pat
     from meshd.library.stores import Stores
 
     find_native(config.paths, head=head)  # what is not built is told before a download, not after it
-    found = Resolver(Stores.here(config.paths.cache), reporter(out)).get(given, partial=not head)
+    resolver = Resolver(Stores.here(config.paths.cache), reporter(out))
+    if isinstance(given, str) and given.startswith(MESH):
+        return _of_members(given, config, resolver, out, head=head)
+    found = resolver.get(given, partial=not head)
     if found.name != str(given):
         out.note(f"`{given}`: using `{found.name}`")
     return found.paths[0]
+
+
+def _of_members(given: str, config: Config, resolver: "Resolver", out: Output, *, head: bool) -> Path:
+    """A model that only members have comes from them first."""
+    try:
+        return resolver.local(given).paths[0]
+    except UserError:  # not on this machine
+        from meshd.cli.pull_model import PullProgress
+        from meshd.daemon.model_first import pull_first
+
+        return pull_first(config, given, "serve" if head else "worker", PullProgress(out).show)
 
 
 def reporter(out: Output) -> "Callable[[TransferProgress], None]":

@@ -17,9 +17,7 @@ from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
 
-LATER = frozenset(
-    "report service".split()  # noqa: SIM905
-)
+LATER = frozenset({"report", "service"})
 
 
 class VerbModule(Protocol):
@@ -110,6 +108,12 @@ def _plan() -> VerbModule:
     from meshd.cli import plan
 
     return plan
+
+
+def _why() -> VerbModule:
+    from meshd.cli import why
+
+    return why
 
 
 def _capacity() -> VerbModule:
@@ -239,6 +243,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("ping", GROUPS[2], "measure the round trip to a node", _ping),
     Verb("capacity", GROUPS[2], "measure the devices and paths of all nodes", _capacity),
+    Verb("why", GROUPS[2], "show where the time of a token goes, and what would save most", _why),
     Verb("plan", GROUPS[2], "predict how fast a model would run, and choose machines and split", _plan),
     Verb("bench", GROUPS[2], "run benchmarks", _bench),
     Verb("invite", GROUPS[3], "create, list and revoke invite tokens", _invite),
@@ -321,11 +326,8 @@ def _help() -> str:
         "",
     ]
     for group in GROUPS:
-        lines += [
-            f"{group}:",
-            *(f"  {verb.name:<8}  {verb.help}" for verb in VERBS if verb.group == group),
-            "",
-        ]
+        verbs = [f"  {verb.name:<8}  {verb.help}" for verb in VERBS if verb.group == group]
+        lines += [f"{group}:", *verbs, ""]
     lines += [
         "A running `meshd worker`, `serve` or `client` is a node, or daemon; one that serves is a head.",
         "A node keeps its state in $MESHD_HOME",

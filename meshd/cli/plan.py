@@ -9,6 +9,7 @@ examples:
 """
 
 import argparse
+from collections.abc import Sequence
 
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
@@ -20,8 +21,10 @@ from meshd.cli.find_models import local_model
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
 from meshd.config import Config, home_here
+from meshd.model.layer_range import parse_layer_range
 
 _LARGEST_CONTEXT = 1 << 24
+_LONGEST = "max"
 _MOST_STREAMS = 64
 _SHOWN = 5
 _COLUMNS = ("SPLIT", "ANSWER", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
@@ -32,7 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="MODEL", required=True, help="GGUF file, or the name of a model on this machine"
     )
-    parser.add_argument("--ctx-size", "--ctx", metavar="N", type=int, default=0, help="context in tokens")
+    parser.add_argument(
+        "--ctx-size",
+        "--ctx",
+        metavar="N|max",
+        default="",
+        help="context in tokens; max: the longest that fits, up to what the model was trained for",
+    )
+    parser.add_argument(
+        "--layers",
+        metavar="NODE=FIRST-LAST",
+        action="append",
+        default=[],
+        help="which layers a node holds, counted from 0; repeat it until all layers of the model are given",
+    )
     parser.add_argument(
         "--streams", metavar="S", type=int, default=0, help="answers generated at once (default: up to 4)"
     )
@@ -41,13 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print. 1 when nothing fits."""
-    if not 0 <= args.ctx_size <= _LARGEST_CONTEXT:
-        raise UsageError(f"--ctx-size takes a number from 1 to {_LARGEST_CONTEXT}")
+    ctx_size = _context(args.ctx_size)
+    layers = _layers(args.layers)
     if not 0 <= args.streams <= _MOST_STREAMS:
         raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
     with Client(home_here()) as client:
         file = local_model(args.model, Config(), out)
-        request = PlanRequest(model=str(file), ctx_size=args.ctx_size, streams=args.streams)
+        request = PlanRequest(
+            model=str(file),
+            ctx_size=ctx_size,
+            streams=args.streams,
+            largest_context=args.ctx_size == _LONGEST,
+            layers=layers,
+        )
         out.progress("asking the nodes, and measuring what is not known yet")
         reply = client.ask(request, seconds=MEASURE_SECONDS)
     if args.json:
@@ -57,6 +79,26 @@ def run(args: Arguments, out: Output) -> int:
     return 0
 
 
+def _context(given: str) -> int:
+    """0 for the usual, and for the longest. Raises UsageError."""
+    if given in ("", _LONGEST):
+        return 0
+    if given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= _LARGEST_CONTEXT:
+        return int(given)
+    raise UsageError(f"--ctx-size takes a number from 1 to {_LARGEST_CONTEXT}, or `{_LONGEST}`")
+
+
+def _layers(given: Sequence[str]) -> tuple[str, ...]:
+    """As the daemon takes them. Raises UsageError."""
+    ranges = [one for words in given for one in words.split(",")]
+    for one in ranges:
+        try:
+            parse_layer_range(one)
+        except ValueError as error:
+            raise UsageError(f"--layers takes NODE=FIRST-LAST, not `{one}`: {error}") from None
+    return tuple(ranges)
+
+
 def _show(reply: PlanReply, out: Output) -> None:
     best = reply.plans[reply.choice]
     out.line(f"{reply.model}: {best.why}")
@@ -64,6 +106,11 @@ def _show(reply: PlanReply, out: Output) -> None:
         f"context {best.ctx_size} tokens for each of {best.slots} answers at once, "
         f"prompts in steps of {best.ubatch}, output on {best.output_on}"
     )
+    if best.corrected_by:
+        out.line(
+            f"corrected by answers of {best.corrected_by}: generation × {best.generate_factor:.2f}, "
+            f"prompts × {best.prompt_factor:.2f}"
+        )
     out.line()
     out.table(
         ("NODE", "DEVICE", "LAYERS", "MEMORY"),

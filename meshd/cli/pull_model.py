@@ -65,7 +65,7 @@ def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> 
 
 def _watched(client: Client, reply: PullReply, out: Output) -> PullReply:
     """Until it has ended; Ctrl-C ends it."""
-    shown = _PullProgress(out)
+    shown = PullProgress(out)
     try:
         while reply.step not in ("done", "failed"):
             shown.show(reply)
@@ -81,7 +81,7 @@ def _watched(client: Client, reply: PullReply, out: Output) -> PullReply:
     return reply
 
 
-class _PullProgress:
+class PullProgress:
     """A bar with rate and remaining time on a terminal; elsewhere a line for each step and each tenth."""
 
     def __init__(self, out: Output) -> None:

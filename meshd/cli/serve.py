@@ -8,6 +8,7 @@ examples:
   meshd serve --model model.gguf --min-workers 2
   meshd serve --model hf:unsloth/Qwen3-4B-GGUF:Q4_K_M
   meshd serve --model model.gguf --host 0.0.0.0 --api-key-file key
+  meshd serve --config models.toml    (several models: a table [models.NAME] for each)
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 
 from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
@@ -13,6 +14,7 @@ from meshd.cli.options import Arguments
 from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
+from meshd.gateway.interface import GatewayStatus
 from meshd.model.status import ModelStatus, Speeds, SplitPart
 
 WATCH_SECONDS = 1.0
@@ -62,7 +64,9 @@ def summary(status: Status) -> str:
     """One line that changes when something worth a look has changed."""
     states = [f"{peer.name}={peer.state}" for peer in status.peers]
     parts = [f"{status.node.name} {status.node.role}", "peers " + (" ".join(states) or "none")]
-    if status.model is not None:
+    if status.models:
+        parts.append("models " + " ".join(f"{model.name}={model.state}" for model in status.models))
+    elif status.model is not None:
         reason = f" ({status.model.reason})" if status.model.reason else ""
         parts.append(f"model {status.model.state}{reason}")
     return ", ".join(parts)
@@ -71,6 +75,7 @@ def summary(status: Status) -> str:
 def show(status: Status, out: Output) -> None:
     """The whole status for a person."""
     _show_node(status, out)
+    _show_models(status.models, out)
     if status.model is not None:
         _show_model(status.model, out)
     if status.store is not None and (status.store.limit or status.store.bytes):
@@ -79,6 +84,8 @@ def show(status: Status, out: Output) -> None:
         out.line(f"cache   {there} of {most}: {count} downloaded")
     out.line()
     print_peers(status, out)
+    if status.api is not None:
+        _show_keys(status.api, out)
     _show_tunnels(status, out)
     if status.children:
         out.line()
@@ -111,9 +118,26 @@ def _show_node(status: Status, out: Output) -> None:
         api = status.api
         ready = "ready" if api.ready else "not ready"
         requests, tokens = in_number(api.requests, "request"), in_number(api.tokens, "token")
-        out.line(f"api     {api.url}  {ready}, {requests}, {tokens}")
+        waiting = f", {api.waiting} waiting for their turn" if api.waiting else ""
+        out.line(f"api     {api.url}  {ready}, {requests}, {tokens}{waiting}")
         if status.model is None and api.reason:  # else it is that of the model
             out.line(f"        {api.reason}")
+
+
+def _show_keys(api: GatewayStatus, out: Output) -> None:
+    used = [key for key in api.keys if key.answers or key.active]
+    if used:
+        out.line()
+        rows = [
+            (
+                key.name,
+                *(str(number) for number in (key.active, key.answers, key.prompt_tokens)),
+                str(key.generated_tokens),
+                str(key.tokens_today),
+            )
+            for key in used
+        ]
+        out.table(("KEY", "NOW", "ANSWERS", "PROMPT TOKENS", "GENERATED", "TODAY"), rows)
 
 
 def _show_tunnels(status: Status, out: Output) -> None:
@@ -132,6 +156,24 @@ def _show_tunnels(status: Status, out: Output) -> None:
     ]
     out.line()
     out.table(("TUNNEL TO", "SERVICE", "LISTENS ON", "STREAMS", "SENT", "RECEIVED"), rows)
+
+
+def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
+    """Of a gateway that serves several; why one is ready is said below, of the last used."""
+    if not models:
+        return
+    rows = [
+        (
+            f"        {model.name}",
+            ", ".join(model.aliases) or "-",
+            model.group or "-",
+            model.state,
+            f"{model.running} running, {model.waiting} waiting",
+            model.reason if model.state not in ("ready", "unloaded") else "",
+        )
+        for model in models
+    ]
+    out.table(("models  NAME", "ALIASES", "GROUP", "STATE", "REQUESTS", "REASON"), rows)
 
 
 def _show_model(model: ModelStatus, out: Output) -> None:

@@ -1,12 +1,13 @@
 """Checks before a daemon of a role starts, so that errors are reported early and clearly."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
 from meshd.base.hosts import is_loopback
-from meshd.config.tree import Config
+from meshd.config.tree import Config, ModelConfig, ServeConfig
 from meshd.identity import naming
 from meshd.library.walk import hint_for_missing, is_folder
 
@@ -38,23 +39,61 @@ def check_serve(config: Config) -> None:
     """As `check_node`, for a node that serves. UsageError: no --model."""
     check_node(config)
     serve = config.serve
-    if serve.model is None:
-        raise UsageError(
-            "`meshd serve` needs a model", hint="name a GGUF file or a model: `--model FILE|NAME`"
-        )
-    _check_model(serve.model)
-    if serve.tensor_split and not any(serve.tensor_split):
-        raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
-    if "none" in serve.devices and len(serve.devices) > 1:
+    if config.models and serve.model is not None:
         raise UserError(
-            "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
+            "`--model` cannot be combined with `[models.NAME]` tables",
+            hint=f"write a table for `{serve.model}` in the file as well, or serve it without that file",
         )
+    if serve.model is None and not config.models:
+        raise UsageError(
+            "`meshd serve` needs a model",
+            hint="name a GGUF file or a model: `--model FILE|NAME`, or several in `--config FILE`",
+        )
+    _check_models(config.models)
+    for one in (*(model.serve for model in config.models), *(() if config.models else (serve,))):
+        _check_served(one)
     if serve.api_key_file is not None:
         _check_file(serve.api_key_file, "API key file")
     elif not is_loopback(serve.host):
         raise UserError(
             f"the API on `{serve.host}` would answer anyone who can reach it",
             hint="require API keys with `--api-key-file FILE`, or listen on 127.0.0.1",
+        )
+
+
+def _check_models(models: Sequence[ModelConfig]) -> None:
+    """Those of a node that serves several."""
+    for model in models:
+        if model.serve.model is None:
+            raise UserError(
+                f"`[models.{model.name}]` names no model", hint="write `model = FILE|NAME` in that table"
+            )
+        if model.serve.rpc:
+            raise UserError(
+                "plain rpc-servers cannot be used with `[models.NAME]` tables: each serves one head",
+                hint="remove `rpc`, or serve one model with `--model`",
+            )
+    first = [model for model in models if model.preload]
+    if apart := [one for one in first[1:] if not one.group or one.group != first[0].group]:
+        raise UserError(
+            f"`{first[0].name}` and `{apart[0].name}` cannot both be loaded at the start: they are not of "
+            "one group",
+            hint='give both tables the same `group = "NAME"`, or remove `preload` from one of them',
+        )
+
+
+def _check_served(serve: ServeConfig) -> None:
+    assert serve.model is not None
+    _check_model(serve.model)
+    if serve.mmproj is not None:
+        _check_file(serve.mmproj, "mmproj file")
+    if serve.tensor_split and not any(serve.tensor_split):
+        raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
+    if serve.tensor_split and serve.layers:
+        raise UserError("`--layers` cannot be combined with `--tensor-split`", hint="give one of them")
+    if "none" in serve.devices and len(serve.devices) > 1:
+        raise UserError(
+            "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
         )
 
 

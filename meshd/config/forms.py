@@ -11,6 +11,7 @@ from pathlib import Path
 from meshd.base.hosts import why_no_host
 from meshd.config.tree import HostPort
 from meshd.identity import naming
+from meshd.model.layer_range import LayerRange, parse_layer_range
 from meshd.model.model_name import is_path, parse_model_name
 
 MAX_DURATION_SECONDS = 10 * 366 * 86400
@@ -172,6 +173,10 @@ def _weight(value: object) -> float:
     return number
 
 
+def _layer_range(value: object) -> LayerRange:
+    return parse_layer_range(_str(value))
+
+
 def _str(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("not text")
@@ -191,6 +196,16 @@ def whole(low: int, high: int) -> Form:
         return int(value)
 
     return Form(read, f"a whole number from {low} to {high}")
+
+
+def whole_or(word: str, low: int, high: int) -> Form:
+    """As `whole`; the word is read as 0, which is not within the bounds."""
+    number = whole(low, high)
+
+    def read(value: object) -> object:
+        return 0 if value == word else number.read(value)
+
+    return Form(read, f"{number.expected}, or `{word}`")
 
 
 def choice(*words: str) -> Form:
@@ -240,4 +255,5 @@ NODE_NAME = Form(
 PATH = Form(_path, "a path")
 MODEL = Form(_model, "a path, hf:ORG/REPO[:QUANT], ollama:NAME[:TAG] or a model's name")
 BOOLEAN = Form(_boolean, "true or false")
+LAYER_RANGE = Form(_layer_range, "NODE=FIRST-LAST such as garage=0-14")
 WEIGHT = Form(_weight, "a number not below 0")

@@ -5,14 +5,16 @@ file that cannot be read is a UserError. Both name origin, key, value and the ex
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from meshd.base.errors import UsageError, UserError
+from meshd.config.given import Given, raw_text, read_given, unknown_key
 from meshd.config.key import Key
 from meshd.config.keys import KEYS
+from meshd.config.model_tables import MODELS, read_model_tables
 from meshd.config.tree import (
     ClientConfig,
     Config,
@@ -55,17 +57,6 @@ class LoadedConfig:
         raise KeyError(name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A raw value as found: how to show it, and what relative paths in it are relative to."""
-
-    raw: object
-    origin: str
-    shown: str
-    base: Path
-    error: type[UserError]
-
-
 def load(
     *,
     options: Mapping[str, object] | None = None,
@@ -81,19 +72,24 @@ def load(
     variables = os.environ if environ is None else environ
     if file is None and variables.get("MESHD_CONFIG"):
         file = Path(variables["MESHD_CONFIG"]).expanduser()
-    in_file = _read_file(file) if file is not None else {}
+    table = _read_file(file) if file is not None else {}
+    in_file = dict(_flat(table, file)) if file is not None else {}
     values: dict[str, dict[str, object]] = {}
     origins: dict[str, str] = {}
     for key in KEYS:
         given = _find(key, options or {}, variables, in_file, file, role)
         if given is not None:
-            values.setdefault(key.section, {})[key.field] = _read(key, given)
+            values.setdefault(key.section, {})[key.field] = read_given(key, given)
             origins[key.name] = given.origin
     config = _build(values, variables)
-    settings = (
+    settings = [
         Setting(key, getattr(getattr(config, key.section), key.field), origins.get(key.name, "default"))
         for key in KEYS
-    )
+    ]
+    if file is not None and MODELS in table:
+        models, given_there = read_model_tables(table[MODELS], file, config.serve)
+        config = replace(config, models=models)
+        settings += [Setting(key, value, f"file {file}") for key, value in given_there]
     return LoadedConfig(config, tuple(settings))
 
 
@@ -119,82 +115,29 @@ def _find(
     in_file: Mapping[str, object],
     file: Path | None,
     role: str,
-) -> _Given | None:
+) -> Given | None:
     here = Path.cwd()
     if (raw := options.get(key.name)) is not None:
         name = key.option or "--"
-        return _Given(raw, f"option {name}", f"{name} {_shown(key, raw)}", here, UsageError)
+        return Given(raw, f"option {name}", f"{name} {raw_text(key, raw)}", here, UsageError)
     if key.variable and (text := environ.get(key.variable)) and (not role or key.is_for(role)):
         raw = _divided(key, text) if key.list_separator else text
-        return _Given(
-            raw, f"environment {key.variable}", f"{key.variable}={_shown(key, text)}", here, UserError
+        return Given(
+            raw, f"environment {key.variable}", f"{key.variable}={raw_text(key, text)}", here, UserError
         )
     if file is not None and key.name in in_file:
         raw = in_file[key.name]
-        shown = f"{key.name} = {_shown(key, raw)}"
-        return _Given(raw, f"file {file}", f"{shown}` in `{file}", file.absolute().parent, UserError)
+        shown = f"{key.name} = {raw_text(key, raw)}"
+        return Given(raw, f"file {file}", f"{shown}` in `{file}", file.absolute().parent, UserError)
     return None
-
-
-def _read(key: Key, given: _Given) -> object:
-    try:
-        value = key.form.read(given.raw)
-    except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
-        hint = "run the verb with `--help` for its options" if given.error is UsageError else ""
-        raise given.error(
-            f"cannot use `{given.shown}`: expected {key.form.expected}",
-            hint=hint or f"see `{key.name}` in docs/config.md",
-        ) from None
-    if key.names_models:
-        value = _models(value, given.base)
-    if key.names_files and isinstance(value, tuple):
-        return tuple(_absolute(word, given.base) for word in value)
-    return _anchored(value, given.base)
 
 
 def _divided(key: Key, text: str) -> list[str]:
     return split_models(text) if key.names_models else text.split(key.list_separator)
 
 
-def _models(value: object, base: Path) -> object:
-    """A word without a slash that is a file there means that file, as in a shell; any other is a name."""
-    if isinstance(value, tuple):
-        return tuple(_models(item, base) for item in value)
-    try:
-        return Path(value) if isinstance(value, str) and (base / value).is_file() else value
-    except OSError:
-        return value
-
-
-def _absolute(word: str, base: Path) -> str:
-    """A word that names a file from there; any other as it is."""
-    if word.startswith("-") or not {".", "/"} & set(word):
-        return word
-    try:
-        return str(base / word) if (base / word).exists() else word
-    except (OSError, ValueError):  # longer than a path may be, say
-        return word
-
-
-def _anchored(value: object, base: Path) -> object:
-    # a path in a file is relative to that file: a service has no working folder of its own
-    if isinstance(value, Path):
-        return base / value
-    if isinstance(value, tuple):
-        return tuple(_anchored(item, base) for item in value)
-    return value
-
-
-def _shown(key: Key, raw: object) -> str:
-    if key.secret:
-        return "[hidden]"
-    if isinstance(raw, list | tuple):
-        return " ".join(str(item) for item in raw)
-    return str(raw).lower() if isinstance(raw, bool) else str(raw)
-
-
 def _read_file(file: Path) -> dict[str, object]:
-    """The file's values by `section.field`; an unknown one is an error that names the nearest known."""
+    """The file's sections."""
     import tomllib
 
     try:
@@ -215,15 +158,18 @@ def _read_file(file: Path) -> dict[str, object]:
         raise UserError(
             f"configuration `{file}` is not valid TOML: {error}", hint="fix that line; strings need quotes"
         ) from None
-    return dict(_flat(table, file))
+    return table
 
 
 def _flat(table: Mapping[str, object], file: Path) -> Iterator[tuple[str, object]]:
-    known = {key.name for key in KEYS if key.in_file}
-    sections = {name.split(".")[0] for name in known}
+    """Values by `section.field`, but for models; an unknown one is an error that names the nearest known."""
+    known = [key.name for key in KEYS if key.in_file]
+    sections = list(dict.fromkeys(name.split(".")[0] for name in known))
     for section, content in table.items():
+        if section == MODELS:
+            continue
         if section not in sections:
-            raise _unknown(section, sections | known, file)
+            raise _unknown(section, [*sections, *known], file)
         if not isinstance(content, dict):
             raise UserError(
                 f"cannot use `{section} = {content}` in `{file}`: expected a section",
@@ -235,17 +181,11 @@ def _flat(table: Mapping[str, object], file: Path) -> Iterator[tuple[str, object
             yield f"{section}.{name}", value
 
 
-def _unknown(name: str, known: set[str], file: Path) -> UserError:
-    import difflib
-
+def _unknown(name: str, known: Sequence[str], file: Path) -> UserError:
     for key in KEYS:
         if key.name == name and not key.in_file:
             return UserError(
                 f"`{name}` cannot be set in `{file}`",
                 hint=f"set {key.variable} in the environment, so that every verb finds the same directory",
             )
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    short = [key.name for key in KEYS if key.name in known and key.field == name.split(".")[-1]]
-    best = (short or near or [""])[0]
-    hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"
-    return UserError(f"unknown key `{name}` in `{file}`", hint=hint)
+    return unknown_key(name, known, file)

@@ -1,10 +1,11 @@
 """The settings of a head: the part of keys.py on `serve`."""
 
 from meshd.config import forms
-from meshd.config.forms import choice, listed, whole
+from meshd.config.forms import choice, listed, whole, whole_or
 from meshd.config.key import Key
 
 MAX_CONTINUE = 3600  # seconds
+LONGEST_WAIT = 86400  # seconds
 
 LOAD_MODES = ("auto", "mmap", "mmap+mlock")  # llama.cpp's in which a head knows its weights by their places
 SERVE_KEYS: tuple[Key, ...] = (
@@ -21,6 +22,18 @@ SERVE_KEYS: tuple[Key, ...] = (
         more="`meshd serve` needs one. What is not on this machine is downloaded from Hugging Face first; "
         "docs/models.md has the names.",
         names_models=True,
+    ),
+    Key(
+        section="serve",
+        field="mmproj",
+        form=forms.PATH,
+        option="--mmproj",
+        metavar="FILE",
+        help="the part of a multimodal model that sees images or hears audio (its mmproj file)",
+        default="none: text only",
+        example='"models/mmproj-SmolVLM2.gguf"',
+        more="This node alone needs it and computes it, on its CPU; `-- -mmdev DEV` names a GPU of this "
+        "node. Its memory is not part of the plan.",
     ),
     Key(
         section="serve",
@@ -81,14 +94,38 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="layers",
+        form=listed(forms.LAYER_RANGE),
+        option="--layers",
+        metavar="NODE=FIRST-LAST",
+        repeat=True,
+        list_separator=",",
+        help="which layers a node holds, counted from 0; repeat it until all layers of the model are given",
+        default="as --split decides",
+        example='["desk=0-9", "garage=10-29"]',
+        more="The CPU of the serving node computes the first layers, its GPUs the last. The model waits for "
+        "all workers that are named, and no others take part.",
+    ),
+    Key(
+        section="serve",
         field="ctx_size",
-        form=whole(1, 1 << 24),
+        form=whole_or("max", 1, 1 << 24),
         option="--ctx-size",
-        metavar="N",
-        help="context in tokens, of each answer at once",
-        default="the model's, at most 8192",
+        metavar="N|max",
+        help="context in tokens, of each answer at once; max: the longest that fits, up to what the model "
+        "was trained for",
+        default="8192, or the model's if less; more, up to the model's, where memory is plentiful",
         example="8192",
-        more="With a larger context the KV cache may not fit.",
+        more="With a larger context the KV cache may not fit; with max there may be fewer answers at once.",
+    ),
+    Key(
+        section="serve",
+        field="slots",
+        form=whole(1, 64),
+        option="--slots",
+        metavar="N",
+        help="answers at once, each with its context, or as many as memory allows; further requests wait",
+        more="`-- -np N` demands them.",
     ),
     Key(
         section="serve",
@@ -210,6 +247,15 @@ SERVE_KEYS: tuple[Key, ...] = (
         help="how long an interrupted answer waits for the model to be ready again and then goes on; 0: it "
         "ends with an error",
         more="An answer is interrupted when a worker, or llama-server, is lost while it is generated.",
+    ),
+    Key(
+        section="serve",
+        field="max_wait",
+        form=whole(1, LONGEST_WAIT),
+        option="--max-wait",
+        metavar="SECONDS",
+        help="how long a request waits for its turn while others are answered; then it gets 503",
+        more="Turns are fair between API keys: docs/api.md.",
     ),
     Key(
         section="serve",

@@ -6,7 +6,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from meshd.config.key import Key
-from meshd.config.tree import Config, HostPort
+from meshd.config.model_tables import MODELS
+from meshd.config.tree import Config, HostPort, ModelConfig
 
 Plain = None | bool | int | float | str | Sequence["Plain"]
 
@@ -29,7 +30,11 @@ def toml(value: object) -> str:
 
 def default_of(key: Key) -> object:
     """What the tree has for it when nobody sets it; None where that depends on the machine."""
-    (item,) = (item for item in fields(getattr(Config(), key.section)) if item.name == key.field)
+    section = getattr(Config(), key.section)
+    if key.section == MODELS:
+        section = ModelConfig(name="")
+        section = section if hasattr(section, key.field) else section.serve
+    (item,) = (item for item in fields(section) if item.name == key.field)
     value: object = item.default
     return None if value is MISSING else value
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshd.identity import naming
 from meshd.link.transport import LinkKind
+from meshd.model.layer_range import LayerRange
 
 DEFAULT_MESH_PORT = 17430  # TCP and UDP; between 17236 and 17499 IANA has given nothing away
 MESH_PORT_TRIES = 16  # the default port and its successors, when nobody asked for a port
@@ -82,6 +83,7 @@ class WorkerConfig:
 
     `models`: paths, and names (text) until the verb has found them.
     `keep_weights`: most bytes of weights that came over the network and are kept in the cache.
+    `fetch_rate`: most bytes a second that a load takes from members.
     """
 
     models: tuple[Path | str, ...] = ()
@@ -89,6 +91,7 @@ class WorkerConfig:
     memory: int | None = None
     threads: int | None = None
     keep_weights: int = 20 << 30
+    fetch_rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +99,19 @@ class ServeConfig:
     """What a serving node loads, and where its API answers.
 
     `model` is a path, or a name (text) until the verb has found it. `devices` ("none",) is a head that
-    computes nothing; no `devices`, all that the backend finds.
+    computes nothing; no `devices`, all that the backend finds. `ctx_size` 0: the longest context that fits.
     """
 
     model: Path | str | None = None
+    mmproj: Path | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_API_PORT
     min_workers: int = 1
     workers: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] = ()
+    layers: tuple[LayerRange, ...] = ()
     ctx_size: int | None = None
+    slots: int = 4
     devices: tuple[str, ...] = ()
     rpc: tuple[HostPort, ...] = ()
     load_mode: str | None = None
@@ -119,6 +125,7 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     continue_answers: int = 300  # seconds
+    max_wait: int = 600  # seconds
     llama_args: tuple[str, ...] = ()
 
 
@@ -130,6 +137,21 @@ class ClientConfig:
     heads: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     continue_answers: int = 300  # seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One of several models of a serving node: a table `[models.NAME]`.
+
+    `serve` is the section of that name, with what the table says otherwise for its model.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    group: str = ""
+    ttl: int = 0  # seconds
+    preload: bool = False
+    serve: ServeConfig = field(default_factory=ServeConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +170,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything a daemon is told."""
+    """Everything a daemon is told. `models`: of a node that serves several, in the order of the file."""
 
     node: NodeConfig = field(default_factory=NodeConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -157,6 +179,7 @@ class Config:
     serve: ServeConfig = field(default_factory=ServeConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
     paths: Paths = field(default_factory=Paths)
+    models: tuple[ModelConfig, ...] = ()
 
 
 def find_home(environ: Mapping[str, str]) -> Path:

@@ -68,4 +68,16 @@ WORKER_KEYS: tuple[Key, ...] = (
         "of the free disk is left free in any case. With 0, what other nodes of this user keep there "
         "stays.",
     ),
+    Key(
+        section="worker",
+        field="fetch_rate",
+        form=forms.RATE,
+        option="--fetch-rate",
+        metavar="RATE",
+        help="most that a load takes from members a second, such as 20Mbit or 2.5MB",
+        default="no limit",
+        example='"200Mbit"',
+        more="Of weights that this worker lacks and that members have. What only the head has is sent by it, "
+        "with the load.",
+    ),
 )

@@ -60,10 +60,11 @@ class ClaimedClient:
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
+        from meshd.gateway.one_model import PlainModel
         from meshd.gateway.server import Gateway
 
         check_may_use(member.membership.roles)
         open_stream = partial(open_on_demand, runtime.mesh, metadata={})
         heads = HeadFollower(runtime.mesh, open_stream, self.config.client.heads)
-        client = ApiClient(heads, runtime.tunnels.open, member.node.facts.peer)
+        client = ApiClient(heads, runtime.tunnels.open, member.node.facts.peer, PlainModel)
         return BuiltRole(client, Gateway(self.api.config, client, self.api))

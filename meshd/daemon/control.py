@@ -5,7 +5,7 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,7 @@ from meshd.admin.snapshot import (
     tunnel_views,
 )
 from meshd.admin.status import MeshView, NodeView, Status
+from meshd.admin.why_api import WhyReply, WhyRequest
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.daemon.models import ModelExchange
@@ -56,6 +57,7 @@ from meshd.daemon.network_state import NetworkState
 from meshd.daemon.pausing import Pausing
 from meshd.daemon.planning import Planning
 from meshd.daemon.tunnels import TunnelAnswers
+from meshd.daemon.why_view import why_reply
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
@@ -66,6 +68,7 @@ from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS
+from meshd.role.head.explain import Explained
 from meshd.role.interface import RunningRole
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
@@ -91,6 +94,7 @@ class Parts:
     accept: Callable[[str], Reply]
     network_state: NetworkState
     planning: Planning
+    explain: Callable[[], Awaitable[Explained | None]] | None
     pausing: Pausing
     models: ModelExchange
     gateway: Callable[[], GatewayStatus | None]
@@ -135,6 +139,7 @@ class DaemonControl(TunnelAnswers):
             tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), self._names()),
             children=child_views(role.children),
             model=role.model,
+            models=role.models,
             api=parts.gateway(),
             mdns=mdns_view(parts.mdns()),
             store=role.store,
@@ -222,6 +227,20 @@ class DaemonControl(TunnelAnswers):
     @PlanRequest.answer
     async def plan(self, request: PlanRequest) -> PlanReply:
         return await self._parts.planning.plan(request)
+
+    @WhyRequest.answer
+    async def why(self, request: WhyRequest) -> WhyReply:
+        if self._parts.explain is None:
+            raise UserError("this node serves no model", hint="run `meshd why` on the node that serves it")
+        found = await self._parts.explain()
+        model = self._parts.role.status.model
+        if found is None or model is None:
+            raise UserError("the model is not loaded", hint="run `meshd status` to see what it waits for")
+        if not found.answers and found.running is None:
+            raise UserError(
+                "nothing was answered yet since the model was loaded", hint="ask it something first"
+            )
+        return why_reply(model.name, found)
 
     @PauseRequest.answer
     async def pause(self, request: PauseRequest) -> Done:

@@ -61,7 +61,8 @@ class ModelExchange:
         offered = OfferedModels(
             lambda: Stores.here(cache), cache / "weights", pieces, give=config.node.give_models
         )
-        started_with = [config.serve.model, *config.worker.models]
+        served = [config.serve, *(model.serve for model in config.models)]
+        started_with = [*(one.model for one in served), *config.worker.models]
         offered.add([path for path in started_with if isinstance(path, Path)])
         ModelsTeller(mesh, offered, pieces)
         PieceGiver(mesh, offered, is_serving=is_serving)

@@ -35,7 +35,7 @@ def plan_reply(model: str, choices: Sequence[SplitChoice], left_out: LeftOut) ->
 def _plan_view(choice: SplitChoice) -> PlanView:
     plan, predicted = choice.plan, choice.prediction
     shares = [share for share in plan.shares if share.layers]
-    worker = plan.output_worker
+    worker, found = plan.output_worker, choice.correction
     return PlanView(
         nodes=tuple(
             PlannedNode(
@@ -61,6 +61,9 @@ def _plan_view(choice: SplitChoice) -> PlanView:
         answer_s=round(choice.seconds, 3),
         prompt_tokens=ASSUMED_PROMPT,
         answer_tokens=ASSUMED_ANSWER,
+        generate_factor=found.generate if found is not None else 1.0,
+        prompt_factor=found.prompt if found is not None else 1.0,
+        corrected_by="" if found is None else "this split" if found.is_own else "splits like it",
     )
 
 

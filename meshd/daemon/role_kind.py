@@ -4,7 +4,7 @@ The roles themselves stand in roles.py; nothing else in the daemon tells one fro
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ from meshd.role.worker.pause import Pause
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
+    from meshd.role.head.explain import Explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class BuiltRole:
     gateway: "Gateway | None" = None
     pause: Pause | None = None
     """Of a role that lends devices."""
+    held: Callable[[], Mapping[tuple[str, str], int]] = dict
+    """Memory that its model takes of devices, by node and device."""
+    explain: "Callable[[], Awaitable[Explained | None]] | None" = None
+    """Of one that serves a model: where the time of its tokens went; None while it is not loaded."""
 
 
 class ClaimedRole(Protocol):

@@ -20,6 +20,7 @@ from meshd.build.pin import read_pin
 from meshd.config import Config, Paths
 from meshd.gateway.interface import FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
+from meshd.library.members.fetch_weights import MemberWeights
 from meshd.peer.interface import Mesh
 from meshd.process.child import OwnedChild
 from meshd.process.handover import DescriptorSender, ReportPipe, pipe_with, socket_pair
@@ -37,6 +38,8 @@ from meshd.role.interface import (
 )
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
+from meshd.store.hash_cache import HashCache
+from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION
 from meshd.tunnel.compression_policy import judge
 from meshd.tunnel.joined import JoinedTunnel, join
@@ -101,6 +104,7 @@ def device_speeds(runtime: RoleRuntime, threads: int) -> DeviceSpeeds:
 
 def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime:
     """All of it, for one daemon."""
+    cache = config.paths.cache
     return RoleRuntime(
         mesh=mesh,
         native=native,
@@ -115,8 +119,12 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime
         paths=RolePaths(
             logs=config.paths.logs,
             sockets=socket_folder(config.paths.home, os.environ),
-            trial_cache=config.paths.cache / "device-trials",
-            speed_cache=config.paths.cache / "device-speeds",
+            trial_cache=cache / "device-trials",
+            speed_cache=cache / "device-speeds",
+            correction_cache=cache / "speed-corrections",
+        ),
+        from_members=MemberWeights(
+            mesh, PieceCache(cache / "pieces", HashCache(cache / "weights")), rate=config.worker.fetch_rate
         ),
     )
 
@@ -152,6 +160,7 @@ def _open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
         inspector=asked.inspector,
         on_broken=asked.on_broken,
         compresses=compresses,
+        flow=asked.flow,
     )
 
 

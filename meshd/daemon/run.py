@@ -147,9 +147,9 @@ class Daemon:
         try:
             runtime = make_runtime(self._config, member.mesh, native)
             built = await preflight.role.build(runtime, member)
-            planning = make_planning(self._config, member, runtime, ROLES[self._role])
+            planning = make_planning(self._config, member, runtime, ROLES[self._role], built.held)
             models = ModelExchange(
-                member.mesh, self._config, is_serving=lambda: bool(built.role.status.children)
+                member.mesh, self._config, is_serving=lambda: built.role.status.is_computing
             )
             await self._serve(member, built, planning, models)
         finally:
@@ -214,6 +214,7 @@ class Daemon:
                 accept=member.transports.joiners.accept,
                 network_state=member.transports.network_state,
                 planning=planning,
+                explain=built.explain,
                 pausing=Pausing(self._home, member.local, built.pause),
                 models=models,
                 gateway=lambda: gateway.status if gateway is not None else None,

@@ -4,30 +4,34 @@ Both are imported where they are used: a worker's daemon knows this module, and 
 """
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.config import Config
+from meshd.config import Config, ServeConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
-from meshd.model.known_architectures import check_architecture
+from meshd.model.known_architectures import check_architecture, check_projector
+from meshd.model.status import ModelStatus
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
+from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.native.processors import llama_threads
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
-    from meshd.gateway.server import ApiPort
+    from meshd.gateway.interface import Models
+    from meshd.gateway.server import ApiPort, Gateway
     from meshd.role.head.split_plan import HeadOptions
+    from meshd.role.models.model_pool import ModelPool
 
 LOAD_MODE = "mmap"  # our module knows the weights of a mapped file, and nobody reads those of the workers
-SLOTS = 4  # answers at once, each with its context, where memory allows; or `-- -np N`
 
 
 class ServeRole:
@@ -40,7 +44,7 @@ class ServeRole:
 
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""
-        return config.serve.devices
+        return tuple(dict.fromkeys(name for one in _served(config) for name in one.devices))
 
     def threads(self, config: Config) -> int:
         """See RoleKind."""
@@ -48,17 +52,31 @@ class ServeRole:
 
     async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedServe":
         """See RoleKind."""
-        read_llama_args(config.serve.llama_args)
-        path = config.serve.model
-        assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
-        cache = HashCache(config.paths.cache / "weights")
-        file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
-        held.callback(file.close)
-        if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
-            check_architecture(file.headers[0], label=file.name)
+        files = []
+        for serve in _served(config):
+            read_llama_args(serve.llama_args)
+            files.append(await _open(serve, config, held))
         api = await claim_api(_gateway_config(config))
         held.callback(api.close)
-        return ClaimedServe(config, file, api)
+        return ClaimedServe(config, files, api)
+
+
+def _served(config: Config) -> Sequence[ServeConfig]:
+    """How each model is served."""
+    return [model.serve for model in config.models] or [config.serve]
+
+
+async def _open(serve: ServeConfig, config: Config, held: contextlib.ExitStack) -> ModelFile:
+    path = serve.model
+    assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
+    cache = HashCache(config.paths.cache / "weights")
+    file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
+    held.callback(file.close)
+    if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
+        check_architecture(file.headers[0], label=file.name)
+    if serve.mmproj is not None:
+        await _check_mmproj(serve.mmproj, cache)
+    return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,39 +84,80 @@ class ClaimedServe:
     """Implements ClaimedRole."""
 
     config: Config
-    file: ModelFile
+    files: Sequence[ModelFile]
     api: "ApiPort"
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
-        from meshd.gateway.server import Gateway
+        from meshd.gateway.one_model import OneModel
         from meshd.role.head.cycle import Serve
-        from meshd.role.head.member_api import MemberApi, served_models
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
-        head = Serve(runtime, self.file, head_options(self.config, member), speeds)
-        gateway = Gateway(self.api.config, head, self.api)
+        if self.config.models:
+            pool = self._pool(runtime, member, speeds)
+            gateway = self._gateway(pool, runtime, member, lambda: pool.statuses)
+            return BuiltRole(pool, gateway, held=lambda: pool.held, explain=pool.explain)
+        head = Serve(runtime, self.files[0], head_options(self.config, member), speeds)
+        gateway = self._gateway(OneModel(head), runtime, member, lambda: [head.model_status])
+        return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain)
+
+    def _gateway(
+        self,
+        models: "Models",
+        runtime: RoleRuntime,
+        member: MemberNode,
+        statuses: Callable[[], Sequence[ModelStatus]],
+    ) -> "Gateway":
+        """`statuses` of all models, which members are told."""
+        from meshd.gateway.answer_log import ANSWER_LOG_NAME, AnswerLog
+        from meshd.gateway.server import Gateway
+        from meshd.role.head.member_api import MemberApi, served_models
+
+        log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
+        gateway = Gateway(self.api.config, models, self.api, log=log, wall=time.time)
         if not self.config.serve.no_members:
             MemberApi(
                 runtime.mesh,
                 runtime.tunnels.join,
                 gateway,
-                lambda: served_models(head.status.model, gateway.requests_now),
+                lambda: served_models(statuses(), gateway.requests_of, on_demand=models.on_demand),
                 me=member.node.facts.peer,
             )
-        return BuiltRole(head, gateway)
+        return gateway
+
+    def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
+        from meshd.role.head.cycle import Serve
+        from meshd.role.models.load_policy import ModelRule
+        from meshd.role.models.model_pool import ModelPool, PooledModel
+
+        models = []
+        for number, (model, file) in enumerate(zip(self.config.models, self.files, strict=True)):
+            options = replace(
+                head_options(replace(self.config, serve=model.serve), member),
+                name=model.name,
+                child=f"llama-server-{model.name}",
+                socket=f"m{number}.sock",  # no longer than that of control
+            )
+            head = Serve(runtime, file, options, speeds)
+            rule = ModelRule(model.name, group=model.group, ttl=model.ttl)
+            models.append(PooledModel(rule, head, aliases=model.aliases, preload=model.preload))
+        return ModelPool(models)
 
 
 def head_options(config: Config, member: MemberNode) -> "HeadOptions":
     """What the user decided for serving."""
+    from meshd.role.head.fixed_layers import nodes_of
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
+    named = nodes_of(serve.layers, config.node.name)
     return HeadOptions(
-        min_workers=serve.min_workers,
-        workers=serve.workers,
+        min_workers=max(serve.min_workers, len(named)) if serve.layers else serve.min_workers,
+        workers=serve.workers or named,
         tensor_split=serve.tensor_split,
-        ctx_size=serve.ctx_size,
+        layers=serve.layers,
+        ctx_size=serve.ctx_size or None,
+        largest_context=serve.ctx_size == 0,
         devices=serve.devices,
         rpc=tuple(str(address) for address in serve.rpc),
         load_mode=serve.load_mode or LOAD_MODE,
@@ -107,14 +166,24 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
         activations=serve.activations,
         output=serve.output,
         sample_on_worker=serve.sample == "auto",
-        slots=SLOTS,
+        slots=serve.slots,
         llama_args=serve.llama_args,
+        mmproj=str(serve.mmproj.absolute()) if serve.mmproj is not None else "",
         machine=machine_id(member.membership.mesh.raw),
         node_name=config.node.name,
         node_id=str(member.node.facts.peer),
         incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
     )
+
+
+async def _check_mmproj(path: Path, cache: HashCache) -> None:
+    """llama-server reads it; here only that it is one. Raises UserError."""
+    file = await ModelFile.open(path, cache=cache)
+    try:
+        check_projector(file.headers[0], label=file.name)
+    finally:
+        file.close()
 
 
 def _gateway_config(config: Config) -> GatewayConfig:
@@ -128,6 +197,7 @@ def _gateway_config(config: Config) -> GatewayConfig:
         allowed_hosts=serve.allowed_hosts,
         allowed_origins=serve.allowed_origins,
         continue_seconds=float(serve.continue_answers),
+        max_wait_seconds=float(serve.max_wait),
     )
 
 

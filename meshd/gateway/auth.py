@@ -7,35 +7,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.gateway.api_key import ApiKey, parse_keys
 from meshd.identity.key_proof import key_digest
 
 MAX_KEY_FILE_BYTES = 1 << 20
-MIN_KEY_CHARS = 8  # shorter ones are guessed over a LAN
 
 
-def load_keys(path: Path) -> tuple[str, ...]:
-    """Read API keys: one a line, empty lines and lines that begin with `#` are skipped.
+def load_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Read API keys, with names and limits: see `parse_keys`.
 
     The file must be a plain file that only its owner can read (0600) and that belongs to this user or
     root. Raises UserError, which never repeats a key.
     """
-    keys: list[str] = []
-    for number, line in enumerate(_read_private(path).splitlines(), start=1):
-        key = line.strip()
-        if not key or key.startswith("#"):
-            continue
-        if len(key) < MIN_KEY_CHARS or not all("!" <= char <= "~" for char in key):
-            raise UserError(
-                f"line {number} of the key file `{path}` is not a key",
-                hint=f"a key has {MIN_KEY_CHARS} or more printable ASCII characters and no spaces",
-            )
-        keys.append(key)
+    keys = parse_keys(_read_private(path), label=str(path))
     if not keys:
         raise UserError(
             f"the key file `{path}` contains no key",
             hint=f"put one key on each line, for example: `openssl rand -hex 24 > {path}`",
         )
-    return tuple(keys)
+    return keys
 
 
 def _read_private(path: Path) -> str:
@@ -88,9 +78,9 @@ def _reason(error: OSError) -> str:
 class KeyRing:
     """The keys that open the API; without any, every client may use it."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
         # digests have one length: the comparison does not tell how long a key is
-        self.digests = tuple(key_digest(key) for key in keys)
+        self.digests = tuple(key_digest(key.secret) for key in keys)
 
     def __len__(self) -> int:
         return len(self.digests)

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from meshd.base.errors import MeshdError
 from meshd.gateway.events import StreamForm
+from meshd.gateway.interface import Readiness
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,17 @@ class HttpRefusal(MeshdError):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
+
+
+def not_ready(now: Readiness) -> Failure:
+    """The model cannot be asked now."""
+    return Failure(
+        503,
+        f"the model is not ready ({now.state}): {now.reason}",
+        type="unavailable_error",
+        code=f"model_{now.state}",
+        retry_after=now.retry_after,
+    )
 
 
 def _only(error: dict[str, str | None], *names: str) -> dict[str, str | None]:

@@ -8,19 +8,20 @@ a connection kept open would hold one of its few threads, and closing it is what
 the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as long as it takes.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
 
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, answer_timings, exact_tokens
-from meshd.gateway.failure import Failure, HttpRefusal
-from meshd.gateway.interface import Upstream
+from meshd.gateway.answer_meter import CLIENT_GONE
+from meshd.gateway.events import EventSplitter, TokenCount, answer_timings, exact_tokens
+from meshd.gateway.failure import Failure, HttpRefusal, not_ready
+from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.running_answers import RunningAnswers
@@ -35,24 +36,8 @@ HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss
 _log = get("gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class ProxiedCall:
-    """One request as it goes to llama-server. `counts` when its answer holds generated tokens."""
-
-    method: str
-    path: str
-    body: bytes | None
-    stream: bool
-    counts: bool
-    form: StreamForm
-    headers: dict[str, str]  # to be added to the answer
-    upstream: Upstream  # whom to ask
-    own_seed: bool = False  # the client has given none
-    cut: bool = False  # a member's gateway asks: an answer that breaks off shows that it did
-
-
 class Proxy:
-    """Forwards calls to their upstreams."""
+    """Forwards calls to their upstreams, which compute on the same machines."""
 
     def __init__(
         self,
@@ -61,24 +46,34 @@ class Proxy:
         count_tokens: Callable[[int], None],
         continue_seconds: float = 0.0,
         fails_over: bool = False,
+        on_demand: bool = False,
     ) -> None:
-        """As in GatewayConfig."""
-        self._fails_over = fails_over
+        """As in GatewayConfig. `on_demand`: models are loaded for requests, so one that cannot be had is not
+        waited for."""
         self._continue_seconds = continue_seconds
+        self._fails_over = fails_over
         self._silence = silence
         self._count_tokens = count_tokens
         self._running = RunningAnswers()
+        self._waiting = RunningAnswers()  # for their turns
+        self._on_demand = on_demand
 
     def end_all(self, why: str) -> None:
-        """End every answer under way with an error that says `why`, and refuse later ones."""
-        self._running.end_all(why)
+        """End every answer under way, and every wait for one, with an error that says `why`; refuse later
+        ones."""
+        for answers in (self._waiting, self._running):
+            answers.end_all(why)
 
     async def forward(self, request: web.BaseRequest, call: ProxiedCall) -> web.StreamResponse:
-        """Answer `request` with what llama-server says to `call`; once more if it is lost. Raises Refusal."""
+        """Answer `request` with what llama-server says to `call`, in its turn; once more if it is lost.
+
+        Raises HttpRefusal.
+        """
         seconds = self._continue_seconds if call.method == "POST" else 0.0
         repeats = Repeats(call.upstream, seconds, at_once=self._fails_over)
         if call.stream:
             return await self._forward_stream(request, call, repeats)
+        call = await self._admitted(call, repeats)
         while True:
             try:
                 async with self._running.until_stopped(), self._ask(call) as answer:
@@ -89,6 +84,16 @@ class Proxy:
                 failure = await self._lost(call, lost)
             if not await self._again(repeats):
                 raise HttpRefusal(failure)
+
+    async def _admitted(self, call: ProxiedCall, repeats: Repeats) -> ProxiedCall:
+        """Once it is its turn, and the model is there: one that was lost meanwhile is waited for."""
+        async with self._waiting.until_stopped():
+            refused = await call.admission.come()
+        if refused is not None:
+            waits = call.admission.queued is not None and not self._on_demand
+            if not waits or not await self._again(repeats):
+                raise HttpRefusal(not_ready(refused))
+        return call.whole()
 
     async def _again(self, repeats: Repeats) -> bool:
         """Once the model is ready."""
@@ -103,7 +108,7 @@ class Proxy:
         answer: aiohttp.ClientResponse | None = None,
     ) -> web.StreamResponse:
         reply = StreamReply(
-            request, silence=self._silence, headers=call.headers, notice=partial(self._notice, call.upstream)
+            request, silence=self._silence, headers=call.headers, notice=lambda: self._notice(call)
         )
         outcome: web.StreamResponse | Failure
         async with Owner() as owner:
@@ -116,13 +121,13 @@ class Proxy:
             return outcome
         return await self._end_with(reply, call, outcome)
 
-    def _notice(self, upstream: Upstream) -> str:
+    def _notice(self, call: ProxiedCall) -> str:
         """What a client is told that waits."""
-        now = upstream.readiness
+        now, told = call.upstream.readiness, call.admission.notice(self._silence)
         waits = (
             now.state is not ModelState.READY if self._continue_seconds else now.state is ModelState.DEGRADED
         )
-        return now.reason if waits else ""
+        return now.reason if waits and not (told and self._on_demand) else told
 
     async def _outcome(
         self,
@@ -134,8 +139,9 @@ class Proxy:
     ) -> web.StreamResponse | Failure:
         """Errors as values: one raised within the owner's block would come out as a group."""
         sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
-        run, failure = call, Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
+        failure = Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
         try:
+            run = call = call if answer is not None else await self._admitted(call, repeats)
             while True:
                 try:
                     if answer is None:
@@ -158,6 +164,7 @@ class Proxy:
         except HttpRefusal as refusal:
             return refusal.failure
         except ClientGone:
+            call.meter.status = CLIENT_GONE
             return reply.response
 
     async def _stream_run(
@@ -217,6 +224,8 @@ class Proxy:
 
     def _count(self, call: ProxiedCall, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
+        call.meter.generated = count.total
+        call.meter.see(events)
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:
@@ -225,12 +234,14 @@ class Proxy:
 
     def _told(self, call: ProxiedCall, body: bytes | bytearray, *, alone: bool) -> None:
         """What llama-server says of an answer that is whole."""
-        if alone and (timings := answer_timings(body)) is not None:
-            call.upstream.answered(timings)
+        if (timings := answer_timings(body)) is not None:
+            seconds = asyncio.get_running_loop().time() - call.began
+            call.upstream.answered(timings, alone=alone, seconds=seconds)
 
     async def _end_with(self, reply: StreamReply, call: ProxiedCall, failure: Failure) -> web.StreamResponse:
         if not reply.begun:
             raise HttpRefusal(failure)
+        call.meter.status = failure.status
         try:
             if call.cut and failure.status >= 500:
                 await reply.cut(failure.message)
@@ -249,8 +260,10 @@ class Proxy:
             held += data
             if len(held) > HELD_ANSWER_BYTES:
                 return await self._long(request, call, answer, bytes(held))
+        call.meter.see(held)
         if call.counts:
-            self._count_tokens(exact_tokens(held))
+            call.meter.generated = exact_tokens(held)
+            self._count_tokens(call.meter.generated)
             self._told(call, held, alone=alone and len(self._running) == 1)
         if answer.status >= 400:
             failure = told_failure(bytes(held))

@@ -4,57 +4,69 @@ An allow-list: paths that write files, change slots, adapters or properties, sho
 or fetch from elsewhere are not in it.
 """
 
+import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
+from meshd.gateway.accounts import Accounts
 from meshd.gateway.auth import KeyRing, given_keys
-from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object, with_fields
+from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
 from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor, member_of
 from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, HttpRefusal
-from meshd.gateway.interface import ModelWish, Readiness, Upstream, Upstreams
-from meshd.gateway.proxy import ProxiedCall, Proxy
-from meshd.model.status import ModelState
+from meshd.gateway.interface import Models, Upstream
+from meshd.gateway.one_model import TurnAtOnce
+from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, check_ready
+from meshd.gateway.proxied_call import Admission, ProxiedCall
+from meshd.gateway.proxy import Proxy
+from meshd.gateway.queued_proxy import QueuedProxy
+from meshd.gateway.remote_media import has_remote_media
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path that is passed on. `counts`: its answers hold generated tokens."""
+    """A path that is passed on. `counts`: its answers hold generated tokens; `computes`: they take one of
+    llama-server's slots, for which requests wait."""
 
     method: str
     counts: bool = False
+    computes: bool = False
     form: StreamForm = StreamForm.OPENAI
 
 
-_GENERATE = Route("POST", counts=True)
+_GENERATE = Route("POST", counts=True, computes=True)
+_COMPUTE = Route("POST", computes=True)
 _ASK = Route("POST")
 _LOOK = Route("GET")
 
 ROUTES: Mapping[str, Route] = {
     "/v1/chat/completions": _GENERATE,
     "/v1/completions": _GENERATE,
-    "/v1/responses": Route("POST", counts=True, form=StreamForm.RESPONSES),
-    "/v1/messages": Route("POST", counts=True, form=StreamForm.ANTHROPIC),
+    "/v1/responses": Route("POST", counts=True, computes=True, form=StreamForm.RESPONSES),
+    "/v1/messages": Route("POST", counts=True, computes=True, form=StreamForm.ANTHROPIC),
     "/v1/messages/count_tokens": _ASK,
-    "/v1/embeddings": _ASK,
-    "/v1/rerank": _ASK,
-    "/v1/reranking": _ASK,
+    "/v1/embeddings": _COMPUTE,
+    "/v1/rerank": _COMPUTE,
+    "/v1/reranking": _COMPUTE,
     # llama.cpp's own
     "/chat/completions": _GENERATE,
     "/completion": _GENERATE,
     "/completions": _GENERATE,
     "/infill": _GENERATE,
-    "/embedding": _ASK,
-    "/embeddings": _ASK,
-    "/rerank": _ASK,
-    "/reranking": _ASK,
+    "/embedding": _COMPUTE,
+    "/embeddings": _COMPUTE,
+    "/rerank": _COMPUTE,
+    "/reranking": _COMPUTE,
     "/tokenize": _ASK,
     "/detokenize": _ASK,
     "/apply-template": _ASK,
@@ -70,10 +82,6 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",  # no other page includes an answer, as a script say
 }
-HEALTH_PATHS = frozenset({"/health", "/v1/health"})
-MODELS_PATHS = frozenset({"/v1/models", "/models"})
-MODEL_PREFIX = "/v1/models/"
-_NAMES_SHOWN = 32  # of models, in an error
 
 
 class Tally:
@@ -83,6 +91,23 @@ class Tally:
         self.requests = 0
         self.tokens = 0
         self.active = 0
+        self._uses: Counter[Upstream] = Counter()
+
+    def requests_of(self, model: str) -> int:
+        return sum(count for one, count in self._uses.items() if one.model_name == model)
+
+    @contextmanager
+    def use_of(self, upstream: Upstream) -> Iterator[None]:
+        """A request to it, which it is told of."""
+        self._uses[upstream] += 1
+        upstream.requested(self._uses[upstream])
+        try:
+            yield
+        finally:
+            self._uses[upstream] -= 1
+            upstream.requested(self._uses[upstream])
+            if not self._uses[upstream]:
+                del self._uses[upstream]  # another node's API may be one for each request
 
     def add_tokens(self, count: int) -> None:
         self.tokens += count
@@ -94,8 +119,10 @@ class Router:
     def __init__(
         self,
         *,
-        upstream: Upstreams,
+        models: Models,
         proxy: Proxy,
+        queued: QueuedProxy,
+        accounts: Accounts,
         guard: BrowserGuard,
         keys: KeyRing,
         bodies: Bodies,
@@ -106,8 +133,11 @@ class Router:
         seeds: bool = False,
     ) -> None:
         """`seeds`: requests without one get one, so that the same request gets the same answer."""
-        self._upstream = upstream
+        self._models = models
         self._proxy = proxy
+        self._queued = queued
+        self._accounts = accounts
+        self._own = OwnAnswers(models)
         self._guard = guard
         self._keys = keys
         self._bodies = bodies
@@ -161,13 +191,13 @@ class Router:
             _demand_method(method, "GET")
             if not self._keys:
                 self._check_key(request)  # lets the connection stay
-            return self._health(extra) if page_file is None else page_file.response(extra)
+            if page_file is not None:
+                return page_file.response(extra)
+            return self._own.health(request.query.get("model", ""), extra)
         key = self._check_key(request)
-        own = self._own_answer(path)
-        if own is not None:
+        if self._own.answers(path):
             _demand_method(method, "GET")
-            self._check_ready()  # a client takes a model that is listed for one that answers
-            return await own(extra)
+            return self._own.about(path, extra)
         route = ROUTES.get(path)
         if route is None:
             raise HttpRefusal(Failure(404, f"the API has no path `{path[:200]}`", code="unknown_path"))
@@ -192,133 +222,97 @@ class Router:
     async def _pass_on(
         self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str], key: bytes
     ) -> web.StreamResponse:
-        self._check_ready()
+        self._own.check_ready()
         release = self._requests.take(key)
         if release is None:
             message = f"{self._tally.active} requests are already in progress"
             raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
-        self._count(1)
+        self._tally.active += 1
         try:
-            if route.method == "GET":
-                upstream = self._route(request, {})
-                self._tally.requests += 1
-                call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, upstream)
-                return await self._proxy.forward(request, call)
-            async with self._bodies.read(request) as body:
-                return await self._proxy.forward(request, self._call(request, path, route, body, extra))
+            with ExitStack() as held:
+                if (only := self._models.only) is not None:
+                    held.enter_context(self._tally.use_of(only.upstream))
+                if route.method == "GET":
+                    return await self._look(request, path, route, extra)
+                if route.computes:
+                    held.enter_context(self._accounts.request(key))
+                async with self._bodies.read(request) as body:
+                    return await self._generate(request, path, route, extra, body, held, key)
         finally:
-            self._count(-1)
+            self._tally.active -= 1
             release()
 
-    def _call(
-        self, request: web.BaseRequest, path: str, route: Route, body: bytes, extra: dict[str, str]
-    ) -> ProxiedCall:
-        asked = parse_object(body)
-        upstream = self._route(request, asked)
-        self._check_ready(upstream)  # a slow body may have outlived the model
-        fields = self._more_fields(upstream, asked, len(body), counts=route.counts)
+    async def _look(
+        self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str]
+    ) -> web.StreamResponse:
+        """At what a llama-server tells of itself; nothing is loaded for that."""
+        upstream = self._own.find(request.query.get("model"), given_keys(request.headers)).upstream
         self._tally.requests += 1
-        return ProxiedCall(
+        admission = Admission(lambda: TurnAtOnce(upstream))
+        call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, upstream, admission)
+        return await self._proxy.forward(request, call)
+
+    async def _generate(
+        self,
+        request: web.BaseRequest,
+        path: str,
+        route: Route,
+        extra: dict[str, str],
+        body: bytes,
+        held: ExitStack,
+        key: bytes,
+    ) -> web.StreamResponse:
+        asked = parse_object(body)
+        if has_remote_media(asked):
+            message = "nothing is fetched for a request: send images and sounds as data URLs (`data:…`)"
+            raise HttpRefusal(Failure(400, message, code="remote_media_not_allowed"))
+        model, stream = self._own.find(asked.get("model"), given_keys(request.headers)), asked.get("stream")
+        may = route.counts and bool(asked) and len(body) <= LARGEST_COPY
+        needs_seed = self._seeds and may and asked.get("seed") in (None, _ANY_SEED)
+        wants = bool(asked.get("backend_sampling"))
+        del asked  # it is far larger than the body, and the model may have to be waited for
+        if self._models.only is None:
+            held.enter_context(self._tally.use_of(model.upstream))
+        if not self._models.on_demand:
+            check_ready(model.upstream.readiness)  # a slow body may have outlived the model
+        admission = Admission(model.turn)
+        held.callback(admission.end)
+        self._tally.requests += 1
+        call = ProxiedCall(
             "POST",
             path,
-            with_fields(body, fields) if fields else body,
-            asked.get("stream") is True,
+            body,
+            stream is True,
             route.counts,
             route.form,
             extra,
-            upstream,
-            own_seed="seed" in fields,
+            model.upstream,
+            admission,
             cut=member_of(request) is not None,
+            own_seed=needs_seed,
+            added=partial(_added, model.upstream, body, seed=needs_seed, sampled=wants, may=may),
+            began=asyncio.get_running_loop().time(),
         )
-
-    def _route(self, request: web.BaseRequest, asked: Mapping[str, object]) -> Upstream:
-        model = asked.get("model")
-        wish = ModelWish(model if isinstance(model, str) else "", given_keys(request.headers))
-        upstream = self._upstream.route(wish)
-        if upstream is None:
-            raise HttpRefusal(self._unknown_model(wish.model))
-        return upstream
-
-    def _count(self, change: int) -> None:
-        self._tally.active += change
-        self._upstream.requested(self._tally.active)
-
-    def _more_fields(
-        self, upstream: Upstream, asked: Mapping[str, object], size: int, *, counts: bool
-    ) -> dict[str, object]:
-        """What is added to a request of `size` bytes."""
-        may = counts and bool(asked) and size <= LARGEST_COPY
-        fields: dict[str, object] = {}
-        if self._seeds and may and asked.get("seed") in (None, _ANY_SEED):
-            fields["seed"] = secrets.randbelow(_SEEDS)
-        sampling = upstream.device_sampling
-        if sampling is None:
-            return fields
-        if sampling.is_refused(asked):
-            message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
-            raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
-        return fields | sampling.added_to(asked) if may else {}
-
-    def _check_ready(self, upstream: Upstream | None = None) -> None:
-        now = (upstream or self._upstream).readiness
-        if now.state is not ModelState.READY:
-            raise HttpRefusal(_not_ready(now))
-
-    def _health(self, extra: dict[str, str]) -> web.Response:
-        now = self._upstream.readiness
-        model = self._upstream.model_name
-        if now.state is ModelState.READY:
-            return web.json_response({"status": "ok", "model": model}, headers=extra)
-        failure = _not_ready(now)
-        said = {"status": str(now.state), "reason": now.reason, "progress": now.progress, "model": model}
-        workers = [asdict(worker) for worker in now.workers]
-        headers = {**failure.headers(), **extra}
-        return web.json_response(
-            {**said, "workers": workers, "error": failure.error()}, status=503, headers=headers
-        )
-
-    def _own_answer(self, path: str) -> Callable[[dict[str, str]], Awaitable[web.Response]] | None:
-        if path in MODELS_PATHS:
-            return self._models
-        if path.startswith(MODEL_PREFIX):
-            return lambda extra: self._model(path.removeprefix(MODEL_PREFIX), extra)
-        return None
-
-    async def _models(self, extra: dict[str, str]) -> web.Response:
-        data = [_model_object(name) for name in self._upstream.model_names]
-        return web.json_response({"object": "list", "data": data}, headers=extra)
-
-    async def _model(self, asked: str, extra: dict[str, str]) -> web.Response:
-        if asked not in self._upstream.model_names:
-            raise HttpRefusal(self._unknown_model(asked))
-        return web.json_response(_model_object(asked), headers=extra)
-
-    def _unknown_model(self, asked: str) -> Failure:
-        names = [f"`{name}`" for name in self._upstream.model_names]
-        shown = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
-        served = f"{shown} {'is' if len(names) == 1 else 'are'}" if names else "no model is"
-        message = f"the model `{asked[:200]}` is not served here, {served}"
-        return Failure(404, message, code="model_not_found")
+        if route.computes:
+            return await self._queued.forward(request, call, key)
+        return await self._proxy.forward(request, call)
 
 
-def _not_ready(now: Readiness) -> Failure:
-    return Failure(
-        503,
-        f"the model is not ready ({now.state}): {now.reason}",
-        type="unavailable_error",
-        code=f"model_{now.state}",
-        retry_after=now.retry_after,
-    )
+def _added(upstream: Upstream, body: bytes, *, seed: bool, sampled: bool, may: bool) -> dict[str, object]:
+    """What is added to a request, as its model is now. `sampled`: it asks for sampling on a device."""
+    fields: dict[str, object] = {"seed": secrets.randbelow(_SEEDS)} if seed else {}
+    sampling = upstream.device_sampling
+    if sampling is None:
+        return fields
+    if sampled and sampling.is_refused({"backend_sampling": True}):
+        message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
+        raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
+    return fields | sampling.added_to(parse_object(body)) if may else {}
 
 
 def _of_key(most: int, keys: KeyRing) -> Share:
     """With several keys, none takes all places."""
     return Share("", most if len(keys) < 2 else max(1, most * 3 // 4), "key", "")
-
-
-def _model_object(name: str) -> dict[str, str | int]:
-    # OpenAI's clients demand `created`; nobody knows when a GGUF file was made
-    return {"id": name, "object": "model", "created": 0, "owned_by": "meshd"}
 
 
 def _demand_method(method: str, wanted: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,14 +11,17 @@ from aiohttp import web
 
 from meshd.base.errors import Broken, UserError
 from meshd.base.log import get
+from meshd.gateway.accounts import Accounts
+from meshd.gateway.answer_log import AnswerLog
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
 from meshd.gateway.chat_page import load_page
 from meshd.gateway.client_connections import DoorServer, RequestGate
-from meshd.gateway.interface import GatewayConfig, GatewayStatus, MemberCaller, Upstreams
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, MemberCaller, Models
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
+from meshd.gateway.queued_proxy import AllTurns, QueuedProxy
 from meshd.gateway.routes import Router, Tally
 from meshd.model.status import ModelState
 
@@ -72,11 +75,29 @@ class Gateway:
     """The API of one node, and its chat page; implements MemberGate. `claimed`: its port, else bound by
     `serve`."""
 
-    def __init__(self, config: GatewayConfig, upstream: Upstreams, claimed: ApiPort | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        models: Models,
+        claimed: ApiPort | None = None,
+        *,
+        log: AnswerLog | None = None,
+        wall: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`log`: where answers are noted; `wall` gives unix seconds, for the log and for quotas per day."""
         self._config = config
-        self._upstream = upstream
+        self._accounts = Accounts(config.api_keys, log=log, wall=wall)
+        self._models = models
+        self._turns = AllTurns(config)
         self._claimed = claimed
         self._tally = Tally()
+        self._proxy = Proxy(
+            silence=config.keepalive_seconds,
+            count_tokens=self._tally.add_tokens,
+            continue_seconds=config.continue_seconds,
+            fails_over=config.fails_over,
+            on_demand=models.on_demand,
+        )
         self._page = load_page()
         self._port = config.port if claimed is None else claimed.port
         self._server: DoorServer | None = None
@@ -98,19 +119,20 @@ class Gateway:
     @property
     def status(self) -> GatewayStatus:
         """Counts since the start."""
-        readiness = self._upstream.readiness
         return GatewayStatus(
             url=self.url,
-            ready=readiness.state is ModelState.READY,
+            ready=any(one.upstream.readiness.state is ModelState.READY for one in self._models.all),
             requests=self._tally.requests,
             tokens=self._tally.tokens,
-            reason=readiness.reason,
+            running=self._turns.running,
+            waiting=self._turns.waiting,
+            keys=self._accounts.status,
+            reason=self._models.readiness.reason,
         )
 
-    @property
-    def requests_now(self) -> int:
+    def requests_of(self, model: str) -> int:
         """See MemberGate."""
-        return self._tally.active
+        return self._tally.requests_of(model)
 
     @property
     def key_digests(self) -> Sequence[bytes]:
@@ -143,15 +165,11 @@ class Gateway:
         self._port = claimed.port
         bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         door = RequestGate()
-        proxy = Proxy(
-            silence=config.keepalive_seconds,
-            count_tokens=self._tally.add_tokens,
-            continue_seconds=config.continue_seconds,
-            fails_over=config.fails_over,
-        )
         router = Router(
-            upstream=self._upstream,
-            proxy=proxy,
+            models=self._models,
+            proxy=self._proxy,
+            queued=QueuedProxy(self._proxy, self._turns, self._accounts),
+            accounts=self._accounts,
             guard=claimed.guard,
             keys=claimed.keys,
             bodies=bodies,
@@ -161,11 +179,13 @@ class Gateway:
             page=self._page,
             seeds=config.continue_seconds > 0 or config.fails_over,
         )
-        await self._run(router, proxy, door, claimed.sockets)
+        await self._accounts.open()
+        try:
+            await self._run(router, door, claimed.sockets)
+        finally:
+            self._accounts.close()
 
-    async def _run(
-        self, router: Router, proxy: Proxy, door: RequestGate, sockets: list[socket.socket]
-    ) -> None:
+    async def _run(self, router: Router, door: RequestGate, sockets: list[socket.socket]) -> None:
         server = DoorServer(door, router.handle, idle=IDLE_CONNECTION_SECONDS)
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
@@ -179,7 +199,7 @@ class Gateway:
         finally:
             self.started.clear()
             self._server = None
-            proxy.end_all("meshd is stopping")
+            self._proxy.end_all("meshd is stopping")
             transports = [connection.transport for connection in server.connections]
             try:
                 await runner.cleanup()

@@ -1,4 +1,4 @@
-"""Errors that llama-server answers with, as a client is told them."""
+"""A llama-server that is not ready, and errors that it answers with, as a client is told them."""
 
 import json
 

@@ -46,6 +46,11 @@ class DeviceSpeed:
         for points in self._points.values():
             points.sort()
 
+    @property
+    def times(self) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
+        """By kind: numbers of tokens, and seconds for so many."""
+        return tuple((kind, tuple(points)) for kind, points in sorted(self._points.items()))
+
     def __contains__(self, kind: int) -> bool:
         return kind in self._points
 

@@ -34,9 +34,20 @@ _OF_OLLAMA: Mapping[str, str] = {
     "qwen25vl": "qwen2vl",
     "deepseekocr": "deepseek2-ocr",
 }
+PROJECTOR = "clip"  # the architecture of all mmproj files
 _LOOKS_LIKE_PART: Mapping[str, str] = {
-    "clip": "it is the part of a model that sees images (mmproj), not a model",
+    PROJECTOR: "it is the part of a model that sees images (mmproj), not a model",
 }
+
+
+def check_projector(header: Header, *, label: str) -> None:
+    """Raises UserError for a file that is no part of a multimodal model."""
+    architecture = header.text("general.architecture")
+    if architecture != PROJECTOR:
+        raise UserError(
+            f"`{label}` is not an mmproj file: its architecture is `{architecture[:80]}`",
+            hint="download the mmproj file of the model; most repositories name it `mmproj-….gguf`",
+        )
 
 
 def check_architecture(header: Header, *, label: str) -> None:

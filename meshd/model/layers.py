@@ -7,6 +7,7 @@ CPU, those of `blk.N` with layer N, output tensors with the last device unless m
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from meshd.base.errors import UserError
 from meshd.model.cache import MAX_LAYERS, Hyperparameters, ModelCache, model_cache
@@ -17,6 +18,16 @@ _BLOCK = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.", "masked_embd")
 _PLACED_OUTPUT = "output.weight"
 _CUDA_ROW = 512  # ggml-cuda pads rows of quantized weights to this many elements
+
+
+class TensorPlace(Enum):
+    """Where a tensor lies that belongs to no layer."""
+
+    INPUT = auto()
+    OUTPUT = auto()
+    """The matrix that makes logits; of a tied model the input is that."""
+    OUTPUT_REST = auto()
+    SHARED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +104,18 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
     total_input = total_output = total_rest = shared = 0
     by_name = {tensor.name: tensor for tensor in tensors}
     for tensor in tensors:
-        match = _BLOCK.match(tensor.name)
-        if match and int(match[1]) < count:
-            layers[int(match[1])] += tensor.size
-            padded[int(match[1])] += tensor.size + _padding(tensor)
-        elif tensor.name == _PLACED_OUTPUT:
-            total_output += tensor.size
-        elif tensor.name.startswith(_INPUT):
-            total_input += tensor.size
-        elif tensor.name.startswith("rope_") or tensor.name.startswith("token_embd_norm."):
-            shared += tensor.size
-        else:
-            total_rest += tensor.size
+        match place_of(tensor.name, count):
+            case int(number):
+                layers[number] += tensor.size
+                padded[number] += tensor.size + _padding(tensor)
+            case TensorPlace.OUTPUT:
+                total_output += tensor.size
+            case TensorPlace.INPUT:
+                total_input += tensor.size
+            case TensorPlace.SHARED:
+                shared += tensor.size
+            case TensorPlace.OUTPUT_REST:
+                total_rest += tensor.size
     if not any(layers) or "token_embd.weight" not in by_name:
         raise UserError(
             f"`{name}` has no weights of a language model (tensors `token_embd.weight` and `blk.0.…`)",
@@ -128,6 +139,20 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
         cache=model_cache(header, count),
         widths=_widths(known, count, embedding),
     )
+
+
+def place_of(name: str, layers: int) -> int | TensorPlace:
+    """The number of the layer to which a tensor of that name belongs, of so many layers; or another place."""
+    match = _BLOCK.match(name)
+    if match and int(match[1]) < layers:
+        return int(match[1])
+    if name == _PLACED_OUTPUT:
+        return TensorPlace.OUTPUT
+    if name.startswith(_INPUT):
+        return TensorPlace.INPUT
+    if name.startswith(("rope_", "token_embd_norm.")):
+        return TensorPlace.SHARED
+    return TensorPlace.OUTPUT_REST
 
 
 def _elements(tensor: TensorInfo) -> int:

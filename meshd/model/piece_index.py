@@ -72,6 +72,13 @@ class PieceIndex:
         at = number * HASH_BYTES
         return Piece(number, file, offset, length, self.hashes[at : at + HASH_BYTES])
 
+    def numbers(self, file: int, offset: int, size: int) -> range:
+        """The pieces in which these bytes of a file lie; none for what the file does not have."""
+        if not (0 <= file < len(self.sizes) and offset >= 0 and 0 < size <= self.sizes[file] - offset):
+            return range(0)
+        first = self._firsts[file]
+        return range(first + offset // PIECE_BYTES, first + (offset + size - 1) // PIECE_BYTES + 1)
+
     def holds(self, number: int, data: bytes) -> bool:
         """Whether these are the bytes of that piece."""
         piece = self.piece(number)

@@ -114,6 +114,11 @@ class Plan:
         return sum(share.weights for share in self.shares if share.device.node == node)
 
     @property
+    def last_node(self) -> str:
+        """Who has the last layers."""
+        return next((share.device.node for share in reversed(self.shares) if share.layers), "")
+
+    @property
     def output_worker(self) -> Device | None:
         """The device of another machine that makes the logits, with the last layers; None: the head does."""
         taking = [share.device for share in self.shares if share.layers]

@@ -13,13 +13,14 @@ from meshd.base.byte_format import in_bytes
 
 
 class ModelState(StrEnum):
-    """What a head's model is at, from waiting for workers to serving."""
+    """What a head's model is at, from waiting for workers to serving; one of several may be unloaded."""
 
     WAITING = "waiting"
     LOADING = "loading"
     READY = "ready"
     DEGRADED = "degraded"
     FAILED = "failed"
+    UNLOADED = "unloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,11 @@ class ModelStatus:
     answers: AnswersAtOnce | None = None  # null until it is loaded
     predicted: Speeds | None = None  # of the split in use; null where a device was never measured
     measured: Speeds | None = None  # of answers that were made alone; null before the first
+    aliases: tuple[str, ...] = ()  # other names in requests, where several models are served
+    group: str = ""  # models of one group may be loaded together
+    ttl_s: int = 0  # time without a request after which it is unloaded; 0: never
+    running: int = 0  # requests under way, where several models are served
+    waiting: int = 0  # requests that wait for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from meshd.identity.keys import PeerId
 from meshd.model.status import ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
+from meshd.store.interface import LeaseCache, WeightsFile
 from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
 from meshd.wire.native import NativeVersion
+from meshd.wire.needs import Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class TunnelRequest:
     """The version of compressed streams that the peer takes, 0 for none; its path decides on its use."""
     always: bool = False
     """They are used on any path: the head for which this is done wants that."""
+    flow: Flow | None = None
+    """Told who waits."""
 
 
 class Join(Protocol):
@@ -158,6 +162,30 @@ class RolePaths:
     """The file of the trials that devices passed."""
     speed_cache: Path | None = None
     """The file of how long devices took for layers."""
+    correction_cache: Path | None = None
+    """The file of how long answers took, against what was predicted."""
+
+
+class WeightsFromMembers(Protocol):
+    """Weights that members give each other (library/members/)."""
+
+    async def shared_content(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
+        """The content id of our file, if another member has it, too; else nothing. Raises MeshdError."""
+        ...
+
+    async def fetch(
+        self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]
+    ) -> "FromMembers":
+        """Take the pieces with these tensors from all members that have that file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FromMembers:
+    """What came: bytes by the names of members; `why` it is not all, empty if it is."""
+
+    given: Mapping[str, int]
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +202,7 @@ class RoleRuntime:
     processes: Processes
     tunnels: Tunnels
     paths: RolePaths
+    from_members: WeightsFromMembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +212,7 @@ class RoleStatus:
     children: Sequence[ChildStatus]
     tunnels: Sequence[TunnelStatus]
     model: ModelStatus | None
+    """Of several the one that was used last, of those that are loaded."""
     notes: tuple[str, ...] = ()
     """What somebody should know of the model files, a line each."""
     unfit: tuple[str, ...] = ()
@@ -191,6 +221,10 @@ class RoleStatus:
     """The last messages that broke the rules: what happened, and what to do."""
     store: StoreStatus | None = None
     """What a worker keeps of weights that came over the network."""
+    models: tuple[ModelStatus, ...] = ()
+    """Of a head that serves several."""
+    is_computing: bool = False
+    """A model is loaded that answers wait for."""
 
 
 class RunningRole(Protocol):

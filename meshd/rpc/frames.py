@@ -19,6 +19,14 @@ Then it is asked again, with those. Raises RemoteProtocolError.
 """
 
 
+Seen = Callable[[int], None]
+"""Told the number of each message that passes, in its order; it must be quick, and never raise."""
+
+
+def unseen(_number: int) -> None:
+    """Of messages that nobody times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sender:
     """Whose bytes go one way, and what to do where they may not pass."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, refused
+from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, Seen, refused, unseen
 from meshd.rpc.judging_budget import ENTRY_TENSORS, MESSAGE_TENSORS, SHAPE_TENSORS, JudgingBudget
 from meshd.rpc.mesh_buffers import MeshBuffers
 from meshd.rpc.mesh_graph import Offered, check_graph, check_inside, type_layout
@@ -30,11 +30,15 @@ class MeshFirewall:
     data of a WRITE or an answer to READ; what BUFFERS, STORED_GRAPHS and MAX_UNANSWERED allow; nothing else.
     """
 
-    def __init__(self, *, memory: int | None = None, keeping: MeshKeeping | None = None) -> None:
+    def __init__(
+        self, *, memory: int | None = None, keeping: MeshKeeping | None = None, seen: Seen = unseen
+    ) -> None:
         """`memory`: most bytes of buffers together, where the server itself has no limit.
 
-        `keeping` is told of tensors that are asked for by content, and of those that are sent.
+        `keeping` is told of tensors that are asked for by content, and of those that are sent; `seen` of
+        every message.
         """
+        self._seen = seen
         self.answered = 0  # bytes that the worker's program has said
         self._memory = memory
         self._keeping = keeping
@@ -99,6 +103,7 @@ class MeshFirewall:
             self._keep(
                 self._keeping, message.number, identity, memoryview(data)[at : at + wire.HEADER.size + size]
             )
+        self._seen(message.number)
         return wire.HEADER.size + size
 
     def _keep(self, keeping: MeshKeeping, number: int, identity: int, message: memoryview) -> None:
@@ -241,6 +246,7 @@ class MeshFirewall:
             made = _fields(wire.ALLOCATED, data, at + wire.HEADER.size) == (1,)
             self._buffers.answer(said, made=made)
         del self._unanswered[identity]
+        self._seen(message.number)
         return wire.HEADER.size + size
 
 

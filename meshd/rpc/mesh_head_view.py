@@ -5,7 +5,7 @@ which neighbours the worker has. Nothing is held back but WELCOME, LOAD and LOAD
 from collections.abc import Callable
 
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, refused
+from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, Seen, refused, unseen
 from meshd.rpc.judging_budget import MESSAGE_TENSORS, PROGRESS_TENSORS, JudgingBudget
 from meshd.rpc.mesh_firewall import look_header, read_welcome
 
@@ -22,8 +22,10 @@ class MeshHeadView:
     and MAX_WEIGHTS_ASKED hashes.
     """
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: Placed, *, seen: Seen = unseen) -> None:
+        """`seen` is told of every message."""
         self._placed = placed
+        self._seen = seen
         self._requests = Messages(wire.HEADER.size, HEAD)
         self._answers = Messages(wire.HEADER.size, MESH_SERVER)
         self._budget = JudgingBudget()
@@ -51,6 +53,7 @@ class MeshHeadView:
             if have < wire.HEADER.size + size:
                 return -(wire.HEADER.size + size)
             self._load(memoryview(data)[at + wire.HEADER.size : at + wire.HEADER.size + size], identity)
+        self._seen(message.number)
         return wire.HEADER.size + size
 
     def _load(self, body: memoryview, identity: int) -> None:
@@ -83,6 +86,7 @@ class MeshHeadView:
                 self.neighbours = read_welcome(data, body, size).neighbours
             else:
                 self._loaded(bytes(data[body : body + size]), identity)
+        self._seen(message.number)
         return wire.HEADER.size + size
 
     def _loaded(self, results: bytes, identity: int) -> None:

@@ -5,7 +5,7 @@ tokens and sizes.
 """
 
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.frames import NEIGHBOUR, Messages
+from meshd.rpc.frames import NEIGHBOUR, Messages, Seen, unseen
 from meshd.rpc.judging_budget import MESSAGE_TENSORS, JudgingBudget
 from meshd.rpc.mesh_firewall import look_header
 
@@ -16,7 +16,10 @@ class MeshPushFilter:
     Holds less than a header for each direction; what a message carries flows through.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, arrived: Seen = unseen, left: Seen = unseen) -> None:
+        """`arrived` is told of each message of the neighbour, `left` of each for it."""
+        self._arrived = arrived
+        self._left = left
         self._from_peer = Messages(wire.HEADER.size, NEIGHBOUR)
         self._to_peer = Messages(wire.HEADER.size, NEIGHBOUR)
         self._budget = JudgingBudget()
@@ -32,17 +35,21 @@ class MeshPushFilter:
 
     def to_peer(self, data: bytes | memoryview) -> bytes | memoryview:
         """See Inspector."""
-        return self._to_peer.feed(data, _look)
+        return self._to_peer.feed(data, self._look_leaving)
 
     def pause(self, now: float) -> float:
         """See Inspector: of empty messages a neighbour may send so many."""
         return self._budget.pause(now)
 
-    def _look_arriving(self, data: bytes | memoryview, at: int, have: int) -> int:
+    def _look_arriving(self, data: bytes | memoryview, at: int, _have: int) -> int:
         self._budget.spend(MESSAGE_TENSORS)
-        return _look(data, at, have)
+        return _look(data, at, self._arrived)
+
+    def _look_leaving(self, data: bytes | memoryview, at: int, _have: int) -> int:
+        return _look(data, at, self._left)
 
 
-def _look(data: bytes | memoryview, at: int, _have: int) -> int:
-    _message, size, _identity = look_header(data, at, "neighbour")
+def _look(data: bytes | memoryview, at: int, seen: Seen) -> int:
+    message, size, _identity = look_header(data, at, "neighbour")
+    seen(message.number)
     return wire.HEADER.size + size

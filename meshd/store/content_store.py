@@ -58,6 +58,7 @@ class DiskContentStore:
         self._queued = 0
         self._closing = 0  # lease caches that are done, and whose last job waits
         self._work = asyncio.Event()
+        self._written = asyncio.Event()
         self._writers: deque[tuple[DiskLeaseCache, PackWriter]] = (
             deque()
         )  # to be sealed; the first one is just now
@@ -96,6 +97,11 @@ class DiskContentStore:
         self._jobs.append(job)
         self._work.set()
         return True
+
+    async def until_room(self, size: int) -> None:
+        """See LeaseCacheStore."""
+        while self._queued + JOB_BYTES + size > _QUEUE_BYTES:
+            await self._written.wait()
 
     def full(self, lease_cache: DiskLeaseCache, writer: PackWriter) -> None:
         """See LeaseCacheStore."""
@@ -180,7 +186,7 @@ class DiskContentStore:
         finally:
             for _, writer in self._writers:
                 writer.abandon()
-            for lease_cache in self._lease_caches:
+            for lease_cache in {*self._lease_caches, *(job.lease_cache for job in self._jobs)}:
                 lease_cache.abandon()
 
     # Looking: which packs are there, and whole.
@@ -271,6 +277,8 @@ class DiskContentStore:
                 self._queued -= sum(map(_cost, batch))
                 self._closing -= sum(job.tensor is None for job in batch)
                 self._full.set()
+                self._written.set()
+                self._written = asyncio.Event()
 
     def _next_batch(self) -> list[Job]:
         batch: list[Job] = []

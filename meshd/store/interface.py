@@ -16,7 +16,7 @@ from meshd.base.byte_format import in_bytes
 from meshd.model.gguf import Header
 from meshd.model.status import StoreStatus
 from meshd.model.weights_index import WeightsIndex
-from meshd.rpc.mesh_keeping import Sink
+from meshd.rpc.mesh_keeping import Missed, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,13 @@ class LeaseCache(Sink, Protocol):
 
     def handed_over(self) -> None:
         """The server has duplicates of the descriptors. Idempotent."""
+        ...
+
+    async def fetched(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
+        """As `piece`, for bytes that can wait until there is room in the queue.
+
+        Raises UserError when nothing can be kept any more.
+        """
         ...
 
     def allow(self, limit: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from meshd.base import log
+from meshd.base.errors import UserError
 from meshd.identity.naming import SHORT_CHARS
 from meshd.model.weights_index import TensorEntry, WeightsIndex
 from meshd.rpc.mesh_keeping import Missed
@@ -76,6 +77,10 @@ class LeaseCacheStore(Protocol):
 
     def queue(self, job: Job) -> bool:
         """False when too much is waiting: a piece is not taken then."""
+        ...
+
+    async def until_room(self, size: int) -> None:
+        """Returns when `queue` takes a piece of so many bytes."""
         ...
 
     def full(self, lease_cache: "DiskLeaseCache", writer: PackWriter) -> None:
@@ -165,6 +170,15 @@ class DiskLeaseCache:
         self._lost += 1
         self._store.queue(Job(self, tensor))
         return False
+
+    async def fetched(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
+        """See store.interface.LeaseCache."""
+        await self._store.until_room(len(data))
+        if self._stopped:
+            raise UserError(
+                f"weights cannot be kept: {self._stopped}", hint="free some space, or raise --keep-weights"
+            )
+        return self.piece(tensor, offset, data, last=last)
 
     def _release_unused(self) -> None:
         for pack in self._packs:

@@ -1,7 +1,8 @@
 """A pack: one file with tensors that came over the network, and at its end a table of them.
 
 Several in one file, so that a lease needs few descriptors. A pack is written under a passing name, and gets
-its own, the hash of its table, when it is complete and on the disk; then nobody changes it. Locks (flock)
+its own, the hash of its table, when it is complete and on the disk; then nobody changes it. Beside it grows a
+journal of its whole tensors, by which a pack is finished whose process was killed. Locks (flock)
 tell processes that share the folder what is in use: a writer, or a process that removes a pack, holds it
 alone; readers share it.
 """
@@ -25,6 +26,7 @@ from meshd.rpc.mesh_keeping import Missed
 from meshd.store.hash_cache import FileState
 
 SUFFIX = ".tensors"
+JOURNAL = ".whole"  # behind the passing name
 MAX_PACK_TENSORS = 4096
 MAX_TABLE_BYTES = 1 << 20
 MAX_PEER = 64
@@ -60,10 +62,13 @@ class Table:
         )
 
 
+def _line(tensor: KeptTensor) -> str:
+    return f"tensor {tensor.kind} {tensor.offset} {tensor.size} {tensor.digest.hex()}"
+
+
 def encode_table(table: Table) -> bytes:
     """The text at the end of a pack, and how to find it."""
-    lines = [_VERSION, f"from {table.peer}"]
-    lines += [f"tensor {t.kind} {t.offset} {t.size} {t.digest.hex()}" for t in table.tensors]
+    lines = [_VERSION, f"from {table.peer}", *map(_line, table.tensors)]
     body = ("\n".join(lines) + "\n").encode()
     text = body + f"end {blake3(body).hexdigest()}\n".encode()
     return text + _TRAILER.pack(_MAGIC, len(text))
@@ -78,15 +83,17 @@ def decode_table(text: bytes, *, data_bytes: int) -> Table:
     head = [*lines[:2], "", ""]
     if head[0] != _VERSION or not head[1].startswith("from ") or len(lines) > 2 + MAX_PACK_TENSORS:
         raise ValueError("its table is of another version")
-    tensors = []
-    for line in lines[2:]:
-        word, kind, offset, size, digest = line.split(" ")
-        kept = KeptTensor(bytes.fromhex(digest), int(kind), int(offset), int(size))
-        inside = kept.offset >= 0 and 0 < kept.size <= data_bytes - kept.offset
-        if word != "tensor" or not inside or len(kept.digest) != 32 or kept.kind not in TENSOR_TYPES:
-            raise ValueError("its table is invalid")
-        tensors.append(kept)
-    return Table(head[1].removeprefix("from "), tuple(tensors))
+    tensors = tuple(_read_line(line, data_bytes) for line in lines[2:])
+    return Table(head[1].removeprefix("from "), tensors)
+
+
+def _read_line(line: str, data_bytes: int) -> KeptTensor:
+    word, kind, offset, size, digest = line.split(" ")
+    kept = KeptTensor(bytes.fromhex(digest), int(kind), int(offset), int(size))
+    inside = kept.offset >= 0 and 0 < kept.size <= data_bytes - kept.offset
+    if word != "tensor" or not inside or len(kept.digest) != 32 or kept.kind not in TENSOR_TYPES:
+        raise ValueError("its table is invalid")
+    return kept
 
 
 def read_table(descriptor: int) -> Table:
@@ -128,6 +135,44 @@ def remove(path: Path, descriptor: int) -> None:
     with suppress(OSError):
         path.unlink()
         os.ftruncate(descriptor, 0)
+    journal_of(path).unlink(missing_ok=True)
+
+
+def journal_of(path: Path) -> Path:
+    """Of the pack that is being written there."""
+    return path.with_name(path.name + JOURNAL)
+
+
+def finish_leftover(path: Path, descriptor: int) -> bool:
+    """Give a pack whose writer was killed its table and its name; False when nothing of it is whole.
+
+    It is held alone. Its tensors are as the journal says, which nobody believes: like any pack that this
+    process did not write, it is read to its end before it is used. Raises OSError.
+    """
+    try:
+        lines = journal_of(path).read_text("ascii").rpartition("\n")[0].splitlines()
+        data_bytes = os.fstat(descriptor).st_size
+        tensors = tuple(_read_line(line, data_bytes) for line in lines[1 : 1 + MAX_PACK_TENSORS])
+    except (OSError, ValueError):  # no journal, or what is none
+        return False
+    if not tensors:
+        return False
+    _name_pack(path, descriptor, Table(lines[0].removeprefix("from "), tensors))
+    return True
+
+
+def _name_pack(path: Path, descriptor: int, table: Table) -> str:
+    """Add the table; the pack gets its name once all is on the disk. Raises OSError."""
+    text = encode_table(table)
+    end = max(tensor.offset + tensor.size for tensor in table.tensors)
+    os.ftruncate(descriptor, end)
+    _write_all(descriptor, text, end)
+    os.fsync(descriptor)
+    name = blake3(text).hexdigest() + SUFFIX
+    path.rename(path.with_name(name))
+    journal_of(path).unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +195,27 @@ class PackWriter:
     """One pack that is being written. Raises OSError, and is then of no use but for `abandon`."""
 
     def __init__(self, folder: Path, peer: str) -> None:
-        self._folder = folder
         self._peer = peer[:MAX_PEER]
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=NEW_PREFIX)
         self._descriptor, self._path = descriptor, Path(name)
         with suppress(OSError):  # without locks others may take it for a leftover, when they start
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._journal = os.open(journal_of(self._path), flags, 0o600)
+        except OSError:
+            remove(self._path, descriptor)
+            os.close(descriptor)
+            raise
         self._end = 0
         self._regions: dict[bytes, _Region] = {}
         self._hashes: dict[bytes, blake3] = {}
         self._kept: list[KeptTensor] = []
         self.written = 0  # bytes
+        self._note(f"from {self._peer}")
+
+    def _note(self, line: str) -> None:
+        os.write(self._journal, f"{line}\n".encode())
 
     @property
     def count(self) -> int:
@@ -197,6 +252,7 @@ class PackWriter:
             digest = self._read(region)
         if digest.digest() == tensor.digest:
             self._kept.append(KeptTensor(tensor.digest, tensor.kind, region.offset, tensor.size))
+            self._note(_line(self._kept[-1]))
             return True
         self._roll_back(region)
         return False
@@ -230,13 +286,7 @@ class PackWriter:
             self.abandon()
             return None
         table = Table(self._peer, tuple(self._kept))
-        text = encode_table(table)
-        os.ftruncate(self._descriptor, self._end)
-        _write_all(self._descriptor, text, self._end)
-        os.fsync(self._descriptor)
-        name = blake3(text).hexdigest() + SUFFIX
-        self._path.rename(self._folder / name)
-        _sync_folder(self._folder)
+        name = _name_pack(self._path, self._descriptor, table)
         state = FileState.of(self._descriptor)
         self._close()
         return Sealed(name, state, table)
@@ -249,7 +299,8 @@ class PackWriter:
 
     def _close(self) -> None:
         os.close(self._descriptor)
-        self._descriptor = -1
+        os.close(self._journal)
+        self._descriptor = self._journal = -1
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

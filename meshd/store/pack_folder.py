@@ -15,7 +15,7 @@ from meshd.base import log
 from meshd.base.replaced_file import NEW_PREFIX
 from meshd.store.eviction import MAX_PACKS, EvictablePack, limit_now, packs_to_evict
 from meshd.store.hash_cache import FileState
-from meshd.store.pack import SUFFIX, locked, read_table, remove
+from meshd.store.pack import JOURNAL, SUFFIX, finish_leftover, locked, read_table, remove
 
 _CHECKED = ".checked"
 LOG = log.get("store")
@@ -157,15 +157,29 @@ class StoreFolder:
             (self.path / (name + _CHECKED)).unlink()
 
     def clean(self) -> None:
-        """Remove leftovers of a crash, and packs over the limit; without one, others' packs stay."""
+        """Finish leftovers of a crash, and remove packs over the limit; without one, others' packs stay."""
         names = {path.name for path, _ in self._files()}
         for name in names:
             path = self.path / name
-            if name.startswith(NEW_PREFIX) and (descriptor := locked(path, alone=True)) is not None:
-                remove(path, descriptor)
-                os.close(descriptor)
+            if name.startswith(NEW_PREFIX) and not name.endswith(JOURNAL):
+                self._finish(path)
+            if name.endswith(JOURNAL) and name.removesuffix(JOURNAL) not in names:
+                path.unlink(missing_ok=True)
             if name.endswith(_CHECKED) and name.removesuffix(_CHECKED) not in names:
                 with suppress(OSError):
                     path.unlink()
         if self.limit:
             self.make_room(0)
+
+    def _finish(self, path: Path) -> None:
+        """A pack whose writer was killed: what is whole of it is of use."""
+        descriptor = locked(path, alone=True)
+        if descriptor is None:
+            return
+        try:
+            if not (self.limit and finish_leftover(path, descriptor)):
+                remove(path, descriptor)
+        except OSError:
+            remove(path, descriptor)
+        finally:
+            os.close(descriptor)

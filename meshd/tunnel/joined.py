@@ -36,9 +36,10 @@ class JoinedTunnel:
         inspector: Inspector | None,
         on_broken: Callable[[MeshdError], None],
         compresses: Callable[[], bool] = lambda: False,
+        flow: Flow | None = None,
     ) -> None:
         """`endpoint`: what the child calls it. `compresses` is asked before the stream is opened; the peer
-        must be known to take compressed ones.
+        must be known to take compressed ones. `flow` is told who waits.
         """
         self._mesh = mesh
         self._peer = peer
@@ -49,6 +50,7 @@ class JoinedTunnel:
         self._inspector = inspector
         self._on_broken = on_broken
         self._compresses = compresses
+        self._flow = flow
         self._counter = Counter()
         self._streams = 0
 
@@ -77,7 +79,7 @@ class JoinedTunnel:
         try:
             stream = await self._open(end)
             self._streams = 1
-            await _carry(end, stream, self._inspector, self._counter, self._on_broken)
+            await _carry(end, stream, self._inspector, self._counter, self._on_broken, flow=self._flow)
         except MeshdError as error:
             self._on_broken(error)
         finally:

@@ -24,6 +24,8 @@ MAX_TIMED_TOKENS = 4096
 MAX_NANOSECONDS = 10**12
 MAX_POINTS = 8  # numbers of tokens with which one kind is timed
 WHOLE_SHARE = 1000
+MAX_SPANS = 4
+MAX_SPAN_US = 86_400_000_000  # a day
 _MOST_RTT_US = 60_000_000
 _MOST_RATE = 1 << 50
 _TIMED = re.compile(r"[0-9]{1,2}=[a-z0-9_:,]+")
@@ -49,16 +51,25 @@ def checked_time(kind: int, tokens: int, nanoseconds: int) -> TimedLayer | None:
 class AskCapacity:
     """`timed`: what layers compute (model/layer_work.py). `measure`: what was not measured before, is now.
 
-    `recent`: the memory of devices does not matter, so they need not be listed for this.
+    `recent`: the memory of devices does not matter, so they need not be listed for this. `spans`: how long
+    the asker's lease has computed from so many microseconds ago to so many microseconds ago.
     """
 
     timed: tuple[str, ...] = ()
     measure: bool = False
     recent: bool = False
+    spans: tuple[tuple[int, int], ...] = ()
 
     def encode(self) -> bytes:
-        timed = list(self.timed)
-        return pack({"type": "ask", "timed": timed, "measure": self.measure, "recent": self.recent})
+        return pack(
+            {
+                "type": "ask",
+                "timed": list(self.timed),
+                "measure": self.measure,
+                "recent": self.recent,
+                "spans": [list(span) for span in self.spans],
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +100,19 @@ class MeasuredPath:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedSpan:
+    """In one of the spans that were asked for: microseconds, and results that left in it."""
+
+    busy_us: int
+    results: int
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """The answer. `machine` as in WorkerOffer; `busy`: devices compute, so nothing new was measured.
 
-    `cpu_share`: with so many thousandths of the machine's processors its CPU computes.
+    `cpu_share`: with so many thousandths of the machine's processors its CPU computes. `computed`: of each
+    span that was asked for; nothing where there is no lease, or nobody knows.
     """
 
     devices: tuple[MeasuredDevice, ...]
@@ -100,6 +120,7 @@ class Capacity:
     paths: tuple[MeasuredPath, ...] = ()
     busy: bool = False
     cpu_share: int = WHOLE_SHARE
+    computed: tuple[ComputedSpan, ...] = ()
 
     def encode(self) -> bytes:
         return pack(
@@ -112,6 +133,7 @@ class Capacity:
                 "paths": [[path.peer, path.rtt_us, path.rate] for path in self.paths],
                 "busy": self.busy,
                 "cpu_share": self.cpu_share,
+                "computed": [[one.busy_us, one.results] for one in self.computed],
             }
         )
 
@@ -128,7 +150,7 @@ def decode(data: bytes) -> CapacityMessage:
         if not all(_TIMED.fullmatch(text) for text in timed):  # they become arguments of a program
             raise RemoteProtocolError("field `timed` has an invalid layer", code="message")
         measure, recent = (fields.flag(name, default=False) for name in ("measure", "recent"))
-        return AskCapacity(timed, measure, recent)
+        return AskCapacity(timed, measure, recent, _spans(fields))
     if kind == "measuring":
         return Measuring(fields.text("text", most=MAX_TEXT_BYTES))
     if kind == "capacity":
@@ -159,7 +181,28 @@ def _capacity(fields: Fields) -> Capacity:
         paths,
         fields.flag("busy", default=False),
         fields.number("cpu_share", low=1, high=WHOLE_SHARE),
+        tuple(ComputedSpan(*pair) for pair in _pairs(fields, "computed")),
     )
+
+
+def _spans(fields: Fields) -> tuple[tuple[int, int], ...]:
+    spans = _pairs(fields, "spans")
+    if not all(begin >= end for begin, end in spans):
+        raise RemoteProtocolError("field `spans` has one that ends before it begins", code="message")
+    return spans
+
+
+def _pairs(fields: Fields, name: str) -> tuple[tuple[int, int], ...]:
+    """Who does not have the field is of an earlier version."""
+    found: list[tuple[int, int]] = []
+    for row in fields.lists(name, count=MAX_SPANS) if name in fields else []:
+        match row:
+            case [int(one), int(two)] if not (isinstance(one, bool) or isinstance(two, bool)):
+                if 0 <= one <= MAX_SPAN_US and 0 <= two <= MAX_SPAN_US:
+                    found.append((one, two))
+                    continue
+        raise RemoteProtocolError(f"field `{name}` has an invalid pair", code="message")
+    return tuple(found)
 
 
 def _times(rows: list[object]) -> tuple[TimedLayer, ...]:

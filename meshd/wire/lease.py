@@ -7,6 +7,8 @@ answer, Lost at any time. Once its model is loaded the head says so (Loaded): no
 With the id in the offer the head need not wait for the grant: streams that name it wait at the worker until
 the mesh-server is there. Then all of Reserve, Admit, Neighbour and the first requests cross together.
 
+Weights that members can give are taken from them before the grant: wire/needs.py.
+
 Workers that send to one another directly are introduced by the head: the one that takes the stream is told
 from whom (Admit), the one that opens it to whom (Neighbour), and says what came of it (Reached). The head
 says when it has named all (Introduced), for which their servers wait.
@@ -20,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import (
+    MAX_ASKED_TENSORS,
     MAX_DEVICES,
     MAX_NAME_BYTES,
     MAX_NEIGHBOUR,
@@ -28,6 +31,7 @@ from meshd.wire.limits import (
     PEER_BYTES,
 )
 from meshd.wire.message import Fields, pack, plain, unpack
+from meshd.wire.needs import MARK_BYTES, Begin, Fetched, Needs, read_fetched, read_needs
 
 LEASE_SERVICE = "lease"
 RPC_SERVICE = "rpc"
@@ -50,7 +54,8 @@ class Acquire:
     """The head asks: its incarnation, what model (for the worker's status), which native version it runs.
 
     `operations`: what the model needs of a device (model/operations.py), to be tried before the offer.
-    `protocol` is what its llama-server speaks (NativeVersion.protocol).
+    `protocol` is what its llama-server speaks (NativeVersion.protocol). `marks` of the model's
+    tensors (wire/needs.py), or nothing.
     """
 
     incarnation: bytes
@@ -59,6 +64,7 @@ class Acquire:
     native_pin: str
     operations: tuple[str, ...] = ()
     protocol: str = OLD_PROTOCOL
+    marks: bytes = b""
 
     def encode(self) -> bytes:
         return pack(
@@ -70,6 +76,7 @@ class Acquire:
                 "native_pin": self.native_pin,
                 "operations": list(self.operations),
                 "protocol": self.protocol,
+                "marks": self.marks,
             }
         )
 
@@ -95,7 +102,8 @@ class WorkerOffer:
 
     `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `lease_id`:
     streams may name it once the head has reserved. `unfit`: for each device why it may not be used, empty
-    where it may; or nothing at all. `compressed` as in Grant, `protocol` as in Acquire.
+    where it may; or nothing at all. `compressed` as in Grant, `protocol` as in Acquire. `lacks`: a bit for
+    each of Acquire's marks, set where the worker has none of that content and could fetch it.
     """
 
     devices: tuple[OfferedDevice, ...]
@@ -105,6 +113,7 @@ class WorkerOffer:
     unfit: tuple[str, ...] = ()
     compressed: int = 0
     protocol: str = OLD_PROTOCOL
+    lacks: bytes = b""
 
     def encode(self) -> bytes:
         return pack(
@@ -118,18 +127,23 @@ class WorkerOffer:
                 "lease_id": self.lease_id,
                 "compressed": self.compressed,
                 "protocol": self.protocol,
+                "lacks": self.lacks,
             }
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """The head takes this many bytes of each device of the offer; 0 leaves a device out."""
+    """The head takes this many bytes of each device of the offer; 0 leaves a device out.
+
+    `fetch`: Needs follow, and Begin.
+    """
 
     bytes_per_device: tuple[int, ...]
+    fetch: bool = False
 
     def encode(self) -> bytes:
-        return pack({"type": "reserve", "bytes": list(self.bytes_per_device)})
+        return pack({"type": "reserve", "bytes": list(self.bytes_per_device), "fetch": self.fetch})
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +254,9 @@ LeaseMessage = (
     Acquire
     | WorkerOffer
     | Reserve
+    | Needs
+    | Fetched
+    | Begin
     | Grant
     | Admit
     | Neighbour
@@ -263,6 +280,7 @@ def decode(data: bytes) -> LeaseMessage:
             fields.text("native_pin", most=128),
             _operations(fields),
             _protocol(fields),
+            _marks(fields),
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
@@ -277,9 +295,17 @@ def decode(data: bytes) -> LeaseMessage:
             _unfit(fields, len(devices)),
             _compressed(fields),
             _protocol(fields),
+            fields.raw("lacks", most=MAX_ASKED_TENSORS // 8, default=b""),
         )
     if kind == "reserve":
-        return Reserve(fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES))
+        counts = fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES)
+        return Reserve(counts, fields.flag("fetch", default=False))
+    if kind == "needs":
+        return read_needs(fields)
+    if kind == "fetched":
+        return read_fetched(fields)
+    if kind == "begin":
+        return Begin()
     if kind == "grant":
         return Grant(fields.raw("lease_id", exact=LEASE_ID_BYTES), _compressed(fields))
     if kind in _INTRODUCTIONS:
@@ -334,6 +360,13 @@ def _with_cards(fields: Fields, devices: list[OfferedDevice]) -> tuple[OfferedDe
     if len(cards) != len(devices):
         raise RemoteProtocolError("field `cards` must have one entry for each device", code="message")
     return tuple(replace(device, card=card) for device, card in zip(devices, cards, strict=True))
+
+
+def _marks(fields: Fields) -> bytes:
+    marks = fields.raw("marks", most=MAX_ASKED_TENSORS * MARK_BYTES, default=b"")
+    if len(marks) % MARK_BYTES:
+        raise RemoteProtocolError("field `marks` must be whole ones", code="message")
+    return marks
 
 
 def _operations(fields: Fields) -> tuple[str, ...]:

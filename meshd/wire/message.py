@@ -92,9 +92,11 @@ class Fields:
             raise _bad(name, "printable text")
         return value
 
-    def raw(self, name: str, *, exact: int | None = None, most: int | None = None) -> bytes:
+    def raw(
+        self, name: str, *, exact: int | None = None, most: int | None = None, default: bytes | None = None
+    ) -> bytes:
         """Bytes: exactly `exact`, or at most `most`."""
-        value = self._values.get(name)
+        value = self._values.get(name, default)
         if not isinstance(value, bytes):
             raise _bad(name, "bytes")
         if exact is not None and len(value) != exact:

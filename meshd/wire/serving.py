@@ -10,6 +10,7 @@ from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import (
     MAX_API_SLOTS,
     MAX_MODEL_NAME_BYTES,
+    MAX_SERVED_ALIASES,
     MAX_SERVED_MODELS,
     MAX_SERVED_REASON_BYTES,
 )
@@ -24,7 +25,8 @@ _WEIGHTS_ID_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class ApiModel:
-    """A model of a head's API. `takes`: requests for it are accepted now; `reason` says why in other states.
+    """A model of a head's API; the first is its default. `takes`: requests for it are accepted now, though it
+    may have to be loaded for them; `reason` says why in other states. `aliases`: other names in requests.
 
     `requests` are under way, `slots` of them are answered at once. `fingerprint` (of its weights) is empty
     until it is known.
@@ -37,6 +39,7 @@ class ApiModel:
     requests: int = 0
     slots: int = 1
     fingerprint: bytes = b""
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def decode(data: bytes) -> ServingTold:
     return ServingTold(models, fields.flag("key"))
 
 
-def _row(model: ApiModel) -> dict[str, str | int | bytes | bool]:
+def _row(model: ApiModel) -> dict[str, str | int | bytes | bool | list[str]]:
     return {
         "name": plain(model.name, MAX_MODEL_NAME_BYTES),
         "state": plain(model.state, _STATE_BYTES),
@@ -71,6 +74,7 @@ def _row(model: ApiModel) -> dict[str, str | int | bytes | bool]:
         "requests": min(model.requests, MAX_API_SLOTS),
         "slots": min(max(1, model.slots), MAX_API_SLOTS),
         "fingerprint": model.fingerprint,
+        "aliases": [plain(name, MAX_MODEL_NAME_BYTES) for name in model.aliases[:MAX_SERVED_ALIASES]],
     }
 
 
@@ -87,4 +91,5 @@ def _model(row: Fields) -> ApiModel:
         requests=row.number("requests", low=0, high=MAX_API_SLOTS),
         slots=row.number("slots", low=1, high=MAX_API_SLOTS),
         fingerprint=fingerprint,
+        aliases=row.texts("aliases", most=MAX_MODEL_NAME_BYTES, count=MAX_SERVED_ALIASES),
     )

@@ -56,10 +56,11 @@ def generation(prompt: str, tokens: int, *, stream: bool = False) -> dict[str, o
 
 
 class Api:
-    """The API at `url`. `connect` makes the connection where a plain one would not arrive."""
+    """The API at `url`, and one `model` of several. `connect`: where a plain connection would not arrive."""
 
-    def __init__(self, url: str, connect: Connect | None = None) -> None:
+    def __init__(self, url: str, connect: Connect | None = None, *, model: str = "") -> None:
         self.url = url
+        self._named = {"model": model} if model else {}
         parts = urlsplit(url)
         self._place = (parts.hostname or "", parts.port or 80)
         self._connect = connect or self._plain
@@ -92,7 +93,7 @@ class Api:
 
     async def complete(self, prompt: str, tokens: int) -> str:
         """Greedy text of exactly `tokens` tokens."""
-        answer = await self.ask("POST", "/completion", generation(prompt, tokens))
+        answer = await self.ask("POST", "/completion", generation(prompt, tokens) | self._named)
         assert answer.status == 200, answer
         return str(answer.body["content"])
 
@@ -121,7 +122,7 @@ class Api:
         streamed = Streamed()
         connection = self.open()
         try:
-            body = json.dumps(generation(prompt, tokens, stream=True))
+            body = json.dumps(generation(prompt, tokens, stream=True) | self._named)
             connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             assert answer.status == 200, answer.read(1000)

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from meshd.fleet.node import LocalNode
 
 from tests.e2e.models import own_cache, smollm2, stock_text
 from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, model_of, play
@@ -107,3 +109,37 @@ def test_as_many_workers_take_part_as_their_user_asks_for(tmp_path: Path) -> Non
             assert model.predicted is not None
 
     play(check())
+
+
+def test_a_plan_while_the_model_is_loaded(tmp_path: Path) -> None:
+    """What the model takes counts as free, and its answers correct the prediction."""
+    lent = (*QUIET, "--memory", "600M")
+    layers = ("--layers", "worker-0=0-14", "--layers", "worker-1=15-29")
+
+    async def check() -> None:
+        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
+            token, (worker, _) = await fleet.workers(smollm2(), smollm2(), options=lent)
+            await worker.until(lambda status: len(status.peers) == 1)
+            before = await planned(worker, *layers)
+            assert [one["layers"] for one in before["nodes"]] == [15, 15] and before["corrected_by"] == ""
+            head = await fleet.head(smollm2(), *layers, "--output-on", "worker", token=token)
+            status = await fleet.ready(head)
+            answers = model_of(status).answers
+            assert answers is not None
+            await api_of(status).complete(PROMPT, 48)
+            await head.until(lambda now: model_of(now).measured is not None)
+            after = await planned(head, *layers)
+            assert (after["slots"], after["ctx_size"]) == (answers.slots, answers.tokens)
+            assert after["corrected_by"] == "this split"
+            assert 0.5 <= after["generate_factor"] <= 2 and after["prompt_factor"] == 1
+
+    play(check())
+
+
+async def planned(node: LocalNode, *words: str) -> dict[str, Any]:
+    """The plan that is chosen, with the output on a worker as the head has it."""
+    done = await cli(node.spec.home, "plan", "--model", str(smollm2()), *words, "--json")
+    assert done.returncode == 0, done.stderr
+    reply = json.loads(done.stdout)
+    chosen: dict[str, Any] = reply["plans"][reply["choice"]]
+    return chosen

@@ -6,21 +6,17 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from meshd.base.peer_limits import GIVEN_WHILE_SERVING
-from meshd.fleet.node import LocalNode
 from meshd.model.piece_index import PIECE_BYTES
-from meshd.store.hash_cache import FileState, HashCache
-from meshd.store.piece_cache import PieceCache
 
 from tests.e2e.alone import alone
-from tests.e2e.models import cache_folder, fine_tune, smollm2
+from tests.e2e.homes import NAME, Homes, connected, flipped
+from tests.e2e.models import fine_tune, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, play
 from tests.gguf_split import split
 from tests.hub_server import Hub, serving
@@ -28,79 +24,9 @@ from tests.unit.library.models import cached
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
-NAME = "Smol-Q4_1"
 SIZE = 98_362_432
 TOKENS = 16
 NO_MOUNTS = sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None
-
-
-class Homes:
-    """Nodes that share nothing: each has a cache and a user's home, as on machines of their own."""
-
-    def __init__(self, fleet: Fleet, folder: Path) -> None:
-        self.fleet, self._folder = fleet, folder
-
-    def cache(self, name: str) -> Path:
-        """With the shared native builds."""
-        mine = self._folder / f"{name}-cache"
-        if not mine.exists():
-            (mine / "models").mkdir(parents=True)
-            (mine / "native").symlink_to(cache_folder() / "native")
-        return mine
-
-    def variables(self, name: str) -> dict[str, str]:
-        """For its daemon and for verbs that ask it; the hub cannot be reached."""
-        home = self._folder / f"{name}-user"
-        home.mkdir(parents=True, exist_ok=True)
-        hub = {"XDG_CACHE_HOME": str(home), "HF_ENDPOINT": "http://127.0.0.1:9"}
-        given = {"MESHD_GIVE_MODELS": "caches"}
-        return {"HOME": str(home), "MESHD_CACHE": str(self.cache(name)), **given, **hub}
-
-    def has(self, name: str, *files: Path) -> Path:
-        """Put files among the models of a node; one is called NAME."""
-        folder = self.cache(name) / "models"
-        for file in files:
-            shutil.copyfile(file, folder / (f"{NAME}.gguf" if len(files) == 1 else file.name))
-        return folder / f"{NAME}.gguf"
-
-    async def start(self, name: str, *options: str, token: str = "", prefix: Sequence[str] = ()) -> LocalNode:
-        """A worker of that name."""
-        spec = self.fleet.spec(name, "worker", *options, token=token, prefix=tuple(prefix))
-        environment = {**spec.environment, **self.variables(name)}
-        return await self.fleet.start(replace(spec, cache=self.cache(name), environment=environment))
-
-    async def joined(self, *givers: str, prefix: Sequence[str] = ()) -> LocalNode:
-        """`taker` founds the mesh, the others join it; they are connected when this returns."""
-        taker = await self.start("taker", prefix=prefix)
-        token = await taker.token()
-        for name in givers:
-            await self.start(name, token=token)
-        await connected(taker, len(givers))
-        return taker
-
-    async def run(self, name: str, *words: str, hub: str = "") -> subprocess.CompletedProcess[str]:
-        """One command of that node's user; `hub` is one that can be reached."""
-        variables = self.variables(name) | ({"HF_ENDPOINT": hub} if hub else {})
-        return await cli(self._folder / name, "model", *words, **variables)
-
-    async def begin(self, name: str, *words: str) -> asyncio.subprocess.Process:
-        """One that is killed later."""
-        plain = {key: value for key, value in os.environ.items() if not key.startswith("MESHD_")}
-        environment = {**plain, **self.variables(name), "MESHD_HOME": str(self._folder / name)}
-        argv = (sys.executable, "-m", "meshd", "model", *words)
-        nowhere = asyncio.subprocess.DEVNULL
-        return await asyncio.create_subprocess_exec(*argv, env=environment, stdout=nowhere, stderr=nowhere)
-
-    async def fetched(self, name: str, least: int) -> None:
-        """Wait until so many bytes of a pull are on that node's disk."""
-        parts = self.cache(name) / "models/.parts"
-        while sum(path.stat().st_blocks * 512 for path in parts.glob("*/*.gguf")) < least:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
-async def connected(node: LocalNode, peers: int) -> None:
-    """Until the node has so many connected peers."""
-    await node.until(lambda status: sum(peer.state == "connected" for peer in status.peers) == peers)
 
 
 def same(path: str | Path, other: Path) -> bool:
@@ -174,25 +100,12 @@ def test_a_pull_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
     play(check())
 
 
-def _flipped(file: Path, truth: Path, cache: Path) -> None:
-    """A bit of the file turns over, and its node knows nothing of it: as if the disk had done it."""
-    with file.open("r+b") as writer:
-        writer.seek(SIZE // 2)
-        byte = writer.read(1)
-        writer.seek(SIZE // 2)
-        writer.write(bytes([byte[0] ^ 1]))
-    hashes = HashCache(cache / "weights")
-    with truth.open("rb") as reader:
-        good = asyncio.run(PieceCache(cache / "none", hashes).read([reader.fileno()], ["x"], lambda _: None))
-    PieceCache(cache / "pieces", hashes).save([FileState.at(file)], good)
-
-
 def test_a_wrong_piece_comes_from_somebody_else(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             homes = Homes(fleet, tmp_path)
             file = homes.has("bad", smollm2())
-            await asyncio.to_thread(_flipped, file, smollm2(), homes.cache("bad"))
+            await asyncio.to_thread(flipped, file, smollm2(), homes.cache("bad"), [SIZE // 2])
             taker = await homes.joined("bad")
             alone = await homes.run("taker", "pull", NAME)
             assert alone.returncode == 1 and "no member gives" in alone.stderr, alone.stderr

@@ -17,6 +17,7 @@ from meshd.peer.messages import MessageStream
 from meshd.process.handover import DescriptorSender, socket_pair
 from meshd.role.worker.neighbour_arrivals import ARRIVAL
 from meshd.role.worker.push_neighbours import PushNeighbours
+from meshd.role.worker.turn_times import TurnTimes
 from meshd.wire.lease import PUSH_SERVICE, Neighbour, Reached, decode
 
 from tests.conformance.run import run as run_to_end
@@ -76,7 +77,10 @@ def test_a_session_is_made_for_those_who_are_introduced(tmp_path: Path) -> None:
             tunnels = Bench(Net(owner).mesh("worker"), tmp_path).runtime.tunnels
             descriptors = DescriptorSender()
             near, far, _, _ = streams()
-            neighbours = PushNeighbours(one.mesh, tunnels, MessageStream(near), descriptors, socket_pair)
+            turns = TurnTimes(asyncio.get_running_loop().time)
+            neighbours = PushNeighbours(
+                one.mesh, tunnels, MessageStream(near), descriptors, socket_pair, turns
+            )
             introduced = Neighbour(1, peer.raw, LEASE)
             try:
                 assert state(one, peer) is not PeerState.CONNECTED

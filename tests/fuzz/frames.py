@@ -295,7 +295,9 @@ TARGETS = (
         "serving",
         _messages(
             serving.ServingTold((serving.ApiModel("glm", "ready", True, "loaded", 2, 4, bytes(32)),)),
-            serving.ServingTold((serving.ApiModel("tiny", "failed", False, "no memory"),), asks_key=True),
+            serving.ServingTold(
+                (serving.ApiModel("tiny", "failed", False, "no memory", aliases=("a", "b")),), asks_key=True
+            ),
         ),
         _reader(serving.decode),
         3,

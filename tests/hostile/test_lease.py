@@ -14,8 +14,6 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.head.lease_client import LeaseClient
-from meshd.role.head.load_report import WeightsReport
-from meshd.role.head.mesh_end import MeshEnd
 from meshd.wire.lease import LEASE_SERVICE, Acquire, Grant, WorkerOffer
 
 from tests.hostile.draw import Draw, Pool, drawn_seed
@@ -68,7 +66,7 @@ def test_a_head_bears_any_worker(tmp_path: Path) -> None:
             peer=peer,
             name="w",
             on_progress=lambda _text: None,
-            mesh_end=MeshEnd(bench.runtime.processes.socket_pair, weights={}, report=WeightsReport({})),
+            mesh_end=bench.mesh_end(),
         )
         stage = "asked"
         try:

@@ -28,7 +28,9 @@ from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
 from meshd.model.piece_index import PieceIndex
+from meshd.model.prediction import PlannedStage, Split
 from meshd.relay import run as relay_run
+from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections
 from meshd.role.native.speed_cache import SpeedCache
 from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.store import hash_cache
@@ -184,6 +186,27 @@ async def _speeds(cache: Path, fail: Fail) -> str:
     assert (speeds.find(new) is not None) is kept
     speeds.add(new, ((1, 6),))
     assert SpeedCache(path).find(new) == ((1, 6),)
+    return "written" if kept else NOT_KEPT
+
+
+async def _corrections(cache: Path, fail: Fail) -> str:
+    path = cache / "speed-corrections"
+    old, new = (
+        Split(stages=(stage,), output=stage, micro_batch=64)
+        for stage in (PlannedStage(name, "CPU", 0, 1, 1) for name in ("old", "new"))
+    )
+    SpeedCorrections(path).learn("model", old, 0.9, None)
+    before = path.read_bytes()
+    with fail(below(cache)):
+        known = SpeedCorrections(path)
+        known.learn("model", new, 0.8, None)
+        assert known.of("model", new) == SpeedCorrection(0.8, 1.0, is_own=True), "it is known in the same run"
+    kept = path.read_bytes() != before
+    known = SpeedCorrections(path)
+    found = known.of("model", new)
+    assert found is not None and found.is_own is kept
+    known.learn("model", new, 0.7, None)
+    assert SpeedCorrections(path).of("model", new) == SpeedCorrection(0.7, 1.0, is_own=True)
     return "written" if kept else NOT_KEPT
 
 
@@ -371,6 +394,7 @@ CACHE = (
     Case("tensors/*.checked", "which of those are known to be whole", NOT_KEPT, _running(_checked)),
     Case("pieces/*.pieces", "hashes of models that members take", NOT_KEPT, _running(_pieces)),
     Case("device-speeds", "how long devices take for layers", NOT_KEPT, _running(_speeds)),
+    Case("speed-corrections", "how long answers took, against predictions", NOT_KEPT, _running(_corrections)),
     Case("device-trials", "devices that passed their trial", NOT_KEPT, _running(_trials)),
     Case("native/", "llama.cpp: its source and its programs", COMMAND_FAILS, _running(_native)),
     Case("downloads/", "what pip fetches", COMMAND_FAILS, _running(partial(_model, "downloads"))),

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import aiohttp
 from meshd.base.tasks import Owner
+from meshd.gateway.api_key import ApiKey
 from meshd.gateway.interface import GatewayConfig
+from meshd.gateway.one_model import OneModel, PlainModel
 from meshd.gateway.server import Gateway
 from meshd.identity.membership import Role
 from meshd.model.status import ModelState
@@ -53,7 +55,10 @@ class Head:
         return [json.loads(body) for method, _path, _headers, body in self.server.seen if method == "POST"]
 
     def serves(self) -> Sequence[ApiModel]:
-        return [replace(one, requests=self.others + self.gateway.requests_now) for one in self.models]
+        return [
+            replace(one, requests=self.others + self.gateway.requests_of(self.upstream.model_name))
+            for one in self.models
+        ]
 
     def vanish(self, now: float) -> None:
         """Without a word: no link to it for so long that nobody waits any more."""
@@ -93,7 +98,8 @@ class Scene:
             FakeUpstream(path),
         )
         upstream.model_name = model
-        gateway = Gateway(GatewayConfig(port=0, api_keys=keys), upstream)
+        api_keys = tuple(ApiKey(key, f"key-{number}") for number, key in enumerate(keys))
+        gateway = Gateway(GatewayConfig(port=0, api_keys=api_keys), OneModel(upstream))
         head = Head(mesh, gateway, upstream, server, others=others)
         head.models = [ApiModel(model, "ready", takes=True, slots=4, fingerprint=FINGERPRINT)]
         await self.held.enter_async_context(listening(server, path))
@@ -168,7 +174,7 @@ async def scene(*, roles: frozenset[Role] = ALL, only: Sequence[str] = ()) -> As
                 )
 
             heads = HeadFollower(mesh, partial(open_on_demand, mesh, metadata={}), only)
-            api = ApiClient(heads, open_tunnel, mesh.key.peer)
+            api = ApiClient(heads, open_tunnel, mesh.key.peer, PlainModel)
             gateway = Gateway(GatewayConfig(port=0, fails_over=True), api)
             role = owner.start(api.serve(), name="client")
             async with contextlib.AsyncExitStack() as held:

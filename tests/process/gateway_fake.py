@@ -10,19 +10,20 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 from meshd.base.tasks import Owner
 from meshd.base.unix_connect import connect_unix
 from meshd.gateway.interface import AnswerTimings, GatewayConfig, ModelWish, Readiness
+from meshd.gateway.one_model import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.status import ModelState
+from meshd.model.status import ModelState, ModelStatus
 
 DEADLINE = 20.0  # of a whole scenario; only a hang comes near it
 
@@ -155,7 +156,24 @@ def pours(piece: bytes, *, least: int) -> Answer:
     return answer
 
 
-@dataclass
+class OneByOne:
+    """Answers when it is told to, the oldest request first; notes whose requests came."""
+
+    def __init__(self, said: object = None) -> None:
+        self.came: list[str] = []
+        self._said = {} if said is None else said
+        self._go = asyncio.Semaphore(0)
+
+    async def __call__(self, server: "FakeServer", _request: web.BaseRequest) -> web.StreamResponse:
+        self.came.append(json.loads(server.seen[-1][3])["user"])
+        await self._go.acquire()
+        return web.json_response(self._said)
+
+    def answer_one(self) -> None:
+        self._go.release()
+
+
+@dataclass(eq=False)
 class FakeUpstream:
     """What the serve role will be to the gateway."""
 
@@ -166,15 +184,9 @@ class FakeUpstream:
     knows: str = ""  # why llama-server is of no use, if anybody knows more than the gateway
     told: list[tuple[int, bool]] = field(default_factory=list)  # tokens of an answer so far, and alone
     device_sampling: DeviceSampling | None = None
-    timings: list[AnswerTimings] = field(default_factory=list)
+    answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)  # and whether each was alone
     active: list[int] = field(default_factory=list)
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        return (self.model_name,) if self.model_name else ()
-
-    def route(self, wish: ModelWish) -> Self:
-        return self
+    slots: int = 4
 
     async def connect(self) -> socket.socket:
         return await connect_unix(self.socket_path)
@@ -186,8 +198,9 @@ class FakeUpstream:
         self.broke.append(why)
         return self.knows or why
 
-    def answered(self, timings: AnswerTimings) -> None:
-        self.timings.append(timings)
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
+        assert seconds >= 0
+        self.answers.append((timings, alone))
 
     def requested(self, active: int) -> None:
         self.active.append(active)
@@ -250,13 +263,125 @@ async def serving(gateway: Gateway) -> AsyncIterator[None]:
         owner.cancel()
 
 
+class FakeTurn:
+    """Implements Turn; the test says when it goes ahead, unless its model is ready."""
+
+    def __init__(self, model: "FakeModel") -> None:
+        self._model = model
+        self.ended = False
+
+    @property
+    def notice(self) -> str:
+        return "" if self._model.granted.is_set() else self._model.notice
+
+    async def begin(self) -> Readiness | None:
+        await self._model.granted.wait()
+        return self._model.refused
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@dataclass(eq=False)
+class FakeModel:
+    """Implements NamedModel: one of several, with a llama-server of its own."""
+
+    name: str
+    upstream: FakeUpstream
+    server: FakeServer
+    aliases: tuple[str, ...] = ()
+    state: ModelState = ModelState.READY
+    notice: str = ""
+    refused: Readiness | None = None
+    granted: asyncio.Event = field(default_factory=asyncio.Event)
+    turns: list[FakeTurn] = field(default_factory=list)
+
+    def turn(self) -> FakeTurn:
+        self.turns.append(FakeTurn(self))
+        return self.turns[-1]
+
+    @property
+    def status(self) -> ModelStatus:
+        return ModelStatus(
+            name=self.name,
+            fingerprint="",
+            state=self.state,
+            reason="as the test says",
+            load_seconds=None,
+            weights_local_bytes=0,
+            weights_network_bytes=0,
+            tensors_from_network=(),
+            bytes_per_token=None,
+            split=(),
+            aliases=self.aliases,
+        )
+
+
+@dataclass
+class FakeModels:
+    """Implements Models."""
+
+    all: list[FakeModel]
+    only: None = None
+    on_demand: bool = True
+
+    @property
+    def readiness(self) -> Readiness:
+        states = {one.state for one in self.all}
+        return Readiness(ModelState.FAILED if states == {ModelState.FAILED} else ModelState.READY, "")
+
+    def find(self, wish: ModelWish) -> FakeModel | None:
+        known = {called: one for one in self.all for called in (one.name, *one.aliases)}
+        return known.get(wish.model) if wish.model else self.all[0]
+
+    @property
+    def statuses(self) -> list[ModelStatus]:
+        return [one.status for one in self.all]
+
+
+@dataclass
+class ManyWorld:
+    """A running gateway with several models, the fakes behind it, and a client session."""
+
+    gateway: Gateway
+    models: dict[str, FakeModel]
+    http: aiohttp.ClientSession
+
+    async def chat(self, model: object = None, **extra: object) -> aiohttp.ClientResponse:
+        body: dict[str, object] = {"messages": [{"role": "user", "content": "hi"}], **extra}
+        body |= {} if model is None else {"model": model}
+        return await self.http.post(f"{self.gateway.url}/v1/chat/completions", json=body)
+
+    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        async with self.http.get(self.gateway.url + path) as answer:
+            return answer.status, await answer.json()
+
+
+@contextlib.asynccontextmanager
+async def many_world(
+    answers: Mapping[str, Answer], *, config: GatewayConfig | None = None
+) -> AsyncIterator[ManyWorld]:
+    """As `world`, with a model of each name, and an alias `NAME-alias`."""
+    async with contextlib.AsyncExitStack() as held:
+        await held.enter_async_context(asyncio.timeout(DEADLINE))
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="gw")))
+        models = {}
+        for name, answer in answers.items():
+            path, server = folder / name, FakeServer(answer)
+            await held.enter_async_context(listening(server, path))
+            models[name] = FakeModel(name, FakeUpstream(path, name), server, aliases=(f"{name}-alias",))
+        gateway = Gateway(config or GatewayConfig(port=0), FakeModels(list(models.values())))
+        await held.enter_async_context(serving(gateway))
+        yield ManyWorld(gateway, models, await held.enter_async_context(aiohttp.ClientSession()))
+
+
 @contextlib.asynccontextmanager
 async def world(answer: Answer, *, config: GatewayConfig | None = None) -> AsyncIterator[World]:
     """Fake, gateway and client; all gone and nothing leaked when the block is left."""
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
         path = Path(folder) / "s"
         server, upstream = FakeServer(answer), FakeUpstream(path)
-        gateway = Gateway(config or GatewayConfig(port=0), upstream)
+        gateway = Gateway(config or GatewayConfig(port=0), OneModel(upstream))
         async with asyncio.timeout(DEADLINE), listening(server, path), serving(gateway):
             async with aiohttp.ClientSession() as http:
                 yield World(gateway, upstream, server, http)

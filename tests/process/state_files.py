@@ -25,6 +25,7 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import _keep
 from meshd.daemon.network_state import _kept_secret
 from meshd.daemon.tunnels import make_tunnels
+from meshd.gateway.answer_log import AnswerLog, LoggedAnswer
 from meshd.identity.invite_book import InviteEntry
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
@@ -66,7 +67,7 @@ class Scene:
         _invite(scene, uses=100)
         _expose(scene)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
-        for name in ("meshd.log", "child.log"):
+        for name in ("meshd.log", "child.log", "answers.jsonl"):
             (folder / "logs" / name).write_text("x" * 100 + "\n")
         return scene
 
@@ -150,6 +151,7 @@ CASES = (
     Case("logs/meshd.log", "the log", LOST),
     Case("logs/child.log", "what a child prints", LOST),
     Case("logs/child.pid", "who runs", WITHOUT),
+    Case("logs/answers.jsonl", "what answers took", LOST),
 )
 
 
@@ -291,6 +293,19 @@ async def _play_child(case: Case, scene: Scene, disk: FailingDisk) -> str:
     return WITHOUT
 
 
+async def _play_answers(case: Case, scene: Scene, disk: FailingDisk) -> str:
+    told = io.StringIO()
+    log.set_up(level="warning", stream=told)
+    answers = AnswerLog(scene.folder / case.name, most=50)  # so that each line begins another file
+    try:
+        for _ in range(3):
+            answers.write(LoggedAnswer("2026-11-23", "anna", "tiny", "/completion", 1, 0, 1, 0.0, 0.1, 200))
+    finally:
+        log.set_up(level="warning")
+        answers.close()
+    return LOST if "answer_log_lost" in told.getvalue() else "written"
+
+
 _PLAYS = {
     "invites": _play_join,
     "identity.key": _play_first_start,
@@ -299,6 +314,7 @@ _PLAYS = {
     "logs/meshd.log": _play_log,
     "logs/child.log": _play_child,
     "logs/child.pid": _play_child,
+    "logs/answers.jsonl": _play_answers,
 }
 _AFTERWARDS = {"invites": _invites_later, "logs/meshd.log": _log_later}
 

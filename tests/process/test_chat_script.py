@@ -216,6 +216,11 @@ def test_the_state_of_the_model_is_one_line() -> None:
     ]
 
 
+def test_the_states_of_several_models_are_one_line() -> None:
+    said = {"status": "ok", "models": {"small": "ready", "big": "unloaded"}}
+    assert run("return given.map(healthLine);", [said]) == ["small (ready), big (unloaded)"]
+
+
 def turn(question: str, text: str, thought: str = "") -> dict[str, Any]:
     return {"question": question, "answer": {"text": text, "thought": thought}}
 

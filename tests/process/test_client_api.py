@@ -16,6 +16,7 @@ from tests.process.gateway_fake import (
     DONE,
     Answer,
     FakeServer,
+    OneByOne,
     begin_stream,
     chunk,
     die,
@@ -92,6 +93,48 @@ def test_models_are_those_of_all_heads_and_each_is_asked_for_its_own() -> None:
             async with await here.post(model="gpt-4o") as answer:
                 assert answer.status == 404
                 assert "`big`, `tiny` are" in (await answer.json())["error"]["message"]
+
+    run(main())
+
+
+def test_a_head_that_has_the_model_loaded_comes_before_one_that_would_load_it() -> None:
+    async def main() -> None:
+        async with scene() as here:
+            one = await here.head("one", says(200, HELLO))
+            two = await here.head("two", says(200, HELLO), others=3)
+            one.models = [ApiModel("tiny", "unloaded", takes=True, aliases=("gpt-4o",))]
+            await until(lambda: [model.state for model in here.told("one") or ()] == ["unloaded"])
+            async with await here.post() as answer:
+                assert answer.status == 200
+            assert (len(one.asked), len(two.asked)) == (0, 1)
+            async with await here.post(model="gpt-4o") as answer:
+                assert answer.status == 200
+            assert (len(one.asked), len(two.asked)) == (1, 1)
+            assert await here.names() == ["tiny"], "an alias is no further model"
+
+    run(main())
+
+
+def test_requests_of_members_take_turns_with_those_of_others() -> None:
+    async def main() -> None:
+        async with scene() as here:
+            by_turns = OneByOne(HELLO)
+            head = await here.head("one", by_turns)
+            head.upstream.slots = 1
+            flood = [asyncio.ensure_future(here.post(user="member")) for _ in range(8)]
+            await until(lambda: head.gateway.status.waiting == 7)
+            mine = asyncio.ensure_future(
+                here.http.post(f"{head.gateway.url}/completion", json={"user": "local"})
+            )
+            await until(lambda: head.gateway.status.waiting == 8)
+            assert here.gateway.status.running == here.gateway.status.waiting == 0, "heads have the queues"
+            for _ in range(9):
+                by_turns.answer_one()
+            for answer in await asyncio.gather(mine, *flood):
+                async with answer:
+                    assert answer.status == 200
+            assert by_turns.came == ["member", "local", *["member"] * 7]
+            assert not here.gateway._tally._uses and not here.gateway._turns._of, "nothing is kept of them"
 
     run(main())
 
@@ -189,6 +232,23 @@ def test_it_does_not_go_on_with_other_weights() -> None:
                 streamed = await answer.read()
             assert text_of(streamed) == "The sky " and not two.asked
             assert b'data: {"error"' in streamed and b"`one` broke the answer off" in streamed
+
+    run(main())
+
+
+def test_it_goes_on_nowhere_while_its_weights_are_unknown() -> None:
+    """The model was loaded for this request, and its head has not told its fingerprint yet."""
+
+    async def main() -> None:
+        async with scene() as here:
+            one = await here.head("one", dies_after(chunk("The sky ")))
+            one.models = [ApiModel("tiny", "ready", takes=True)]
+            await until(lambda: [model.fingerprint for model in here.told("one") or ()] == [b""])
+            two = await here.head("two", streams(chunk("other"), DONE), others=1)
+            async with await here.post(stream=True) as answer:
+                streamed = await answer.read()
+            assert text_of(streamed) == "The sky " and not two.asked
+            assert b'data: {"error"' in streamed
 
     run(main())
 

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 from meshd.base.peer_limits import API_STRANGERS
 from meshd.gateway import body, client_connections
+from meshd.gateway.api_key import ApiKey
 from meshd.gateway.interface import GatewayConfig
 
 from tests.process.gateway_fake import World, says, world
 
 KEY = "sk-a-key-of-this-test"
-KEYED = GatewayConfig(port=0, api_keys=(KEY, "sk-another-key-of-it"))
+KEYED = GatewayConfig(port=0, api_keys=(ApiKey(KEY), ApiKey("sk-another-key-of-it")))
 HALF = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 
 
@@ -98,7 +99,7 @@ def test_a_connection_that_was_let_in_stays(
     ask = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
 
     async def scenario() -> None:
-        config = GatewayConfig(port=0, api_keys=keys)
+        config = GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
         async with world(says(200, {}), config=config) as it, strangers(it, 0):
             reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
             for _ in range(2):
@@ -115,7 +116,7 @@ def test_a_connection_that_was_let_in_stays(
 
 def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        config = GatewayConfig(port=0, api_keys=(KEY,))
+        config = GatewayConfig(port=0, api_keys=(ApiKey(KEY),))
         async with world(says(200, {}), config=config) as it:
             reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
             head = (

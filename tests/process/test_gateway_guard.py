@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from meshd.gateway.api_key import ApiKey
 from meshd.gateway.interface import GatewayConfig
 from meshd.gateway.routes import ROUTES
 
@@ -202,7 +203,7 @@ def test_a_preflight_is_denied_unless_the_origin_is_allowed() -> None:
     status, headers, _ = run(asked, method="OPTIONS")
     assert status == 403
     assert not [name for name in headers if name.lower().startswith("access-control")]
-    config = GatewayConfig(port=0, allowed_origins=(ORIGIN,), api_keys=(KEY,))
+    config = GatewayConfig(port=0, allowed_origins=(ORIGIN,), api_keys=(ApiKey(KEY),))
 
     async def scenario() -> None:
         async with world(says(200, {}), config=config) as here:
@@ -232,7 +233,7 @@ def test_a_preflight_is_denied_unless_the_origin_is_allowed() -> None:
     ],
 )
 def test_a_key_opens_the_api(given: dict[str, str]) -> None:
-    config = GatewayConfig(port=0, api_keys=("another-key", KEY))
+    config = GatewayConfig(port=0, api_keys=(ApiKey("another-key"), ApiKey(KEY)))
     assert run({**JSON, **given}, config=config)[0] == 200
 
 
@@ -250,7 +251,7 @@ def test_a_key_opens_the_api(given: dict[str, str]) -> None:
     ],
 )
 def test_without_a_key_nothing_but_health_is_told(given: dict[str, str]) -> None:
-    config = GatewayConfig(port=0, api_keys=(KEY,))
+    config = GatewayConfig(port=0, api_keys=(ApiKey(KEY),))
     status, headers, code = run({**JSON, **given}, config=config)
     assert (status, code, headers["WWW-Authenticate"]) == (401, "invalid_api_key", "Bearer")
     for path in ("/v1/models", "/props", "/no/such/path"):
@@ -260,7 +261,7 @@ def test_without_a_key_nothing_but_health_is_told(given: dict[str, str]) -> None
 
 def test_a_key_is_asked_for_before_a_body_is_read() -> None:
     async def scenario() -> None:
-        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(KEY,))) as here:
+        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
             await check(here)
 
     async def check(here: World) -> None:
@@ -272,5 +273,19 @@ def test_a_key_is_asked_for_before_a_body_is_read() -> None:
         assert b"connection: close" in answer.lower()
         writer.close()
         await writer.wait_closed()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template", "/v1/embeddings"])
+def test_no_request_makes_llama_server_fetch_an_address(path: str) -> None:
+    async def scenario() -> None:
+        async with world(says(200, {})) as here:
+            part = {"type": "image_url", "image_url": {"url": "http://192.0.2.1/x.png"}}
+            body = {"messages": [{"role": "user", "content": [part]}]}
+            async with here.http.post(here.url + path, json=body) as answer:
+                assert answer.status == 400
+                assert (await answer.json())["error"]["code"] == "remote_media_not_allowed"
+            assert not here.server.seen
 
     asyncio.run(scenario())

@@ -5,6 +5,7 @@ import asyncio
 import openai
 import pytest
 from aiohttp import web
+from meshd.gateway.api_key import ApiKey
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.status import ModelState
 
@@ -36,7 +37,7 @@ def test_it_lists_models_chats_and_streams() -> None:
         return await says(200, COMPLETION)(server, request)
 
     async def scenario() -> None:
-        async with world(answer, config=GatewayConfig(port=0, api_keys=(KEY,))) as here:
+        async with world(answer, config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
             async with client(here) as ai:
                 assert [model.id async for model in ai.models.list()] == ["tiny"]
                 assert (await ai.models.retrieve("tiny")).owned_by == "meshd"
@@ -78,7 +79,7 @@ def test_comments_do_not_disturb_it_and_a_loss_raises_with_the_reason() -> None:
 
 def test_it_understands_our_refusals() -> None:
     async def scenario() -> None:
-        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(KEY,))) as here:
+        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:
             async with client(here, key="sk-wrong-key") as ai:
                 with pytest.raises(openai.AuthenticationError):
                     await ai.models.list()

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from meshd.gateway.api_key import ApiKey
 from meshd.gateway.chat_page import load_page
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.status import ModelState
@@ -38,7 +39,9 @@ def ask(
     """One request; llama-server must not hear of it."""
 
     async def scenario() -> tuple[int, dict[str, str], bytes]:
-        async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=keys)) as here:
+        async with world(
+            says(200, {}), config=GatewayConfig(port=0, api_keys=tuple(map(ApiKey, keys)))
+        ) as here:
             here.upstream.readiness = Readiness(state, "waiting for workers")
             async with here.http.request(method, here.url + path, headers=headers) as answer:
                 body = await answer.read()

@@ -13,7 +13,9 @@ from aiohttp import web
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.gateway import listen
+from meshd.gateway.api_key import ApiKey
 from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.gateway.one_model import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.status import ModelState
 
@@ -41,7 +43,7 @@ def start_error(config: GatewayConfig) -> UserError:
         upstream = FakeUpstream(Path("/nowhere"))
         with pytest.raises(UserError) as caught:
             async with asyncio.timeout(10):
-                await Gateway(config, upstream).serve()
+                await Gateway(config, OneModel(upstream)).serve()
         return caught.value
 
     return asyncio.run(scenario())
@@ -70,7 +72,7 @@ def test_beyond_loopback_keys_are_demanded(host: str) -> None:
 
 
 def test_beyond_loopback_with_keys_it_listens_and_knows_addresses() -> None:
-    config = GatewayConfig(host="0.0.0.0", port=0, api_keys=("a-long-key",))
+    config = GatewayConfig(host="0.0.0.0", port=0, api_keys=(ApiKey("a-long-key"),))
 
     async def scenario() -> None:
         async with world(says(200, {}), config=config) as here:
@@ -84,7 +86,7 @@ def test_beyond_loopback_with_keys_it_listens_and_knows_addresses() -> None:
 
 @pytest.mark.parametrize("host", ["no such host", "203.0.113.9", "", "a" * 300])
 def test_a_host_that_is_not_ours_is_an_error(host: str) -> None:
-    config = GatewayConfig(host=host, port=0, api_keys=("a-long-key",))
+    config = GatewayConfig(host=host, port=0, api_keys=(ApiKey("a-long-key"),))
     assert start_error(config).hint
 
 
@@ -110,7 +112,7 @@ def test_it_listens_at_once_while_the_model_is_away() -> None:
         upstream = FakeUpstream(
             Path("/nowhere/s"), readiness=Readiness(ModelState.WAITING, "waiting for workers")
         )
-        gateway = Gateway(GatewayConfig(port=0), upstream)
+        gateway = Gateway(GatewayConfig(port=0), OneModel(upstream))
         async with asyncio.timeout(10), serving(gateway):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
             writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -129,7 +131,7 @@ async def stop_with_a_stream(
     """Start a gateway, let `client` begin a stream, stop; nothing of it may stay. Gives the upstream."""
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
         server, upstream = FakeServer(answer), FakeUpstream(Path(folder) / "s")
-        gateway = Gateway(GatewayConfig(port=0), upstream)
+        gateway = Gateway(GatewayConfig(port=0), OneModel(upstream))
         async with asyncio.timeout(20), listening(server, upstream.socket_path):
             before = open_files()
             async with serving(gateway):
@@ -139,7 +141,7 @@ async def stop_with_a_stream(
             for _ in range(20):
                 await asyncio.sleep(0)  # turns of the loop in which transports close
             assert open_files() <= before + 1  # the client's own
-            again = Gateway(GatewayConfig(port=port), upstream)
+            again = Gateway(GatewayConfig(port=port), OneModel(upstream))
             async with serving(again):
                 assert again.status.url == gateway.status.url
         return upstream
@@ -196,7 +198,7 @@ def test_the_port_is_free_when_the_start_fails() -> None:
     """An error beside the gateway cancels it before or while it starts: nothing stays bound."""
 
     async def scenario() -> None:
-        gateway = Gateway(GatewayConfig(port=0), FakeUpstream(Path("/nowhere/s")))
+        gateway = Gateway(GatewayConfig(port=0), OneModel(FakeUpstream(Path("/nowhere/s"))))
 
         async def fail() -> None:
             await gateway.started.wait()

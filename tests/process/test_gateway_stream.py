@@ -75,7 +75,7 @@ TIMED = b'data: {"timings":{"prompt_n":80,"prompt_ms":40.0,"predicted_n":2,"pred
 
 
 def test_an_answer_that_was_made_alone_tells_how_fast_the_model_is() -> None:
-    async def scenario(*, beside: bool) -> list[AnswerTimings]:
+    async def scenario(*, beside: bool) -> list[tuple[AnswerTimings, bool]]:
         started = asyncio.Event()
 
         async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
@@ -96,10 +96,12 @@ def test_an_answer_that_was_made_alone_tells_how_fast_the_model_is() -> None:
             await first.read()
             if second is not None:
                 await second.read()
-            return here.upstream.timings
+            return here.upstream.answers
 
-    assert asyncio.run(scenario(beside=False)) == [AnswerTimings(80, 0.04, 2, 0.01)]
-    assert asyncio.run(scenario(beside=True)) == []
+    timings = AnswerTimings(80, 0.04, 2, 0.01)
+    assert asyncio.run(scenario(beside=False)) == [(timings, True)]
+    told = asyncio.run(scenario(beside=True))
+    assert told[0] == (timings, False) and len(told) == 2
 
 
 def test_a_whole_answer_tells_as_well() -> None:
@@ -107,7 +109,7 @@ def test_a_whole_answer_tells_as_well() -> None:
         body = {"usage": {"completion_tokens": 2}, "timings": json.loads(TIMED[5:])["timings"]}
         async with world(says(200, body)) as here:
             await (await here.chat(stream=False)).read()
-            assert here.upstream.timings == [AnswerTimings(80, 0.04, 2, 0.01)]
+            assert here.upstream.answers == [(AnswerTimings(80, 0.04, 2, 0.01), True)]
 
     asyncio.run(scenario())
 

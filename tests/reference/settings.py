@@ -6,6 +6,7 @@ from itertools import groupby
 
 from meshd.config.key import Key
 from meshd.config.keys import KEYS
+from meshd.config.model_tables import MODEL_KEYS, MODELS
 from meshd.config.shown import default_of, toml
 
 from tests.reference.marks import table
@@ -21,6 +22,11 @@ HEAD = """\
 # Keys without a default that can be written down are commented out, with an example.
 # A relative path is relative to this file.
 """
+MODELS_HEAD = """\
+# Several models behind one API, instead of `model` above: a table for each. Requests choose by `model`, a
+# name or an alias; those without one get the first. A model is loaded by its first request.
+#[models.small]
+"""
 TAIL = """\
 # The node's state (home) and cache are set by MESHD_HOME and MESHD_CACHE only, because every verb has to
 # find the same folders. Defaults: ~/.local/state/meshd and ~/.cache/meshd on Linux,
@@ -31,17 +37,30 @@ TAIL = """\
 def page() -> str:
     """A table for each section."""
     return "\n\n".join(
-        f"## [{section}]\n\n"
+        f"## [{_shown(section)}]\n\n"
         + table(("key", "option", "variable", "takes", "default", "meaning"), map(row, keys))
-        for section, keys in groupby(KEYS, key=lambda key: key.section)
+        for section, keys in groupby((*KEYS, *MODEL_KEYS), key=lambda key: key.section)
     )
+
+
+def _shown(section: str) -> str:
+    return f"{MODELS}.NAME" if section == MODELS else section
 
 
 def row(key: Key) -> tuple[str, ...]:
     option = f"`{key.option}`" if key.option else "after `--`" if key.in_file else "–"
     role = "" if key.is_common else f" ({key.section})"
+    if key.section == MODELS:
+        option, role = "–", ""
     variable = f"`{key.variable}`" if key.variable else "–"
-    return f"`{key.name}`", option + role, variable, key.form.expected, _default(key), key.help
+    return (
+        f"`{_shown(key.section)}.{key.field}`",
+        option + role,
+        variable,
+        key.form.expected,
+        _default(key),
+        key.help,
+    )
 
 
 def _default(key: Key) -> str:
@@ -56,12 +75,24 @@ def example() -> str:
     text = HEAD
     for section, keys in groupby(KEYS, key=lambda key: key.section):
         text += f"\n[{section}]\n" + "\n".join(entry(key) for key in keys if key.in_file)
-    return f"{text}\n{TAIL}"
+    return f"{text}\n{MODELS_HEAD}" + "\n".join(map(model_entry, MODEL_KEYS)) + f"\n{TAIL}"
+
+
+def model_entry(key: Key) -> str:
+    """Commented out, so that the file names no model: without a space, unlike what explains."""
+    return "\n".join([*(f"# {line}" for line in _note(key)), f"#{_line(key)}", ""])
+
+
+def _line(key: Key) -> str:
+    return f"{key.field} = {key.example or toml(default_of(key))}"
+
+
+def _note(key: Key) -> list[str]:
+    return [*_wrapped(f"{_phrase(key)}. {key.more}".strip()), *_wrapped(_origins(key))]
 
 
 def entry(key: Key) -> str:
-    note = [*_wrapped(f"{_phrase(key)}. {key.more}".strip()), *_wrapped(_origins(key))]
-    shown = f"{key.field} = {key.example or toml(default_of(key))}"
+    note, shown = _note(key), _line(key)
     if key.example and key.form.read(tomllib.loads(shown)[key.field]) != default_of(key):
         shown = f"# {shown}"
     return "\n".join([*(f"# {line}" for line in note), shown, ""])

@@ -36,6 +36,8 @@ FIND_SPEC_ALLOWED = frozenset({"meshd/build/fetch.py"})  # asks whether pip is t
 OWN_WORK = frozenset(
     {
         ("meshd/base/tasks.py", ""),  # `start_for` itself
+        # the life of one of several models, from a request on (role/head/cycle.py holds the boundary)
+        ("meshd/role/models/model_pool.py", "model"),
         # parts of one life of the model, which ends as a whole (role/head/cycle.py holds the boundary)
         ("meshd/role/head/reservations.py", "grants"),
         ("meshd/role/head/reservations.py", "tunnel"),

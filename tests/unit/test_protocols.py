@@ -13,8 +13,10 @@ from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.demo.interface import DemoOutput
-from meshd.gateway.interface import MemberGate, Upstream, Upstreams
+from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
+from meshd.gateway.one_model import OneModel, PlainModel, TurnAtOnce
 from meshd.gateway.server import Gateway
+from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
 from meshd.link.tcp.listen import TcpListener
@@ -33,7 +35,8 @@ from meshd.rendezvous.book import AddressBook
 from meshd.role.client.api_client import ApiClient
 from meshd.role.client.head_call import HeadCall
 from meshd.role.head.cycle import Serve
-from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel
+from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
+from meshd.role.models.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.role.worker.child_silence import ChildSilence
 from meshd.role.worker.cycle import Worker
 from meshd.rpc.mesh_firewall import MeshFirewall
@@ -87,6 +90,10 @@ def report(one: ReportPipe) -> Report:
 
 
 def descriptor_socket(one: DescriptorSender) -> DescriptorSocket:
+    return one
+
+
+def member_weights(one: MemberWeights) -> WeightsFromMembers:
     return one
 
 
@@ -154,11 +161,35 @@ def bench_output(one: Output) -> BenchOutput:
     return one
 
 
-def upstream(one: Serve) -> Upstream:
+def one_model(one: OneModel) -> Models:
     return one
 
 
-def upstreams(one: Serve) -> Upstreams:
+def several_models(one: ModelPool) -> Models:
+    return one
+
+
+def one_of_several(one: ModelOnDemand) -> NamedModel:
+    return one
+
+
+def plain_model(one: PlainModel) -> NamedModel:
+    return one
+
+
+def turn_at_once(one: TurnAtOnce) -> ModelTurn:
+    return one
+
+
+def turn_in_a_pool(one: PoolTurn) -> ModelTurn:
+    return one
+
+
+def pool(one: ModelPool) -> RunningRole:
+    return one
+
+
+def upstream(one: Serve) -> Upstream:
     return one
 
 
@@ -166,7 +197,7 @@ def head_call(one: HeadCall) -> Upstream:
     return one
 
 
-def api_client(one: ApiClient) -> Upstreams:
+def api_client(one: ApiClient) -> Models:
     return one
 
 
@@ -189,16 +220,23 @@ FITS: tuple[Callable[..., object], ...] = (
     tunnel,
     report,
     descriptor_socket,
+    member_weights,
     joined_tunnel,
     mesh_head_view,
     mesh_push_filter,
     weights,
     worker_role,
     serve_role,
+    one_model,
+    several_models,
+    one_of_several,
+    plain_model,
+    turn_at_once,
+    turn_in_a_pool,
+    pool,
     demo_output,
     bench_output,
     upstream,
-    upstreams,
     head_call,
     api_client,
     client_role,

@@ -165,7 +165,7 @@ def test_a_synopsis_has_every_way_to_call_a_verb() -> None:
         "    meshd invite revoke ID [--yes]",
     ]
     assert made["synopsis of logs"] == "    meshd logs [CHILD] [-f | --follow] [--lines N]"
-    assert made["synopsis of plan"].startswith("    meshd plan --model MODEL [--ctx-size | --ctx N]")
+    assert made["synopsis of plan"].startswith("    meshd plan --model MODEL [--ctx-size | --ctx N|max]")
     assert made["synopsis of serve"].startswith("    meshd serve --model FILE|NAME [--join TOKEN] ")
     assert " ".join(made["synopsis of serve"].split()).endswith(" [OPTIONS] [-- LLAMA_SERVER_ARGS...]")
 

@@ -92,7 +92,10 @@ function refusal(status, body) {
 }
 
 function healthLine(said) {
-  if (said.status === "ok") return `Ready: ${asText(said.model)}`;
+  if (said.status === "ok") {
+    const models = Object.entries(said.models ?? {}).map(([name, state]) => `${name} (${asText(state)})`);
+    return models.length ? models.join(", ") : `Ready: ${asText(said.model)}`;
+  }
   const percent = typeof said.progress === "number" ? ` (${Math.round(said.progress * 100)} %)` : "";
   return `${asText(said.status)}: ${asText(said.reason)}${percent}`;
 }
@@ -133,7 +136,7 @@ class Page {
     this.running = null; // what ends the answer under way
     this.watching = false;
     this.apiKey = keptKey();
-    for (const id of ["log", "status", "fresh", "keys", "exposed", "key", "ask", "question", "send", "stop", "turn"]) {
+    for (const id of ["log", "status", "fresh", "keys", "exposed", "key", "ask", "question", "send", "stop", "turn", "model"]) {
       this[id] = document.getElementById(id);
     }
     this.ask.addEventListener("submit", (event) => this.onSubmit(event));
@@ -176,6 +179,13 @@ class Page {
     this.question.focus();
   }
 
+  // Of a gateway with several models; the first is what a request without a name gets.
+  offer(names) {
+    if (names.length < 2 || this.model.options.length === names.length) return;
+    this.model.replaceChildren(...names.map((name) => new Option(name, name)));
+    this.model.hidden = false;
+  }
+
   forget(isOver) {
     for (const turn of this.turns.filter(isOver)) turn.node.remove();
     this.turns = this.turns.filter((turn, at) => !isOver(turn, at));
@@ -188,6 +198,7 @@ class Page {
   async answer(question) {
     this.forget((turn) => !turn.answer.text); // a question that failed is asked again
     const body = JSON.stringify({
+      ...(this.model.value ? { model: this.model.value } : {}),
       messages: messages(this.turns, question),
       stream: true,
       stream_options: { include_usage: true },
@@ -284,6 +295,7 @@ class Page {
       try {
         const said = await (await fetch("/health", { cache: "no-store" })).json();
         line = healthLine(said);
+        this.offer(Object.keys(said.models ?? {}));
         ready = said.status === "ok";
       } catch {
         // said below

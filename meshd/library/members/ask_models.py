@@ -45,8 +45,7 @@ class MemberModels:
 
 async def ask_members(mesh: Mesh) -> list[MemberModels]:
     """All that are there, at once, the connected ones first. Those that are away are left out."""
-    there = [peer for peer in mesh.peers() if peer.present or peer.state is PeerState.CONNECTED]
-    asked = sorted(there, key=lambda peer: peer.state is not PeerState.CONNECTED)[: MEMBERS_ASKED.most]
+    asked = askable(mesh)
     found: dict[PeerId, MemberModels] = {}
 
     async def ask(peer: PeerStatus) -> None:
@@ -67,6 +66,12 @@ async def ask_members(mesh: Mesh) -> list[MemberModels]:
     except ExceptionGroup as group:
         raise first_error(group) from None
     return [found[peer.peer] for peer in asked if peer.peer in found]
+
+
+def askable(mesh: Mesh) -> list[PeerStatus]:
+    """Members that are there, the connected ones first; not more than may be asked."""
+    there = [peer for peer in mesh.peers() if peer.present or peer.state is PeerState.CONNECTED]
+    return sorted(there, key=lambda peer: peer.state is not PeerState.CONNECTED)[: MEMBERS_ASKED.most]
 
 
 async def ask_models(mesh: Mesh, peer: PeerId) -> Sequence[ToldModel]:

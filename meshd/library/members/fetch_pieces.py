@@ -1,15 +1,12 @@
 """Fetches the pieces of one content from one member, until nothing is left for it to give."""
 
 import asyncio
-import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from meshd.base.errors import Broken, RemoteProtocolError
-from meshd.base.tasks import in_thread
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
 from meshd.library.members.give_pieces import CONTENT_FIELD
-from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.model.piece_index import PieceIndex
 from meshd.mux.events import Code
@@ -27,23 +24,25 @@ class WrongPiece(RemoteProtocolError):
 
 
 class PieceFetcher:
-    """What all holders of one content share: the plan, the files on the disk, and the rate of the user."""
+    """What all holders of one content share: the plan, where pieces go, and the rate of the user."""
 
     def __init__(
         self,
         mesh: Mesh,
         index: PieceIndex,
         plan: PiecePlan,
-        files: PartFiles,
+        write: Callable[[int, bytes], Awaitable[None]],
         *,
-        pace: TokenBucket | None,
+        pace: TokenBucket | None = None,
         on_bytes: Callable[[PeerId, int], None],
     ) -> None:
-        """`on_bytes` is told of pieces that are on the disk."""
+        """`write` gets the number of a piece and its bytes, one at a time; `on_bytes` is told of those that
+        it has taken.
+        """
         self._mesh = mesh
         self._index = index
         self._plan = plan
-        self._files = files
+        self._write = write
         self._pace = pace
         self._on_bytes = on_bytes
         self._disk = asyncio.Lock()
@@ -99,10 +98,10 @@ class PieceFetcher:
     async def _take(self, peer: PeerId, number: int, data: bytes) -> None:
         if not self._plan.arrived(peer, number, data):
             raise WrongPiece(f"piece {number} from it is wrong", code="pieces")
-        async with self._disk:  # one thread at a time
+        async with self._disk:
             if not self._plan.wants(number):
                 return
-            await in_thread(functools.partial(self._files.write, number, data))
+            await self._write(number, data)
             self._plan.written(number)
         self._on_bytes(peer, len(data))
         self._written.set()

@@ -74,16 +74,15 @@ class PieceGiver:
         if offered is None or index is None or index.content != content:
             await stream.write(GONE)
             return stream.write_eof()
+        model = OpenModel(offered)
         try:
-            model = await in_thread(functools.partial(OpenModel, offered))
-        except OSError as error:
-            LOG.warning("model_not_given", peer=stream.peer.short, why=str(error))
-            await stream.write(GONE)
-            return stream.write_eof()
-        try:
+            await in_thread(model.open)
             await self._give(_Giving(stream, model, offered, index))
         except (Broken, EndOfStream, TimeoutError):
             stream.reset(0, "no more pieces are asked for")
+        except OSError as error:
+            LOG.warning("model_not_given", peer=stream.peer.short, why=str(error))
+            stream.reset(0, "its file cannot be read")
         finally:
             model.close()
         return None

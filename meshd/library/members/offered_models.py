@@ -50,19 +50,18 @@ class OfferedModel:
 
 
 class OpenModel:
-    """The open files of an offered model, in the state in which its pieces were hashed; `close` it."""
+    """The files of an offered model, open until `close`, in the state in which its pieces were hashed."""
 
     def __init__(self, offered: OfferedModel) -> None:
-        """Raises OSError."""
+        self._paths = offered.paths
         self.labels = tuple(path.name for path in offered.paths)
         self.descriptors: list[int] = []
-        try:
-            for path in offered.paths:
-                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-                self.descriptors.append(os.open(path, flags))
-        except BaseException:
-            self.close()
-            raise
+
+    def open(self) -> None:
+        """For a thread: who waits for it may be cancelled, and closes it all the same. Raises OSError."""
+        for path in self._paths:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            self.descriptors.append(os.open(path, flags))
 
     @property
     def states(self) -> tuple[FileState, ...]:
@@ -121,8 +120,15 @@ class OfferedModels:
         return next((one for one in self.listed() if one.told.key == key), None)
 
     def by_content(self, content: bytes) -> OfferedModel | None:
-        """One whose pieces are known, and are these."""
-        return next((one for one in self.listed() if content and one.told.content == content), None)
+        """One whose pieces are known, and are these: since the list was made, maybe."""
+        listed = self.listed()
+        found = next((one for one in listed if content and one.told.content == content), None)
+        unread = () if found is not None or not content else listed
+        return next((one for one in unread if self._has_become(one, content)), found)
+
+    def _has_become(self, offered: OfferedModel, content: bytes) -> bool:
+        index = None if offered.told.content else self.index_of(offered)
+        return index is not None and index.content == content
 
     def index_of(self, offered: OfferedModel) -> PieceIndex | None:
         """Its pieces, if they are known."""

@@ -240,11 +240,14 @@ class ModelPull:
             seconds = asyncio.get_running_loop().time() - began
             state.rate = (state.done - state.before) / max(seconds, 0.001)
 
+        async def write(number: int, data: bytes) -> None:
+            await in_thread(functools.partial(files.write, number, data))
+
         pace = None
         if self._rate is not None:
             now = asyncio.get_running_loop().time()
             pace = TokenBucket(rate=self._rate, burst=PIECE_BYTES, now=now)
-        self._chosen.set_result(PieceFetcher(self._mesh, index, plan, files, pace=pace, on_bytes=on_bytes))
+        self._chosen.set_result(PieceFetcher(self._mesh, index, plan, write, pace=pace, on_bytes=on_bytes))
         while not plan.is_done:
             if self._failure is not None:
                 raise self._failure

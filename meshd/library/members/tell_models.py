@@ -138,8 +138,9 @@ class ModelsTeller:
             index = await in_thread(functools.partial(self._offered.index_of, offered))
             if index is not None:
                 return index
-            model = await in_thread(functools.partial(OpenModel, offered))
+            model = OpenModel(offered)
             try:
+                await in_thread(model.open)
                 index = await self._pieces.read(model.descriptors, model.labels, self._on_progress)
             finally:
                 self._progress = ""

@@ -23,6 +23,7 @@ from meshd.wire.capacity import (
     CAPACITY_SERVICE,
     AskCapacity,
     Capacity,
+    ComputedSpan,
     MeasuredDevice,
     MeasuredPath,
     Measuring,
@@ -42,6 +43,10 @@ class ListDevices(Protocol):
     def __call__(self, *, recent: bool) -> Awaitable[Sequence[OfferedDevice]]: ...
 
 
+ComputedFor = Callable[[PeerId, Sequence[tuple[float, float]]], tuple[ComputedSpan, ...]]
+"""How long the lease of this member has computed, in each of these spans; in seconds before now."""
+
+
 class CapacityTeller:
     """`devices` lists what could be lent now; `is_busy`: they compute for somebody."""
 
@@ -53,8 +58,10 @@ class CapacityTeller:
         devices: ListDevices,
         machine: str,
         is_busy: Callable[[], bool],
+        computed: ComputedFor = lambda _peer, _spans: (),
     ) -> None:
         self._mesh = mesh
+        self._computed = computed
         self._speeds = speeds
         self._devices = devices
         self._machine = machine
@@ -109,6 +116,7 @@ class CapacityTeller:
             paths=measured_paths(self._mesh.peers()),
             busy=busy,
             cpu_share=self._speeds.cpu_share,
+            computed=self._computed(peer, [(begin / 1e6, end / 1e6) for begin, end in asked.spans]),
         )
         await messages.send(answer.encode())
 

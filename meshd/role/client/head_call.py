@@ -14,7 +14,14 @@ from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState
 from meshd.peer.interface import MetadataValue
 from meshd.role.client.follow_heads import HeadFollower
-from meshd.role.client.head_choice import HeadOffer, HeadWish, choose_head, may_come, why_none
+from meshd.role.client.head_choice import (
+    HeadOffer,
+    HeadWish,
+    choose_head,
+    may_come,
+    told_fingerprint,
+    why_none,
+)
 from meshd.role.interface import Tunnel, TunnelRequest
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.serving import API_SERVICE, KEY_PROOF
@@ -49,12 +56,15 @@ class _Carried:
 
 
 class HeadCall:
-    """Implements Upstream for one request. `model` as heads call it, empty for any."""
+    """Implements Upstream for one request. `model` as heads call it, empty for their default."""
+
+    slots = None
 
     def __init__(self, means: CallMeans, model: str, wish: ModelWish) -> None:
         self._means = means
         self._keys = wish.keys[:MAX_PROOFS]
         self._wish = HeadWish(model)
+        self._weights_unknown = False  # those with which an answer was begun
         self._carried: _Carried | None = None
         self._is_refused = False
         self._reasons: list[str] = []  # of the heads that it was lost at
@@ -63,12 +73,19 @@ class HeadCall:
     def readiness(self) -> Readiness:
         """See Upstream. FAILED where nobody could go on with a request that was lost."""
         heads, now = self._means.heads.known(), _now()
+        if self._weights_unknown and self._wish.without:
+            return Readiness(ModelState.FAILED, "it is not known with which weights the answer was begun")
         if choose_head(heads, self._wish, now) is not None:
             return Readiness(ModelState.READY, "")
         state, why = why_none(heads, self._wish, now)
         if self._wish.without:
             state = ModelState.LOADING if may_come(heads, self._wish, now) else ModelState.FAILED
         return Readiness(state, why)
+
+    @property
+    def model_name(self) -> str:
+        """See Upstream."""
+        return self._wish.model
 
     @property
     def device_sampling(self) -> DeviceSampling | None:
@@ -125,10 +142,17 @@ class HeadCall:
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream. What was begun goes on with the same weights alone."""
-        if self._carried is not None:
-            self._wish = replace(self._wish, fingerprint=self._carried.offer.model.fingerprint)
+        if self._carried is None or self._wish.fingerprint:
+            return
+        offer = self._carried.offer  # made before the model was loaded, perhaps: the head has told more since
+        fingerprint = offer.model.fingerprint or told_fingerprint(self._means.heads.known(), offer)
+        self._weights_unknown = not fingerprint
+        self._wish = replace(self._wish, fingerprint=fingerprint)
 
-    def answered(self, timings: AnswerTimings) -> None:
+    def requested(self, active: int) -> None:
+        """See Upstream."""
+
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """See Upstream."""
 
     # For the role.

@@ -1,11 +1,11 @@
 """Which head answers a request. Pure.
 
 Of the heads whose API has the model: one that is connected before one whose connection was lost a moment ago,
-one without recent trouble, one that is ready before one that loads it first, then the least busy, then the
-nearest.
+one without recent trouble, one that has it loaded before one that is loading it and one that would, then the
+least busy, then the nearest.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
@@ -17,6 +17,7 @@ HEAD_AWAY_SECONDS = (
 )
 HEAD_AVOIDED_SECONDS = 15.0  # after a request was lost or refused there
 _MOST_SHOWN = 8  # reasons, or names of models, in a text: heads may have any number of them
+_STEPS: Mapping[str, int] = {ModelState.READY: 0, ModelState.LOADING: 1}
 _FAR = 3600.0  # round trip of a path that was not measured
 
 
@@ -55,14 +56,24 @@ class HeadOffer:
         return max(self.model.requests, self.head.mine) / self.model.slots
 
     @property
-    def is_ready(self) -> bool:
-        return self.model.state == ModelState.READY
+    def steps_to_ready(self) -> int:
+        """0 where the model is loaded, 1 while it is being loaded, else 2."""
+        return _STEPS.get(self.model.state, 2)
+
+    @property
+    def is_default(self) -> bool:
+        """The head answers with it when no model is named."""
+        return self.head.told is not None and self.model is self.head.told.models[0]
+
+    def is_called(self, name: str) -> bool:
+        """Whether a request for that model may mean it; an empty name means any."""
+        return name in ("", self.model.name, *self.model.aliases)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadWish:
-    """What a request wants: a model by name, empty for any; `fingerprint`: exactly these weights, if not
-    empty. `without`: heads that it was lost at."""
+    """What a request wants: a model by name or alias, empty for the default of any head; `fingerprint`:
+    exactly these weights, if not empty. `without`: heads that it was lost at."""
 
     model: str = ""
     fingerprint: bytes = b""
@@ -76,21 +87,31 @@ def model_names(heads: Sequence[KnownHead], now: float) -> list[str]:
 
 def find_model(heads: Sequence[KnownHead], asked: str, now: float) -> str | None:
     """The name to ask for: where all serve one model it is meant by any name; None: nobody serves that."""
-    names = {offer.model.name for offer in _offers(heads, now)}
-    if not asked or asked in names:
+    offers = list(_offers(heads, now))
+    if any(offer.is_called(asked) for offer in offers) or not asked:
         return asked
+    names = {offer.model.name for offer in offers}
     return names.pop() if len(names) == 1 else None
 
 
 def choose_head(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> HeadOffer | None:
     """The head that takes the request now; None: none does."""
-    fit = [offer for offer in _wanted(heads, wish, now) if offer.model.takes]
+    fit = [
+        offer for offer in _wanted(heads, wish, now) if offer.model.takes and (wish.model or offer.is_default)
+    ]
     return min(fit, key=lambda offer: _rank(offer, now), default=None)
 
 
 def may_come(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> bool:
     """Whether some head is on its way to serve it."""
     return any(offer.model.state != ModelState.FAILED for offer in _wanted(heads, wish, now))
+
+
+def told_fingerprint(heads: Sequence[KnownHead], offer: HeadOffer) -> bytes:
+    """Of the weights of an offer, by what its head says by now; empty if it does not say."""
+    said = [head.told for head in heads if head.peer == offer.head.peer and head.told is not None]
+    same = (model for told in said for model in told.models if model.name == offer.model.name)
+    return next((model.fingerprint for model in same), b"")
 
 
 def why_none(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> tuple[ModelState, str]:
@@ -118,14 +139,14 @@ def _why_not(head: KnownHead, wish: HeadWish, now: float) -> list[str]:
         return [f"`{head.name}`: {head.why_not or 'has not said yet what it serves'}"]
     if not head.told.models:
         return [f"`{head.name}` serves nothing"]
-    said = [model for model in head.told.models if wish.model in ("", model.name) and not model.takes]
+    offers = [HeadOffer(head, model) for model in head.told.models]
+    said = [offer.model for offer in offers if offer.is_called(wish.model) and not offer.model.takes]
     return [f"`{model.name}` on `{head.name}` is {model.state}: {model.reason}" for model in said]
 
 
 def _wanted(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> Iterator[HeadOffer]:
     for offer in _offers(heads, now, wish.without):
-        named = wish.model in ("", offer.model.name)
-        if named and wish.fingerprint in (b"", offer.model.fingerprint):
+        if offer.is_called(wish.model) and wish.fingerprint in (b"", offer.model.fingerprint):
             yield offer
 
 
@@ -137,12 +158,12 @@ def _offers(heads: Sequence[KnownHead], now: float, without: Collection[PeerId] 
             yield HeadOffer(head, model)
 
 
-def _rank(offer: HeadOffer, now: float) -> tuple[bool, bool, bool, float, float, bytes]:
+def _rank(offer: HeadOffer, now: float) -> tuple[bool, bool, int, float, float, bytes]:
     head = offer.head
     return (
         head.away_since is not None,
         now < head.avoided_until,
-        not offer.is_ready,
+        offer.steps_to_ready,
         offer.load,
         _FAR if head.rtt is None else head.rtt,
         head.peer.raw,

@@ -8,7 +8,9 @@ from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.model.weights_index import WeightsIndex
-from meshd.role.head.lease_client import LeaseClient
+from meshd.peer.interface import PeerStatus
+from meshd.role.head.lease_client import LeaseClient, why_unfit
+from meshd.role.head.missing_weights import marks_of
 from meshd.wire.lease import Acquire
 from meshd.wire.native import NativeVersion
 
@@ -90,6 +92,15 @@ class Asking:
                 lease.release()
 
 
+def fitting(
+    workers: Sequence[PeerStatus], mine: NativeVersion, refusals: list[MeshdError]
+) -> list[PeerStatus]:
+    """Those whose llama.cpp works with ours; why the others' does not is added to `refusals`."""
+    reasons = {worker.peer: why_unfit(mine, worker) for worker in workers}
+    refusals += [reason for reason in reasons.values() if reason is not None]
+    return [worker for worker in workers if reasons[worker.peer] is None]
+
+
 def acquire_for(
     alias: str,
     index: WeightsIndex,
@@ -105,6 +116,7 @@ def acquire_for(
         native_pin=version.pin,
         operations=operations,
         protocol=version.protocol,
+        marks=marks_of(index),
     )
 
 

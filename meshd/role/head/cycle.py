@@ -8,7 +8,7 @@ Over 350 lines: the cycle, and what gateway and status are told of its one state
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from socket import socket
@@ -18,15 +18,17 @@ from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
 from meshd.base.unix_connect import connect_unix
-from meshd.gateway.interface import AnswerTimings, ModelWish, Readiness, Upstream
+from meshd.gateway.interface import AnswerTimings, Readiness
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.split_values import NotEnoughMemory
 from meshd.model.status import ModelState, ModelStatus
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
+from meshd.role.head.explain import Explained
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.own_devices import OwnDevices
@@ -53,7 +55,7 @@ LOG = log.get("serve")
 
 
 class Serve:
-    """Implements Role, and Upstream and Upstreams of gateway.interface."""
+    """Implements Role, and Upstream of gateway.interface."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Serve:
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
         self._loaded = LoadedModel()
+        self._slots = 1
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
         self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
@@ -88,12 +91,8 @@ class Serve:
 
     # Upstream.
 
-    def route(self, wish: ModelWish) -> Upstream:
-        """See Upstream. One model is served, whatever a request calls it."""
-        return self
-
     async def connect(self) -> socket:
-        """See Upstream: to llama-server, whose socket never changes, though the process may."""
+        """See Upstream: to llama-server."""
         return await connect_unix(self.socket_path)
 
     def is_refusal(self, status: int) -> bool:
@@ -102,8 +101,8 @@ class Serve:
 
     @property
     def socket_path(self) -> Path:
-        """Of llama-server."""
-        return self._runtime.paths.sockets / "llama.sock"
+        """Of llama-server: it never changes for one daemon, though the process may."""
+        return self._runtime.paths.sockets / self._options.socket
 
     @property
     def readiness(self) -> Readiness:
@@ -120,12 +119,17 @@ class Serve:
     @property
     def model_name(self) -> str:
         """See Upstream."""
-        return self._file.name.removesuffix(".gguf")
+        return self._options.name or self._file.name.removesuffix(".gguf")
 
     @property
-    def model_names(self) -> tuple[str, ...]:
+    def failures(self) -> int:
+        """How many lives of the model have ended since it was ready last."""
+        return self._failures
+
+    @property
+    def slots(self) -> int:
         """See Upstream."""
-        return (self.model_name,)
+        return self._slots
 
     async def upstream_broke(self, why: str) -> str:
         """See Upstream. The cycle would notice its end as well, but no request may fail in between."""
@@ -145,18 +149,33 @@ class Serve:
     def requested(self, active: int) -> None:
         """See Upstream."""
         self._history.moments.requests(active, asyncio.get_running_loop().time())
+        if self._run is not None:
+            self._run.measures.answers.requested(active)
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""
         if self._run is not None:
-            self._run.token_cost.generated(total, alone=alone)
+            self._run.measures.generated(total, alone=alone)
 
-    def answered(self, timings: AnswerTimings) -> None:
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """See Upstream."""
         if self._run is not None:
-            self._run.speed.answered(timings)
+            self._run.measures.answered(timings, alone=alone, seconds=seconds)
 
     # Role.
+
+    @property
+    def held(self) -> Mapping[tuple[str, str], int]:
+        """Memory that the model takes now, by node and device."""
+        facts = self._run.measures.facts if self._run is not None else None
+        return facts.held if facts is not None else {}
+
+    async def explain(self) -> Explained | None:
+        """Where the time of the model's tokens went; None while it is not loaded."""
+        run = self._run
+        if run is None or not run.loaded:
+            return None
+        return await run.measures.explain(self._loaded.split, self._history.surveyor)
 
     @property
     def status(self) -> RoleStatus:
@@ -168,8 +187,19 @@ class Serve:
             tunnels = self._run.tunnels
         elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
             children = [self._server_died.as_child(self._restarts, self._server_failures)]
+        return RoleStatus(
+            children=children,
+            tunnels=tunnels,
+            model=self.model_status,
+            unfit=self._history.own_devices.notes,
+            is_computing=self._run is not None and self._run.loaded,
+        )
+
+    @property
+    def model_status(self) -> ModelStatus:
+        """The model, as status and members are told of it."""
         loaded, readiness = self._loaded, self.readiness
-        model = ModelStatus(
+        return ModelStatus(
             name=self.model_name,
             fingerprint=self._index.fingerprint if self._index is not None else "",
             state=readiness.state,
@@ -182,19 +212,16 @@ class Serve:
             split=loaded.split,
             answers=loaded.answers,
             predicted=loaded.predicted,
-            measured=self._run.speed.speeds if self._run is not None else None,
+            measured=self._run.measures.speed.speeds if self._run is not None else None,
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
-        )
-        return RoleStatus(
-            children=children, tunnels=tunnels, model=model, unfit=self._history.own_devices.notes
         )
 
     def _bytes_per_token(self) -> float | None:
         run = self._run
         if run is not None and run.loaded and not run.workers:
             return 0.0
-        return run.token_cost.bytes_per_token if run is not None else None
+        return run.measures.token_cost.bytes_per_token if run is not None else None
 
     def _as_one(self, child: ChildStatus) -> ChildStatus:
         """Each life of the model has its own llama-server; its user sees one that is restarted."""
@@ -213,7 +240,7 @@ class Serve:
             self._loaded = LoadedModel()
             self._tell(ModelState.LOADING, why)
             if not self._is_replaced:
-                LOG.warning("model_lost", why=why)
+                LOG.warning("model_lost", model=self.model_name, why=why)
             await asyncio.sleep(_RETRY.delay(self._failures - 1, 0.0))
 
     async def _know_file(self) -> None:
@@ -232,10 +259,17 @@ class Serve:
         done = progress.done / max(1, progress.total)
         self._tell(ModelState.LOADING, progress.text, progress=done)
 
-    def _tell(self, state: ModelState, reason: str, *, progress: float | None = None) -> None:
+    def rests(self, state: ModelState, why: str) -> None:
+        """Told by its owner, who has ended `serve`, or saw it fail."""
+        self._failures = 0
+        self._tell(state, why)
+
+    def _tell(
+        self, state: ModelState, reason: str, *, progress: float | None = None, no_room: bool = False
+    ) -> None:
         if (state, reason) != (self._readiness.state, self._readiness.reason):
-            LOG.info("model_state", state=state.value, why=reason)
-        self._readiness = Readiness(state, reason, progress=progress)
+            LOG.info("model_state", model=self.model_name, state=state.value, why=reason)
+        self._readiness = Readiness(state, reason, progress=progress, no_room=no_room)
 
     async def _cycle(self) -> str:
         """One life of the model; returns why it ended."""
@@ -253,6 +287,9 @@ class Serve:
         except MeshdError as error:
             self._end_run(run, workers)
             return _text(error) if run.blame.anybody else await self._failed(error)
+        except asyncio.CancelledError:
+            run.replaced = True  # it is unloaded
+            raise
         finally:
             self._end_run(run, workers)
         if run.loaded:
@@ -313,6 +350,7 @@ class Serve:
 
     def _on_loaded(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
+        self._slots = loaded.answers.slots if loaded.answers is not None else 1
         self._failures = 0
         if self._run is not None:
             self._roster.backoff.worked(self._run.workers)
@@ -339,7 +377,7 @@ class Serve:
         if isinstance(error, UserError | Refused) and self._roster.spares():
             self._roster.all_needed = True  # it may be one of them that is lacking
         elif isinstance(error, UserError):
-            self._tell(ModelState.FAILED, why)
+            self._tell(ModelState.FAILED, why, no_room=isinstance(error, NotEnoughMemory))
             LOG.error("model_failed", why=error.what, hint=error.hint)
             await self._until_peers_change()
         elif isinstance(error, Refused):

@@ -30,11 +30,14 @@ from meshd.wire.lease import (
     decode,
 )
 from meshd.wire.native import NativeVersion, difference, other_protocol
+from meshd.wire.needs import Begin, Fetched, Needs, in_messages
 
 ANSWER_SECONDS = 30.0  # without a word of progress
 OFFER_SECONDS = (
     600.0  # with it: what a worker does meanwhile, hashing above all, goes on when it is asked again
 )
+FETCH_SECONDS = 600.0  # for weights from members, and a second more for each SLOW_FETCH_BYTES of a part
+SLOW_FETCH_BYTES = 100_000
 GRANT_SECONDS = 120.0  # with it: a mesh-server that does not start is given up after 60 s
 LOG = log.get("serve")
 
@@ -97,16 +100,34 @@ class LeaseClient:
         self.offer = answer
         return answer
 
-    async def reserve(self, bytes_per_device: tuple[int, ...], place: int = 0) -> None:
+    async def reserve(
+        self, bytes_per_device: tuple[int, ...], place: int = 0, *, fetched: bool = False
+    ) -> None:
         """Take a part of the offer, as the worker at this place. Raises MeshdError, OSError.
 
-        The tunnel is there at once: what goes through it waits at the worker for the mesh-server.
+        `fetched`: it was taken with `fetch`, and the worker may begin. The tunnel is there at once: what goes
+        through it waits at the worker for the mesh-server.
         """
         assert self._messages is not None and self.offer is not None
         self.place = place
         self.lent = tuple(count for count in bytes_per_device if count)
-        await self._messages.send(Reserve(bytes_per_device).encode())
+        await self._messages.send((Begin() if fetched else Reserve(bytes_per_device)).encode())
         self._open_tunnel(self.offer)
+
+    async def fetch(self, bytes_per_device: tuple[int, ...], needs: Needs) -> Fetched:
+        """Take a part of the offer; the worker takes weights that it lacks from members. Raises MeshdError.
+
+        It waits for `begin` then.
+        """
+        assert self._messages is not None
+        await self._messages.send(Reserve(bytes_per_device, fetch=True).encode())
+        for some in in_messages(needs):
+            await self._messages.send(some.encode())
+        size = sum(tensor.size for tensor in needs.tensors)
+        answer = await self._answer(FETCH_SECONDS + size / SLOW_FETCH_BYTES)
+        if not isinstance(answer, Fetched):
+            raise RemoteProtocolError("lease: expected `fetched`", code="lease")
+        return answer
 
     async def until_granted(self) -> None:
         """The mesh-server is there. Raises Refused, Broken."""
@@ -127,6 +148,7 @@ class LeaseClient:
                 inspector=self.mesh_end.view,
                 on_broken=self._tunnel_broken,
                 compressed=offer.compressed,
+                flow=self.mesh_end.away,
             )
         )
 

@@ -19,6 +19,7 @@ MOST_TOKENS = 1 << 31
 _SPLIT = "meshd plans the split: see `--tensor-split` and `--device`"
 _KEY = "use `--api-key-file FILE` of meshd"
 _MODEL = "use `--model FILE` of meshd"
+_PROJECTOR = "use `--mmproj FILE` of meshd, before `--`"
 _RESERVED = {
     "--host": "use `--host` of meshd, before `--`",
     "--port": "use `--port` of meshd, before `--`",
@@ -26,6 +27,10 @@ _RESERVED = {
     "--model": _MODEL,
     "-mu": _MODEL,
     "--model-url": _MODEL,
+    "-mm": _PROJECTOR,
+    "--mmproj": _PROJECTOR,
+    "-mmu": _PROJECTOR,
+    "--mmproj-url": _PROJECTOR,
     "-hf": _MODEL,
     "-hfr": _MODEL,
     "--hf-repo": _MODEL,

@@ -12,6 +12,7 @@ from meshd.base.wakeful_loop import children_may_poll
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import encode_index
 from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, ChildStatus
+from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.load_report import WeightsReport
@@ -63,6 +64,7 @@ class LlamaServer:
         self._reported = asyncio.Event()  # no line comes any more
         self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
+        self.away = AwayTimes(asyncio.get_running_loop().time)
 
     @property
     def status(self) -> ChildStatus | None:
@@ -76,7 +78,7 @@ class LlamaServer:
 
     def mesh_end(self) -> MeshEnd:
         """What it inherits for one worker."""
-        return MeshEnd(self._processes.socket_pair, weights=self._digests, report=self.report)
+        return MeshEnd(self._processes.socket_pair, weights=self._digests, report=self.report, away=self.away)
 
     def start(self, plan: Plan, leases: Sequence[LeaseClient], owner: Owner) -> None:
         """Begin to run it in tasks of `owner`. Raises MeshdError."""
@@ -86,7 +88,7 @@ class LlamaServer:
         except OSError as error:
             raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
         self._outgoing.add(pipe.child_end)
-        child = self._processes.make_child(lambda: self._spec(plan, leases, pipe), "llama-server")
+        child = self._processes.make_child(lambda: self._spec(plan, leases, pipe), self._model.options.child)
         self._child = child
         owner.start(child.serve(), name="llama-server")
         owner.start(self._read_report(pipe), name="llama-server report")
@@ -104,11 +106,12 @@ class LlamaServer:
             plan=command_lines.without_overridden(named.arguments, rest),
             load_mode=options.load_mode,
             llama_args=rest,
+            mmproj=options.mmproj,
         )
         return ChildSpec(
-            name="llama-server",
+            name=options.child,
             argv=command_lines.llama_server(str(self._native.llama_server), head),
-            log=self._paths.logs / "llama-server.log",
+            log=self._paths.logs / f"{options.child}.log",
             probe=self._processes.http_ready(model.socket),
             env=self._environment(leases, pipe),
             hand_over=self._outgoing.give(),

@@ -7,7 +7,7 @@ ones count less.
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.status import Speeds
 
-_LEAST_PROMPT = 64  # tokens; shorter prompts measure a start
+LEAST_PROMPT = 64  # tokens; shorter prompts measure a start
 _LEAST_GENERATED = 8
 _REMEMBERED_TOKENS = 4096
 
@@ -21,7 +21,7 @@ class MeasuredSpeed:
 
     def answered(self, timings: AnswerTimings) -> None:
         """An answer that was made alone."""
-        if timings.prompt_tokens >= _LEAST_PROMPT:
+        if timings.prompt_tokens >= LEAST_PROMPT:
             self._prompt.add(timings.prompt_tokens, timings.prompt_seconds)
         if timings.generated_tokens >= _LEAST_GENERATED:
             self._generated.add(timings.generated_tokens, timings.generated_seconds)

@@ -31,6 +31,7 @@ from meshd.role.interface import Join
 from meshd.wire.serving import API_SERVICE, KEY_PROOF, SERVING_SERVICE, ApiModel, ServingTold
 
 _LOOK_SECONDS = 0.25  # between two looks at what is served: what a message says is at most as old
+_ON_DEMAND = {ModelState.READY, ModelState.LOADING, ModelState.UNLOADED}  # a request waits for the load
 
 
 class MemberApi:
@@ -107,20 +108,24 @@ class MemberApi:
         return self._message
 
 
-def served_models(model: ModelStatus | None, requests: int) -> tuple[ApiModel, ...]:
-    """The model of a head's status as members are told of it."""
-    if model is None:
-        return ()
-    one = ApiModel(
-        name=model.name,
-        state=model.state.value,
-        takes=model.state is ModelState.READY,
-        reason=model.reason,
-        requests=requests,
-        slots=model.answers.slots if model.answers is not None else 1,
-        fingerprint=bytes.fromhex(model.fingerprint),
+def served_models(
+    models: Sequence[ModelStatus], requests_of: Callable[[str], int], *, on_demand: bool
+) -> tuple[ApiModel, ...]:
+    """The models of a head's status, as members are told. `on_demand`: they are loaded for requests."""
+    takes = _ON_DEMAND if on_demand else {ModelState.READY}
+    return tuple(
+        ApiModel(
+            name=model.name,
+            state=model.state.value,
+            takes=model.state in takes,
+            reason=model.reason,
+            requests=requests_of(model.name),
+            slots=model.answers.slots if model.answers is not None else 1,
+            fingerprint=bytes.fromhex(model.fingerprint),
+            aliases=model.aliases,
+        )
+        for model in models
     )
-    return (one,)
 
 
 def _admit(places: Slots, member: Member, full: str) -> str | Release:

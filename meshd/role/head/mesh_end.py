@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from socket import socket
 
+from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.load_report import WeightsReport
 from meshd.rpc.mesh_head_view import MeshHeadView
 
@@ -17,12 +18,16 @@ class MeshEnd:
         *,
         weights: Mapping[bytes, str],
         report: WeightsReport,
+        away: AwayTimes,
     ) -> None:
-        """`weights` are the names of the model's tensors, by content; `report` is told of each."""
+        """`weights` are the names of the model's tensors, by content; `report` is told of each, and `away`
+        of what passes.
+        """
+        self.away = away
         self._socket_pair = socket_pair
         self._weights = weights
         self._report = report
-        self.view = MeshHeadView(self._placed)
+        self.view = MeshHeadView(self._placed, seen=away.seen)
         self._child_end = -1
         self._endpoint = ""
 

@@ -10,24 +10,25 @@ from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layer_work import layer_work
 from meshd.model.operations import operations
 from meshd.model.split_values import Plan
 from meshd.model.status import Speeds, WorkerWeights
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
-from meshd.role.head.ask_workers import Asking, acquire_for, not_ready
+from meshd.role.head.ask_workers import Asking, acquire_for, fitting, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
-from meshd.role.head.lease_client import LeaseClient, why_unfit
+from meshd.role.head.explain import RunFacts
+from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_server import LlamaServer, Over
-from meshd.role.head.measured_speed import MeasuredSpeed
+from meshd.role.head.missing_weights import find_needs
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.run_input import Looked, RunHistory, ServedModel
+from meshd.role.head.run_measures import RunMeasures
 from meshd.role.head.serving_split import serving_split
 from meshd.role.head.split_plan import (
     NodeOffer,
@@ -37,11 +38,11 @@ from meshd.role.head.split_plan import (
     split_of,
     why_idle,
 )
-from meshd.role.head.token_cost import TokenCost, crossed
 from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PAUSED, RPC_SERVER_CRASHED, Lost
+from meshd.wire.needs import Needs
 
 LOG = log.get("serve")
 
@@ -77,9 +78,8 @@ class HeadRun:
         self._server = LlamaServer(native, processes, paths, model=model)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
-        self.speed = MeasuredSpeed()
         self._predicted: Speeds | None = None
-        self.token_cost = TokenCost(lambda: crossed(runtime.mesh, self.workers))
+        self.measures = RunMeasures(runtime.mesh, self._by_name, self._server.away)
         self.started = self.loaded = self.replaced = False
         self.blame = Blame()
         self.server_died: ServerDied | None = None
@@ -105,6 +105,9 @@ class HeadRun:
         """One for each worker."""
         return [lease.tunnel.status for lease in self._leases if lease.tunnel is not None]
 
+    def _by_name(self) -> dict[str, PeerId]:
+        return {lease.name: lease.peer for lease in self._leases}
+
     async def run(self, workers: Sequence[PeerStatus]) -> str:
         """One life; returns why it ended, a lack of descriptors or disk included. Raises MeshdError."""
         try:
@@ -121,8 +124,9 @@ class HeadRun:
             async with Owner() as owner:
                 self._weights_of = plan.weights_of
                 reserving = self._reserving()
+                needs = await self._needs(plan, owner)
                 granted = await reserving.begin(
-                    offers, reservations(plan, offers), self._server.report, owner
+                    offers, reservations(plan, offers), needs, self._server.report, owner
                 )
                 await self._push_plan.introduce(plan, self._leases)
                 self._server.start(plan, self._leases, owner)
@@ -139,6 +143,10 @@ class HeadRun:
             for lease in self._leases:
                 lease.release()
 
+    async def _needs(self, plan: Plan, owner: Owner) -> Mapping[str, Needs]:
+        members = self._runtime.from_members
+        return await find_needs(self._model, plan, self._leases, members, owner, self._on_progress)
+
     # Asking and planning.
 
     async def _plan(self, workers: Sequence[PeerStatus]) -> tuple[Plan, list[NodeOffer]]:
@@ -151,9 +159,8 @@ class HeadRun:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
         (own, excluded), found = looking.result()
-        machines = Machines(
-            tuple(offers), own, found.speeds, found.paths, tuple(self._model.plain_rpc), excluded
-        )
+        plain, corrections = tuple(self._model.plain_rpc), self._history.corrections
+        machines = Machines(tuple(offers), own, found.speeds, found.paths, plain, excluded, corrections)
         try:
             split = serving_split(self._model.layers, self._work, machines, self._options)
         except UserError as error:
@@ -161,6 +168,7 @@ class HeadRun:
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
         self._predicted = split.speeds
+        self.measures.facts = RunFacts(split.plan, machines, self._options, self._model.layers, self._work)
         reasons = [error.what for error in refusals] + self._release_idle(split.plan, split.offers)
         least = self._options.min_workers
         if len(split.offers) < least:
@@ -219,14 +227,11 @@ class HeadRun:
         self, workers: Sequence[PeerStatus], names: Mapping[PeerId, str], refusals: list[MeshdError]
     ) -> None:
         """One for each that runs a llama.cpp which fits ours."""
-        native = self._runtime.native
-        for worker in workers:
-            if (unfit := why_unfit(native.version, worker)) is not None:
-                refusals.append(unfit)
-                continue
+        runtime = self._runtime
+        for worker in fitting(workers, runtime.native.version, refusals):
             lease = LeaseClient(
-                self._runtime.mesh,
-                self._runtime.tunnels,
+                runtime.mesh,
+                runtime.tunnels,
                 peer=worker.peer,
                 name=names[worker.peer],
                 on_progress=self._on_progress,
@@ -297,30 +302,21 @@ class HeadRun:
         if not known and lease is not None:
             self.blame.ended(lease.peer, over.why, self._push_plan.others(lease.peer, over.why))
         elif not known and not self.loaded:
-            self.server_died = ServerDied(split_of(plan), over.tail)
+            self.server_died = ServerDied(self._options.child, split_of(plan), over.tail)
             if at_first_token:
-                self._doubt_last(plan, over.why)
+                for lease in self._leases:  # of what the last one computes llama-server makes the token
+                    if lease.name == plan.last_node:
+                        self.blame.doubt(lease.peer, over.why)
         self.end.say(over.why)
-
-    def _doubt_last(self, plan: Plan, why: str) -> None:
-        """If it is a worker: of what it computes llama-server makes the token."""
-        (*_, last) = [share.device.node for share in plan.shares if share.layers] or [""]
-        for lease in self._leases:
-            if lease.name == last:
-                self.blame.doubt(lease.peer, why)
 
     def _lease_at(self, endpoint: str) -> LeaseClient | None:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
-    def _sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
-        if plan.output_worker is None:
-            return None
-        vocabulary, wanted = self._model.layers.widths.vocabulary, self._options.sample_on_worker
-        return DeviceSampling(settings, vocabulary, adds=wanted and plan.output_worker.has_top_k)
-
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
-        ready = await self._runtime.processes.first_token(self._model.socket, partial(self._sampling, plan))
+        ready = await self._runtime.processes.first_token(
+            self._model.socket, partial(self._model.sampling, plan)
+        )
         await asyncio.wait([granted])  # it was said before the token came, though in another stream
         if not self.started:
             return  # one has refused
@@ -345,6 +341,6 @@ class HeadRun:
                 report=report,
                 answers=plan.answers,
                 predicted=self._predicted,
-                sampling=self._sampling(plan, ready.settings),
+                sampling=self._model.sampling(plan, ready.settings),
             )
         )

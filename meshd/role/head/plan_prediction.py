@@ -1,14 +1,17 @@
 """From a plan, and what is known of the machines, to what it will do (model/prediction.py). Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from meshd.gateway.interface import AnswerTimings
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.prediction import PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
+from meshd.role.head.measured_speed import LEAST_PROMPT
+from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections, SpeedLearner, model_key
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
 from meshd.wire.lease import OfferedDevice
 
@@ -25,6 +28,7 @@ class Machines:
     paths: Mapping[tuple[str, str], DevicePath] = field(default_factory=dict)
     plain_rpc: tuple[PlainRpc, ...] = ()
     own_excluded: Mapping[str, str] = field(default_factory=dict)
+    corrections: SpeedCorrections | None = None
 
 
 class PlanPredictor:
@@ -36,17 +40,53 @@ class PlanPredictor:
         self._layers = layers
         self._machines = machines
         self._options = options
+        self._work = work
+        self._key = model_key(layers, work, [options.activations, *options.llama_args])
         self.predictor = Predictor(layers, work, prompt_tokens=ASSUMED_PROMPT)
         self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
         self._machine_of[options.node_name] = options.machine
 
     def predict(self, plan: Plan) -> Prediction:
-        """What the plan will do."""
-        return self.predictor.predict(self._split_of(plan))
+        """What the plan will do, corrected by what was measured of it, or of plans like it."""
+        prediction, found = self.predictor.predict(self._split_of(plan)), self.correction(plan)
+        if found is None:
+            return prediction
+        return replace(
+            prediction,
+            generate_tok_s=prediction.generate_tok_s * found.generate,
+            streams_tok_s=prediction.streams_tok_s * found.generate,
+            prompt_tok_s=prediction.prompt_tok_s * found.prompt,
+            first_token_s=prediction.first_token_s / found.prompt,
+        )
 
     def answer_seconds(self, plan: Plan) -> float:
         """Of the answer by which splits are compared."""
-        return self.predictor.answer_seconds(self._split_of(plan), ASSUMED_ANSWER)
+        if self.correction(plan) is None:
+            return self.predictor.answer_seconds(self._split_of(plan), ASSUMED_ANSWER)
+        prediction = self.predict(plan)
+        return prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
+
+    def correction(self, plan: Plan) -> SpeedCorrection | None:
+        """None where nothing like it ever ran."""
+        known = self._machines.corrections
+        return known.of(self._key, self._split_of(plan)) if known is not None else None
+
+    def learn(self, plan: Plan, learner: SpeedLearner, timings: AnswerTimings) -> None:
+        """From an answer that was made alone; nothing where devices were not measured."""
+        split, known = self._split_of(plan), self._machines.corrections
+        prompt, generated = timings.prompt_tokens, timings.generated_tokens - 1
+        if known is None or not self.predictor.predict(split).is_measured:
+            return
+        if generated > 0:
+            there = prompt + generated // 2
+            sized = Predictor(self._layers, self._work, cells=there).predict(split)
+            learner.answered(
+                generated, generated / sized.generate_tok_s, timings.generated_seconds, is_prompt=False
+            )
+        if prompt >= LEAST_PROMPT:
+            sized = Predictor(self._layers, self._work, prompt_tokens=prompt).predict(split)
+            learner.answered(prompt, sized.first_token_s, timings.prompt_seconds, is_prompt=True)
+        known.learn(self._key, split, *learner.factors)
 
     def _split_of(self, plan: Plan) -> Split:
         stages: list[PlannedStage] = []

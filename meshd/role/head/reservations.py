@@ -1,8 +1,9 @@
 """The leases of one life of a model: reserved from all workers at once, granted side by side, watched."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.role.head.blame import Blame
@@ -12,8 +13,10 @@ from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.push_plan import names_neighbour
 from meshd.role.head.split_plan import NodeOffer
 from meshd.wire.lease import HEAD_ENDED, Lost
+from meshd.wire.needs import Needs
 
 AFTER_HEAD_SECONDS = 5.0  # LEASE_WORD_SECONDS, and some more for a process to be reaped
+LOG = log.get("serve")
 
 
 class Reserving:
@@ -43,17 +46,21 @@ class Reserving:
         self,
         offers: Sequence[NodeOffer],
         wanted: Sequence[tuple[int, ...]],
+        needs: Mapping[str, Needs],
         report: WeightsReport,
         owner: Owner,
     ) -> asyncio.Task[None]:
         """Returns when there is a tunnel to each worker; the task when all have granted, or one has refused.
 
-        Tunnels and leases live in tasks of `owner`; `report` learns whose they are. Raises MeshdError.
+        With `needs`, of each worker by name, they first take what they lack of these from members. Tunnels
+        and leases live in tasks of `owner`; `report` learns whose they are. Raises MeshdError.
         """
+        if needs:
+            await self._fetch(wanted, needs)
         if self._leases:
             names = ", ".join(lease.name for lease in self._leases)
             self._on_progress(f"starting the server of {names}")
-        await self._reserve(offers, wanted)
+        await self._reserve(offers, wanted, fetched=bool(needs))
         granted = owner.start(self._until_granted(owner), name="grants")
         for lease in self._leases:
             assert lease.tunnel is not None
@@ -61,12 +68,28 @@ class Reserving:
             owner.start(lease.tunnel.serve(), name=f"tunnel {lease.name}")
         return granted
 
-    async def _reserve(self, offers: Sequence[NodeOffer], wanted: Sequence[tuple[int, ...]]) -> None:
+    async def _fetch(self, wanted: Sequence[tuple[int, ...]], needs: Mapping[str, Needs]) -> None:
+        """By all at once. Raises MeshdError."""
+        async with Owner() as fetching:
+            for lease, counts in zip(self._leases, wanted, strict=True):
+                fetching.start(self._fetch_one(lease, counts, needs[lease.name]), name=f"fetch {lease.name}")
+
+    async def _fetch_one(self, lease: LeaseClient, counts: tuple[int, ...], needs: Needs) -> None:
+        try:
+            fetched = await lease.fetch(counts, needs)
+        except MeshdError as error:
+            self._blame.failed[lease.peer] = error.what
+            raise
+        LOG.info("worker_fetched", name=lease.name, bytes=fetched.count, what=fetched.text)
+
+    async def _reserve(
+        self, offers: Sequence[NodeOffer], wanted: Sequence[tuple[int, ...]], *, fetched: bool
+    ) -> None:
         """Say to all what is wanted of each, and wait for no answer. Raises MeshdError."""
         for place, (lease, item, counts) in enumerate(zip(self._leases, offers, wanted, strict=True)):
             self._devices_in_use.uses(lease.peer, item.offer.devices, counts)
             try:
-                await lease.reserve(counts, place)
+                await lease.reserve(counts, place, fetched=fetched)
             except MeshdError as error:
                 self._blame.failed[lease.peer] = error.what
                 raise

@@ -69,13 +69,14 @@ class LoadedModel:
 class ServerDied:
     """llama-server ended, or made no token, before it was ready: with which split, and its last lines."""
 
+    name: str
     split: tuple[SplitPart, ...]
     tail: tuple[str, ...]
 
     def as_child(self, starts: int, failures: int) -> ChildStatus:
         """For status, while it is not started again after so many `starts`; `failures` in a row."""
         return ChildStatus(
-            name="llama-server",
+            name=self.name,
             state=ChildState.FAILED,
             pid=None,
             restarts=max(0, starts - 1),

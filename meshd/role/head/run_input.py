@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.identity.keys import PeerId
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layers import ModelLayers
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
+from meshd.role.head.speed_corrections import SpeedCorrections
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.survey import MachineSpeeds, Surveyor
 from meshd.role.head.worker_backoff import WorkerBackoff
@@ -40,6 +42,14 @@ class ServedModel:
         plain = self.plain_endpoints
         return sum(share.weights for share in plan.shares if share.device.node in plain)
 
+    def sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
+        """Where tokens are chosen, by llama-server's own settings; None: on the head."""
+        worker = plan.output_worker
+        if worker is None:
+            return None
+        adds = self.options.sample_on_worker and worker.has_top_k
+        return DeviceSampling(settings, self.layers.widths.vocabulary, adds=adds)
+
 
 Looked = tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds]
 """This machine's devices, and why some of them cannot be used; how fast all are."""
@@ -59,6 +69,11 @@ class RunHistory:
     """Workers that were late the last time they were asked (ask_workers.py)."""
     used: set[PeerId] = field(default_factory=set)
     """Workers with which the model was ready."""
+
+    @property
+    def corrections(self) -> SpeedCorrections | None:
+        """Of predictions, by earlier answers."""
+        return self.surveyor.corrections if self.surveyor is not None else None
 
     async def look(
         self,

@@ -11,6 +11,8 @@ from meshd.model.layers import ModelLayers
 from meshd.model.prediction import Prediction
 from meshd.model.split_values import LeftOut, Plan
 from meshd.model.status import Speeds
+from meshd.role.head.fixed_layers import with_fixed_layers
+from meshd.role.head.longest_context import lengthened, with_largest
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_choice import SplitChoice, choose_split
@@ -32,6 +34,12 @@ def serving_split(
     layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
 ) -> ServingSplit:
     """Raises NotEnoughMemory, UserError, Refused."""
+    machines, options = with_fixed_layers(machines, options, layers.count)
+    split = with_largest(lambda given: _split(layers, work, machines, given), layers, options)
+    return replace(split, plan=lengthened(layers, machines, options, split.plan, split.offers))
+
+
+def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> ServingSplit:
     if options.picks_by_speed and _is_measured(work, machines, options):
         best = choose_split(layers, work, machines, options, least=options.min_workers)[0]
         return _as_chosen(best, machines)

@@ -18,6 +18,7 @@ from meshd.model.prediction import PlannedStage, Prediction, Split
 from meshd.model.split_values import Plan
 from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines, PlanPredictor
 from meshd.role.head.shared_memory import plan_over
+from meshd.role.head.speed_corrections import SpeedCorrection
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, shape_of, without_idle
 from meshd.wire.lease import OfferedDevice
 
@@ -39,6 +40,7 @@ class SplitChoice:
     prediction: Prediction
     seconds: float
     why: str = ""
+    correction: SpeedCorrection | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -146,7 +148,14 @@ class _SplitChooser:
         )
         plan, used = without_idle(plan, offers)
         seconds = self._plans.answer_seconds(plan)
-        return SplitChoice(plan, tuple(used), options, self._plans.predict(plan), seconds)
+        return SplitChoice(
+            plan,
+            tuple(used),
+            options,
+            self._plans.predict(plan),
+            seconds,
+            correction=self._plans.correction(plan),
+        )
 
     # Roughly.
 

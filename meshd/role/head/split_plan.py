@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from meshd.base.errors import Refused
 from meshd.model.cache import ContextShape
+from meshd.model.layer_range import LayerRange
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.split_values import Device as PlanDevice
@@ -41,7 +42,9 @@ class HeadOptions:
     workers: tuple[str, ...] = ()  # names or beginnings of ids; empty: whoever is there
     tensor_split: tuple[float, ...] = ()
     counts_chosen: bool = False  # `tensor_split` is meshd's own choice, not the user's
+    layers: tuple[LayerRange, ...] = ()  # which node holds which: all of them, or none is said
     ctx_size: int | None = None
+    largest_context: bool = False  # the longest that fits, up to the trained one
     devices: tuple[str, ...] = ()
     rpc: tuple[str, ...] = ()
     load_mode: str = "mmap"
@@ -52,16 +55,20 @@ class HeadOptions:
     sample_on_worker: bool = False  # as far as texts stay the same, where the output is on a worker
     slots: int = 1  # answers at once, each with its context, unless `llama_args` say it; fewer to fit
     llama_args: tuple[str, ...] = ()
+    mmproj: str = ""  # path of the part of a multimodal model that this node computes
     machine: str = ""
     node_name: str = "head"
     node_id: str = ""
     incarnation: bytes = b""
     grace: float = 120.0  # how long answers wait for a worker out of reach
+    name: str = ""  # of the model, in requests; empty: its file's
+    child: str = "llama-server"  # what its llama-server is called in status and logs
+    socket: str = "llama.sock"
 
     @property
     def picks_by_speed(self) -> bool:
         """Which workers take part, and with how many layers, is not decided by the user."""
-        return self.split == "auto" and not self.tensor_split and not self.rpc
+        return self.split == "auto" and not (self.tensor_split or self.layers or self.rpc)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from meshd.model.output import DevicePath
 from meshd.peer.interface import PeerState
 from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all, lacks_times
 from meshd.role.head.plan_prediction import Machines
+from meshd.role.head.speed_corrections import SpeedCorrections
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_list import Listing
@@ -56,6 +57,7 @@ class Surveyor:
         self._options = options
         self._listing = Listing(native, run_to_end, paths, machine=options.machine)
         self._speeds = speeds
+        self.corrections = SpeedCorrections(paths.correction_cache)
 
     async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
         """All that there is. Raises MeshdError when this node's own devices cannot be listed."""
@@ -76,7 +78,9 @@ class Surveyor:
                 if answer.capacity.busy and lacks_times(answer.capacity, len(timed)):
                     unmeasured.append((names[peer], BUSY))
         offers.sort(key=lambda offer: offer.node)
-        machines = Machines(tuple(offers), tuple(own), found.speeds, found.paths)
+        machines = Machines(
+            tuple(offers), tuple(own), found.speeds, found.paths, corrections=self.corrections
+        )
         return Surveyed(machines, tuple(left_out), tuple(unmeasured))
 
     async def speeds_of(

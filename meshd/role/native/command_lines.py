@@ -57,6 +57,10 @@ class Head:
     plan: tuple[str, ...]
     load_mode: str
     llama_args: tuple[str, ...]
+    mmproj: str = ""  # of a multimodal model
+
+
+_PROJECTOR_DEVICES = {"-mmdev", "--mmproj-device", "--mmproj-offload"}
 
 
 def llama_server(program: str, head: Head) -> list[str]:
@@ -71,6 +75,10 @@ def llama_server(program: str, head: Head) -> list[str]:
     if head.endpoints:
         argv += ["--rpc", ",".join(head.endpoints)]
     argv += [*head.plan, "-lm", head.load_mode, "--cache-ram", "0", "-nr"]
+    if head.mmproj:
+        argv += ["--mmproj", head.mmproj]
+        if not _PROJECTOR_DEVICES & set(head.llama_args):
+            argv += ["--no-mmproj-offload"]  # its default is the first device of the plan: a worker's, mostly
     return [*argv, *head.llama_args]
 
 

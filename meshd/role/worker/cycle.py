@@ -7,7 +7,7 @@ ended, so its memory is back for certain.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
 
 from meshd.base import log
@@ -35,6 +35,7 @@ from meshd.role.worker.known_files import KnownFiles
 from meshd.role.worker.leases import MAX_LEASES, Held, Lease, Ledger
 from meshd.role.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.role.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
+from meshd.role.worker.missing_weights import MissingWeights, progress_to
 from meshd.role.worker.pause import IS_PAUSED, Pause
 from meshd.role.worker.worker_options import WorkerOptions
 from meshd.store.interface import ContentStore, WeightsFile
@@ -51,7 +52,6 @@ from meshd.wire.lease import (
     Lost,
     Neighbour,
     OfferedDevice,
-    Progress,
     Reserve,
     WorkerOffer,
     decode,
@@ -89,6 +89,7 @@ class Worker:
         self._asking: Counter[PeerId] = Counter()
         self._logs: deque[int] = deque(range(1, MAX_LEASES + 1))
         self.pause = Pause()
+        self._missing = MissingWeights(runtime.from_members, self._files, self.pause)
         runtime.mesh.handle(LEASE_SERVICE, self._serve_lease, allow=self._may_lease)
 
     @property
@@ -103,6 +104,7 @@ class Worker:
             unfit=self._device_trials.notes,
             refused=self._streams.refused,
             store=self._store.status if self._store is not None else None,
+            is_computing=any(server.is_loaded for server in self._running.values()),
         )
 
     async def prepare(self) -> None:
@@ -134,6 +136,11 @@ class Worker:
         """Some head uses its devices now."""
         return bool(self._running)
 
+    @property
+    def servers(self) -> Collection[MeshServer]:
+        """One for each lease."""
+        return self._running.values()
+
     # Who may.
 
     def _may_lease(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | None:
@@ -149,6 +156,8 @@ class Worker:
             with self._streams.lend(lease_id, stream.peer) as lending:
                 agreed = await self._negotiate(messages, outgoing, lease_id)
                 try:
+                    if agreed.fetch:
+                        agreed = await self._missing.fetch(messages, agreed, outgoing)
                     await self._run_lease(messages, agreed, lending, outgoing)
                 finally:
                     self._ledger = self._ledger.release(lease_id)
@@ -189,7 +198,7 @@ class Worker:
             raise RemoteProtocolError("lease: expected `acquire`", code="lease")
         self._check_version(acquire)
         try:
-            weights = await self._files.take(outgoing, _progress_to(messages), peer=str(peer))
+            weights = await self._files.take(outgoing, progress_to(messages), peer=str(peer))
         except OSError as error:
             raise MeshdError(f"cannot create a lease: {error.strerror}") from None
         before, held = self._ledger, self._held()  # looked at before the devices: see Ledger.offer
@@ -197,7 +206,7 @@ class Worker:
         unfit = await self._device_trials.unfit(
             listed,
             acquire.operations,
-            _progress_to(messages),
+            progress_to(messages),
             admit=cache(partial(self._charge_trial, peer)),  # once, however many devices there are
         )
         devices = before.offer(listed, unfit, looks=(held, self._held()))
@@ -209,6 +218,7 @@ class Worker:
             unfit=unfit if any(unfit) else (),
             compressed=self._runtime.tunnels.compressed,
             protocol=self._runtime.native.version.protocol,
+            lacks=weights.lacks(acquire.marks) if weights is not None else b"",
         )
         await messages.send(offer.encode())
         reserve = await _within(messages)
@@ -224,7 +234,7 @@ class Worker:
         }
         lease = Lease(lease_id, peer, memory)
         self._ledger = self._ledger.take(lease)
-        return AgreedLease(lease, tuple(memory), weights)
+        return AgreedLease(lease, tuple(memory), weights, fetch=reserve.fetch)
 
     def _charge_trial(self, peer: PeerId) -> None:
         if not self._trials_asked.spend(peer, asyncio.get_running_loop().time()):
@@ -295,7 +305,7 @@ class Worker:
 
     async def _serve_head(self, messages: MessageStream, server: MeshServer, lending: Lending) -> None:
         lease = server.lease
-        await server.until_ready(_progress_to(messages))
+        await server.until_ready(progress_to(messages))
         self._running[lease.lease_id] = server
         lending.up()
         LOG.info("lease_granted", peer=lease.peer.short, pid=server.child.status.pid)
@@ -326,13 +336,6 @@ class Worker:
                         pass
         except (EndOfStream, Broken):
             return
-
-
-def _progress_to(messages: MessageStream) -> Callable[[str], Awaitable[None]]:
-    async def on_progress(text: str) -> None:
-        await messages.send(Progress(text).encode())
-
-    return on_progress
 
 
 async def _within(messages: MessageStream) -> LeaseMessage:

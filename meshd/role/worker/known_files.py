@@ -14,6 +14,7 @@ from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.role.native.fd_handover import Outgoing
 from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
+from meshd.wire.needs import as_bits, mark, split_marks
 
 _PROGRESS_SECONDS = 2.0
 LOG = log.get("worker")
@@ -41,9 +42,17 @@ class Weights:
         self._index = join_indexes(indexes)
         self._descriptors = tuple(outgoing.add(os.dup(descriptor)) for descriptor in descriptors)
         self.has_model = index is not None
+        self.digests = frozenset(tensor.digest for tensor in self._index.tensors)
         self.lease_cache = lease_cache
         if lease_cache is not None:
             lease_cache.handed_over()
+
+    def lacks(self, marks: bytes) -> bytes:
+        """A bit for each of these tensors (wire/needs.py) that is not here; none where none can be kept."""
+        if self.lease_cache is None:
+            return b""
+        here = set(map(mark, self.digests))
+        return as_bits([one not in here for one in split_marks(marks)])
 
     def hand_over(self, hand_over: Callable[[bytes], int], outgoing: Outgoing) -> int:
         """A descriptor with the index as text. Raises OSError."""

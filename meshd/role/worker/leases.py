@@ -68,7 +68,8 @@ class Ledger:
         """Why `peer` cannot have this reservation of what was offered, or None; `before` made the offer."""
         if len(self.leases) >= MAX_LEASES:
             return f"{MAX_LEASES} heads already use this worker"
-        # a head needs one lease, and for a moment another: the one before ends only when its process is gone
+        # a head has one for each model that it serves, and for a moment another: the one before ends only
+        # when its process is gone
         if sum(lease.peer == peer for lease in self.leases) >= LEASES_OF_PEER.most:
             return f"this head already has {LEASES_OF_PEER.most} leases of this worker"
         if len(wanted) != len(offered) or not any(wanted):

@@ -6,7 +6,7 @@ so this daemon needs no picture of its work, but ends it when it says nothing an
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -26,10 +26,12 @@ from meshd.role.worker.child_silence import LOOK_SECONDS, ChildSilence
 from meshd.role.worker.known_files import Weights
 from meshd.role.worker.leases import Lease
 from meshd.role.worker.push_neighbours import PushNeighbours
+from meshd.role.worker.turn_times import TurnTimes
 from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.store.interface import LeaseCache
 from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.capacity import ComputedSpan
 from meshd.wire.lease import HEAD_ENDED, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
 
 PROGRESS_SECONDS = 2.0
@@ -43,11 +45,15 @@ OnBroken = Callable[[MeshdError], None]
 
 @dataclass(frozen=True, slots=True)
 class AgreedLease:
-    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment."""
+    """A lease that is taken: its devices in the order of the offer, and the weights known at that moment.
+
+    `fetch`: the head says which weights it needs (missing_weights.py).
+    """
 
     lease: Lease
     devices: tuple[str, ...]
     weights: Weights | None
+    fetch: bool = False
 
     @property
     def lease_cache(self) -> LeaseCache | None:
@@ -58,6 +64,14 @@ class AgreedLease:
     def memory(self) -> list[int]:
         """Bytes of each device."""
         return [self.lease.memory[name] for name in self.devices]
+
+
+def computed_for(
+    servers: Iterable["MeshServer"], peer: PeerId, spans: Sequence[tuple[float, float]]
+) -> tuple[ComputedSpan, ...]:
+    """As TurnTimes.spent, for the newest lease of this head; nothing where it has none."""
+    found = [server for server in servers if server.lease.peer == peer]
+    return found[-1].turns.spent(spans) if found and spans else ()
 
 
 class MeshServer:
@@ -84,7 +98,9 @@ class MeshServer:
         self._log_path = log_path
         self._silence = ChildSilence()
         self._firewall: MeshFirewall | None = None  # while there is a connection
+        self.turns = TurnTimes(asyncio.get_running_loop().time)
         self._why_failed = ""  # in its own words
+        self.is_loaded = False
         self._end: socket | None = None
         self._report = runtime.processes.make_report()
         outgoing.add(self._report.child_end)
@@ -97,7 +113,12 @@ class MeshServer:
             raise
         outgoing.add(self._descriptors.child_end)
         self.neighbours = PushNeighbours(
-            runtime.mesh, runtime.tunnels, messages, self._descriptors, runtime.processes.socket_pair
+            runtime.mesh,
+            runtime.tunnels,
+            messages,
+            self._descriptors,
+            runtime.processes.socket_pair,
+            self.turns,
         )
         self.child = runtime.processes.make_child(self.spec, CHILD_NAME)
         if (lease_cache := agreed.lease_cache) is not None:
@@ -187,7 +208,10 @@ class MeshServer:
             raise Refused("this lease has its connection already", code="busy")
         end, self._end = self._end, None
         lease_cache = self.agreed.lease_cache
-        firewall = MeshFirewall(keeping=MeshKeeping(lease_cache) if lease_cache is not None else None)
+        firewall = MeshFirewall(
+            keeping=MeshKeeping(lease_cache) if lease_cache is not None else None,
+            seen=self.turns.with_head,
+        )
         self._firewall = firewall
         try:
             await self._join(
@@ -226,6 +250,7 @@ class MeshServer:
 
     def model_loaded(self) -> None:
         """The head has sent all of its weights, and has a first token."""
+        self.is_loaded = True
         if (lease_cache := self.agreed.lease_cache) is not None:
             lease_cache.done()
 

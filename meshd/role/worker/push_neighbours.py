@@ -21,6 +21,7 @@ from meshd.peer.interface import Mesh, MetadataValue, PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import DescriptorSocket, Tunnel, TunnelRequest, Tunnels
 from meshd.role.worker.neighbour_arrivals import NeighbourArrivals
+from meshd.role.worker.turn_times import TurnTimes
 from meshd.rpc.mesh_push_firewall import MeshPushFilter
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Admit, Neighbour, Reached
@@ -47,8 +48,11 @@ class PushNeighbours:
         messages: MessageStream,
         descriptors: DescriptorSocket,
         socket_pair: Callable[[], tuple[socket, int]],
+        turns: TurnTimes,
     ) -> None:
+        """`turns` is told of what passes."""
         self._mesh = mesh
+        self._turns = turns
         self._tunnels = tunnels
         self._messages = messages
         self._arrivals = NeighbourArrivals(descriptors, socket_pair, seconds=NEIGHBOURS_SECONDS)
@@ -161,7 +165,7 @@ class PushNeighbours:
                 metadata={"lease": neighbour.lease_id},
                 end=end,
                 endpoint=str(neighbour.number),
-                inspector=MeshPushFilter(),
+                inspector=self._filter(),
                 on_broken=partial(_push_broken, peer),
                 compressed=neighbour.compressed,
                 always=neighbour.always,
@@ -190,7 +194,10 @@ class PushNeighbours:
             raise Refused("this lease does not wait for a stream of this member", code="late")
         ours, theirs = self._arrivals.new_pair()
         self._arrivals.come(number, theirs)
-        await self._tunnels.join(stream, ours, inspector=MeshPushFilter(), on_broken=on_broken)
+        await self._tunnels.join(stream, ours, inspector=self._filter(), on_broken=on_broken)
+
+    def _filter(self) -> MeshPushFilter:
+        return MeshPushFilter(arrived=self._turns.arrived, left=self._turns.left)
 
     def close(self) -> None:
         """The lease is over."""

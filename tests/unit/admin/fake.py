@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshd.admin import api, models_api, plan_api
+from meshd.admin import api, models_api, plan_api, why_api
 from meshd.admin.api import (
     AcceptReply,
     ExposedList,
@@ -35,7 +35,7 @@ from meshd.admin.status import (
     TunnelView,
 )
 from meshd.base.errors import Refused, UserError
-from meshd.gateway.interface import GatewayStatus
+from meshd.gateway.interface import GatewayStatus, KeyStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus, NetworkTensor, SplitPart, StoreStatus
 
@@ -152,7 +152,15 @@ def full_status(pid: int = 4242) -> Status:
         children=(ChildView(name="llama-server", pid=None, state="ready", restarts=0),),
         model=MODEL,
         mdns=MdnsView(state="heard", networks=("eth0",), members=1, why="wlan0: no multicast"),
-        api=GatewayStatus(url="http://127.0.0.1:8090", ready=True, requests=1, tokens=42),
+        api=GatewayStatus(
+            url="http://127.0.0.1:8090",
+            ready=True,
+            requests=1,
+            tokens=42,
+            running=1,
+            waiting=2,
+            keys=(KeyStatus("anna", 1, 3, 120, 42, 162),),
+        ),
         store=StoreStatus(path="/home/u/.cache/meshd/tensors", bytes=7, limit=20_000_000_000, tensors=3),
     )
 
@@ -252,6 +260,7 @@ class FakeControl(Answers):
     asked: list[object] = field(default_factory=list)
     stopping: bool = False
     services: tuple[ExposedView, ...] = ()
+    why_reply: why_api.WhyReply | None = None
     open: tuple[TunnelView, ...] = ()
     models: tuple[models_api.MemberModelView, ...] = ()
     pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
@@ -380,7 +389,16 @@ class FakeControl(Answers):
     @plan_api.PlanRequest.answer
     async def plan(self, request: plan_api.PlanRequest) -> plan_api.PlanReply:
         self.asked.append(("plan", request.model, request.ctx_size, request.streams))
+        if request.largest_context or request.layers:
+            self.asked.append(("plan options", request.largest_context, request.layers))
         return PLAN
+
+    @why_api.WhyRequest.answer
+    async def why(self, request: why_api.WhyRequest) -> why_api.WhyReply:
+        self.asked.append("why")
+        if self.why_reply is None:
+            raise UserError("nothing was answered since the model was loaded", hint="ask it something first")
+        return self.why_reply
 
     @api.LeaveRequest.answer
     async def leave(self, request: api.LeaveRequest) -> api.Done:

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.admin import api, models_api, plan_api
+from meshd.admin import api, models_api, plan_api, why_api
 from meshd.admin.codec import decode_line, decode_request, encode_request, from_json, to_json
 from meshd.admin.net_api import NetcheckRequest
 from meshd.admin.request import Request
@@ -32,8 +32,9 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.StopRequest(): '{"request":"stop"}',
     plan_api.CapacityRequest(): '{"request":"capacity","again":false}',
     plan_api.PlanRequest(model="/m.gguf", ctx_size=4096): (
-        '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0}'
+        '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0,"largest_context":false,"layers":[]}'
     ),
+    why_api.WhyRequest(): '{"request":"why"}',
     models_api.MemberModelsRequest(): '{"request":"member_models"}',
     models_api.PullRequest(name="mesh:glm", rate=5): '{"request":"pull","name":"mesh:glm","rate":5}',
     models_api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
@@ -89,7 +90,9 @@ def test_what_packages_say_of_themselves_is_written_as_it_always_was() -> None:
             '"sent_bytes": 9, "received_bytes": 8, "user": false, "last_error": "", "peer_name": ""}]'
         ),
         "children": '[{"name": "llama-server", "pid": null, "state": "ready", "restarts": 0, "reason": ""}]',
-        "api": '{"url": "http://127.0.0.1:8090", "ready": true, "requests": 1, "tokens": 42, "reason": ""}',
+        "api": '{"url": "http://127.0.0.1:8090", "ready": true, "requests": 1, "tokens": 42, "running": 1, '
+        '"waiting": 2, "keys": [{"name": "anna", "active": 1, "answers": 3, "prompt_tokens": 120, '
+        '"generated_tokens": 42, "tokens_today": 162}], "reason": ""}',
         "store": '{"path": "/home/u/.cache/meshd/tensors", "bytes": 7, "limit": 20000000000, "tensors": 3}',
     }
 

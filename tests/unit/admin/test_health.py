@@ -7,7 +7,7 @@ import pytest
 from meshd.admin.health import examine
 from meshd.admin.status import ChildView, MdnsView, MeshView, PeerView, Status
 from meshd.link.transport import LinkKind
-from meshd.model.status import Speeds
+from meshd.model.status import ModelState, Speeds
 from meshd.wire.native import NativeVersion
 
 from .codes import warning_codes
@@ -79,6 +79,13 @@ def test_each_state_has_its_warning(code: str, change: Change) -> None:
     assert [warning.code for warning in status.warnings] == [code]
     warning = status.warnings[0]
     assert warning.what and warning.hint and not warning.what.endswith(".")
+
+
+def test_each_of_several_models_has_its_warning() -> None:
+    small = replace(MODEL, tensors_from_network=(), name="small", state=ModelState.UNLOADED)
+    failed = replace(small, name="big", state=ModelState.FAILED, reason="no memory")
+    status = examine(replace(calm(), model=small, models=(small, failed)))
+    assert [(one.code, "`big`" in one.what) for one in status.warnings] == [("model_failed", True)]
 
 
 @pytest.mark.parametrize(

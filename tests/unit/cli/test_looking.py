@@ -9,7 +9,7 @@ import pytest
 from meshd.admin.status import Status
 from meshd.cli.logs import Followed
 from meshd.cli.output import Output
-from meshd.cli.status import show
+from meshd.cli.status import show, summary
 from meshd.model.status import ModelState, StoreStatus, WorkerWeights
 
 from tests.unit.admin.fake import MODEL, PEER, FakeControl, full_status
@@ -269,3 +269,26 @@ def test_logs_follow_until_interrupted(logs: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("meshd.cli.logs.time.sleep", look)
     ran = meshd("logs", "-f", "--lines", "0")
     assert (ran.code, ran.out, ran.err) == (130, "llama-server| a child that came later\n", "")
+
+
+def several() -> Status:
+    """A gateway with three models."""
+    small = replace(MODEL, name="small", aliases=("tiny",), group="g", running=2, waiting=1)
+    big = replace(small, name="big", aliases=(), group="", state=ModelState.UNLOADED, running=0, waiting=0)
+    failed = replace(big, name="broken", state=ModelState.FAILED, reason="no memory")
+    return replace(full_status(), model=small, models=(small, big, failed))
+
+
+def test_several_models_are_listed_with_their_states(daemon: FakeControl) -> None:
+    daemon.state = several()
+    lines = [line.split() for line in meshd("status").out.splitlines()]
+    assert ["small", "tiny", "g", "ready", "2", "running,", "1", "waiting"] in lines
+    assert ["big", "-", "-", "unloaded", "0", "running,", "0", "waiting"] in lines
+    assert ["broken", "-", "-", "failed", "0", "running,", "0", "waiting", "no", "memory"] in lines
+    names = [model["name"] for model in json.loads(meshd("status", "--json").out)["models"]]
+    assert names == ["small", "big", "broken"]
+
+
+def test_one_line_has_the_states_of_several_models() -> None:
+    assert "models small=ready big=unloaded broken=failed" in summary(several())
+    assert "model ready" in summary(full_status())

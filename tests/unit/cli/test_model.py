@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from meshd.cli import find_models as finding
 from meshd.cli.output import Output
-from meshd.config import Config, Paths, ServeConfig, WorkerConfig
+from meshd.config import Config, ModelConfig, Paths, ServeConfig, WorkerConfig
 from meshd.library.interface import TransferProgress
 
 from tests.unit.library.models import cached, in_ollama, put, tiny
@@ -192,6 +192,41 @@ def test_nothing_to_find() -> None:
     out = Output(Terminal(), Terminal(), {})
     assert finding.find_served_model(config, out) == config
     assert finding.find_worker_models(config, out) == config
+
+
+def test_the_models_of_all_tables_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    put(folder / "small.gguf", tiny())
+    given: tuple[Path | str, ...] = (folder / "small.gguf", folder, "hf:me/Tiny-GGUF:Q8_0")
+    models = tuple(ModelConfig(name=f"m{n}", serve=ServeConfig(model=one)) for n, one in enumerate(given))
+    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
+    found = finding.find_served_model(Config(models=models), Output(Terminal(), Terminal(), {}))
+    paths = [model.serve.model for model in found.models]
+    assert paths[:2] == [folder / "small.gguf"] * 2
+    assert isinstance(paths[2], Path) and paths[2].name == "t-Q8_0.gguf"
+    assert found.serve.model is None
+
+
+def test_a_model_of_members_comes_before_the_node_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is here."""
+    asked: list[tuple[str, str]] = []
+
+    def pull_first(_config: Config, name: str, role: str, _show: object) -> Path:
+        asked.append((name, role))
+        return tmp_path / f"{role}.gguf"
+
+    monkeypatch.setattr("meshd.daemon.model_first.pull_first", pull_first)
+    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
+    served, lent = ServeConfig(model="mesh:far-Q8_0"), WorkerConfig(models=("mesh:far-Q8_0",))
+    config = Config(serve=served, worker=lent, paths=Paths(cache=tmp_path))
+    out = Output(Terminal(), Terminal(), {})
+    assert finding.find_served_model(config, out).serve.model == tmp_path / "serve.gguf"
+    assert finding.find_worker_models(config, out).worker.models == (tmp_path / "worker.gguf",)
+    assert asked == [("mesh:far-Q8_0", "serve"), ("mesh:far-Q8_0", "worker")]
+    here = put(tmp_path / "models/mesh-0/far-Q8_0.gguf", tiny())
+    assert finding.find_served_model(config, out).serve.model == here and len(asked) == 2
 
 
 def test_a_workers_list_of_models_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:

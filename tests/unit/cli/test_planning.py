@@ -80,6 +80,21 @@ def test_numbers_that_make_no_sense(daemon: FakeControl, option: str, number: st
     assert daemon.asked == []
 
 
+def test_the_longest_context_and_fixed_layers_are_asked_for(daemon: FakeControl, file: Path) -> None:
+    given = ("--ctx-size", "max", "--layers", "desk=0-9,garage=10-28", "--layers", "attic=29")
+    assert meshd("plan", "--model", str(file), *given).code == 0
+    assert daemon.asked == [
+        ("plan", str(file), 0, 0),
+        ("plan options", True, ("desk=0-9", "garage=10-28", "attic=29")),
+    ]
+
+
+@pytest.mark.parametrize("layers", ["garage", "garage=", "garage=9-3", "garage=0-99999", "=0-3"])
+def test_layers_that_make_no_sense(daemon: FakeControl, layers: str) -> None:
+    refused(meshd("plan", "--model", "/m.gguf", "--layers", layers), 2, "NODE=FIRST-LAST")
+    assert daemon.asked == []
+
+
 def test_capacity_for_a_person(daemon: FakeControl) -> None:
     ran = meshd("capacity")
     assert ran.code == 0

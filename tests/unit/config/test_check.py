@@ -34,6 +34,9 @@ def test_defaults_make_a_worker() -> None:
 
 def test_a_model_makes_a_serving_node(model: Path) -> None:
     check_serve(Config(serve=ServeConfig(model=model)))
+    check_serve(Config(serve=ServeConfig(model=model, mmproj=model)))
+    with pytest.raises(UserError, match="mmproj file"):
+        check_serve(Config(serve=ServeConfig(model=model, mmproj=model.with_name("gone.gguf"))))
 
 
 def test_serve_without_a_model_does_not_parse() -> None:

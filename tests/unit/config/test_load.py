@@ -14,6 +14,7 @@ from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.tree import find_cache, find_home
 from meshd.daemon.roles import ROLES
+from meshd.model.layer_range import LayerRange
 
 
 def write(folder: Path, text: str) -> Path:
@@ -70,16 +71,20 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "links.compress": ("on", "on"),
     "serve.output": ("head", "head"),
     "worker.models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),
+    "worker.fetch_rate": ("200Mbit", 25_000_000),
     "worker.devices": ("CUDA0,CUDA1", ("CUDA0", "CUDA1")),
     "worker.memory": ("8G", 8 << 30),
     "worker.threads": ("8", 8),
     "worker.keep_weights": ("0", 0),
     "serve.model": ("/m/a.gguf", Path("/m/a.gguf")),
+    "serve.mmproj": ("/m/p.gguf", Path("/m/p.gguf")),
     "serve.host": ("0.0.0.0", "0.0.0.0"),
     "serve.port": ("0", 0),
     "serve.min_workers": ("0", 0),
     "serve.tensor_split": ("1,2", (1.0, 2.0)),
-    "serve.ctx_size": ("4096", 4096),
+    "serve.layers": ("a=0-9,b=10", (LayerRange("a", 0, 9), LayerRange("b", 10, 10))),
+    "serve.ctx_size": ("max", 0),
+    "serve.slots": ("2", 2),
     "serve.devices": ("none", ("none",)),
     "serve.rpc": ("10.0.0.2:50052", (HostPort("10.0.0.2", 50052),)),
     "serve.load_mode": ("mmap", "mmap"),
@@ -91,6 +96,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.api_key_file": ("/k", Path("/k")),
     "serve.allowed_hosts": ("box.lan,box", ("box.lan", "box")),
     "serve.continue_answers": ("20", 20),
+    "serve.max_wait": ("60", 60),
     "serve.allowed_origins": ("https://a.example", ("https://a.example",)),
     "serve.no_members": ("true", True),
     "client.port": ("0", 0),
@@ -108,6 +114,7 @@ def test_the_list_of_keys_and_the_tree_agree() -> None:
     in_tree = {
         f"{section.name}.{field.name}"
         for section in dataclasses.fields(Config)
+        if section.name != "models"
         for field in dataclasses.fields(typing.get_type_hints(Config)[section.name])
     }
     assert in_tree == {key.name for key in KEYS} == set(EXAMPLES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.config import Config, HostPort, LinksConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config import Config, HostPort, LinksConfig, ModelConfig, Paths, ServeConfig, WorkerConfig
 from meshd.daemon.preflight import Preflight
 from meshd.daemon.roles import ROLES
 from meshd.daemon.serve_role import ClaimedServe
@@ -111,3 +111,37 @@ def test_an_option_after_the_dashes_that_is_meshds_own_is_found(tmp_path: Path) 
     with pytest.raises(UserError, match="--model") as caught:
         claim(tmp_path, config_for(tmp_path, llama_args=("--model", "other.gguf")))
     assert "--model" in caught.value.hint
+
+
+def several(folder: Path, **second: object) -> Config:
+    """A node that serves two models."""
+    config = config_for(folder)
+    other = replace(config.serve, **second)  # type: ignore[arg-type]
+    models = (ModelConfig(name="a", serve=config.serve), ModelConfig(name="b", serve=other))
+    return replace(config, serve=replace(config.serve, model=None), models=models)
+
+
+def test_the_files_of_several_models_are_opened_before_the_start(tmp_path: Path) -> None:
+    before = len(os.listdir("/dev/fd"))  # noqa: PTH208
+    preflight = claim(tmp_path, several(tmp_path, devices=("CPU",)))
+    assert isinstance(preflight.role, ClaimedServe)
+    assert [file.name for file in preflight.role.files] == ["model.gguf", "model.gguf"]
+    preflight.release()
+    assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("second", "what"),
+    [
+        ({"devices": ("CUDA7",)}, "no device `CUDA7`"),
+        ({"llama_args": ("--model", "other.gguf")}, "--model"),
+        ({"model": Path("/nowhere.gguf")}, "nowhere.gguf"),
+    ],
+)
+def test_a_fault_of_one_of_several_models_is_found(
+    tmp_path: Path, second: dict[str, object], what: str
+) -> None:
+    before = len(os.listdir("/dev/fd"))  # noqa: PTH208
+    with pytest.raises(UserError, match=what):
+        claim(tmp_path, several(tmp_path, **second))
+    assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208

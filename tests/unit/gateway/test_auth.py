@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
+from meshd.gateway.api_key import ApiKey
 from meshd.gateway.auth import KeyRing, load_keys
 from meshd.gateway.interface import GatewayConfig
 
@@ -22,7 +23,9 @@ def key_file(folder: Path, text: str | bytes, mode: int = 0o600) -> Path:
 
 def test_keys_are_read_line_by_line(tmp_path: Path) -> None:
     text = "# for the desk\nsk-desk-1234\n\n   # indented\r\n  sk-laptop-1234  \r\nsk#inside-5678"
-    assert load_keys(key_file(tmp_path, text)) == ("sk-desk-1234", "sk-laptop-1234", "sk#inside-5678")
+    keys = load_keys(key_file(tmp_path, text))
+    assert [key.secret for key in keys] == ["sk-desk-1234", "sk-laptop-1234", "sk#inside-5678"]
+    assert [key.name for key in keys] == ["key-1", "key-2", "key-3"]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o644, 0o777])
@@ -36,7 +39,7 @@ def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> N
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
 def test_a_private_file_passes(tmp_path: Path, mode: int) -> None:
-    assert load_keys(key_file(tmp_path, "sk-12345678", mode)) == ("sk-12345678",)
+    assert load_keys(key_file(tmp_path, "sk-12345678", mode)) == (ApiKey("sk-12345678"),)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -79,7 +82,7 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
 
 @given(st.lists(KEYS, min_size=1, max_size=4, unique=True), st.data())
 def test_exactly_the_keys_open(keys: list[str], draw: st.DataObject) -> None:
-    ring = KeyRing(keys)
+    ring = KeyRing([ApiKey(key) for key in keys])
     key = draw.draw(st.sampled_from(keys))
     assert ring.match({"Authorization": f"Bearer {key}"}) is not None
     assert ring.match({"X-Api-Key": key}) is not None
@@ -93,9 +96,9 @@ def test_exactly_the_keys_open(keys: list[str], draw: st.DataObject) -> None:
 @given(st.text(), st.text())
 def test_any_header_can_be_judged(authorization: str, key: str) -> None:
     headers = {"Authorization": authorization, "X-Api-Key": key}
-    assert KeyRing(["sk-never-guessed-0123456789"]).match(headers) is None
+    assert KeyRing([ApiKey("sk-never-guessed-0123456789")]).match(headers) is None
     assert KeyRing([]).match(headers) is not None
 
 
 def test_keys_do_not_show() -> None:
-    assert "sk-12345678" not in repr(GatewayConfig(api_keys=("sk-12345678",)))
+    assert "sk-12345678" not in repr(GatewayConfig(api_keys=(ApiKey("sk-12345678"),)))

@@ -1,7 +1,8 @@
 """The allow-list of paths."""
 
 from meshd.gateway.events import StreamForm
-from meshd.gateway.routes import HEALTH_PATHS, MODELS_PATHS, ROUTES
+from meshd.gateway.own_answers import HEALTH_PATHS, MODELS_PATHS
+from meshd.gateway.routes import ROUTES
 
 # Registered by llama-server, and why they are not passed on.
 FORBIDDEN = {
@@ -44,6 +45,13 @@ def test_tokens_are_counted_where_they_are_generated() -> None:
         "/v1/responses",
     } <= counted
     assert not counted & {"/tokenize", "/detokenize", "/v1/embeddings", "/props", "/v1/rerank"}
+
+
+def test_requests_wait_for_a_turn_where_llama_server_computes() -> None:
+    waits = {path for path, route in ROUTES.items() if route.computes}
+    assert waits >= {path for path, route in ROUTES.items() if route.counts}
+    assert {"/v1/embeddings", "/v1/rerank", "/embedding", "/reranking"} <= waits
+    assert not waits & {"/tokenize", "/apply-template", "/v1/messages/count_tokens", "/props"}
 
 
 def test_own_answers_are_not_passed_on() -> None:

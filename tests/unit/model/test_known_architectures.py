@@ -10,7 +10,7 @@ from meshd.build.tree import Tree
 from meshd.config.tree import find_cache
 from meshd.model import architectures
 from meshd.model.file_types import FILE_TYPES
-from meshd.model.known_architectures import KNOWN_ARCHITECTURES, check_architecture
+from meshd.model.known_architectures import KNOWN_ARCHITECTURES, check_architecture, check_projector
 
 from tests.gguf_bytes import gguf, parse
 
@@ -74,3 +74,9 @@ def test_one_that_is_not_known_is_named(architecture: str, words: str) -> None:
 def test_none_at_all() -> None:
     with pytest.raises(UserError, match="does not say which architecture"):
         check_architecture(parse(gguf({"general.name": "x"})), label="m.gguf")
+
+
+def test_only_a_projector_is_taken_for_one() -> None:
+    check_projector(parse(gguf({"general.architecture": "clip"})), label="mmproj.gguf")
+    with pytest.raises(UserError, match=r"`m.gguf` is not an mmproj file: its architecture is `llama`"):
+        check_projector(parse(gguf({"general.architecture": "llama"})), label="m.gguf")

@@ -54,3 +54,23 @@ def test_a_piece_is_its_bytes_and_nothing_else() -> None:
 def test_hashes_that_are_not_those_of_these_files(sizes: tuple[int, ...], hashes: bytes) -> None:
     with pytest.raises(ValueError, match="not those"):
         PieceIndex(sizes, hashes)
+
+
+@pytest.mark.parametrize(
+    ("file", "offset", "size", "numbers"),
+    [
+        (0, 0, 1, [0]),
+        (0, PIECE_BYTES - 1, 2, [0, 1]),
+        (0, PIECE_BYTES, PIECE_BYTES, [1]),
+        (0, 0, 2 * PIECE_BYTES + 5, [0, 1, 2]),
+        (1, 3, 2, [3]),
+        (0, 2 * PIECE_BYTES, 6, []),
+        (0, -1, 2, []),
+        (0, 1, 0, []),
+        (2, 0, 1, []),
+        (-1, 0, 1, []),
+    ],
+)
+def test_the_pieces_of_some_bytes(file: int, offset: int, size: int, numbers: list[int]) -> None:
+    index = PieceIndex((2 * PIECE_BYTES + 5, 5), bytes(4 * 32))
+    assert list(index.numbers(file, offset, size)) == numbers

@@ -11,6 +11,9 @@ from meshd.daemon.role_runtime import make_processes
 from meshd.gateway.interface import ReadyReport
 from meshd.process.handover import ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, Ended
+from meshd.role.head.away_times import AwayTimes
+from meshd.role.head.load_report import WeightsReport
+from meshd.role.head.mesh_end import MeshEnd
 from meshd.role.interface import (
     NativeBuild,
     RolePaths,
@@ -23,7 +26,7 @@ from meshd.tunnel.joined import join
 from meshd.wire.native import NativeVersion
 
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh
-from tests.unit.role.stubs import StubChild, StubTunnel
+from tests.unit.role.stubs import StubChild, StubMembers, StubTunnel
 
 
 def cpu_lines(*, free_mib: int, name: str = "CPU") -> tuple[str, ...]:
@@ -58,13 +61,11 @@ class Bench:
         self.tunnels: list[StubTunnel] = []
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
-        self.start_seconds = 0.0
+        self.start_seconds = self.listing_seconds = self.trial_seconds = 0.0
         self.listings = self.tokens_asked = 0
-        self.listing_seconds = 0.0
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
-        self.trial_seconds = 0.0
         self.timings: list[tuple[str, ...]] = []  # the arguments of each
         self.timing_lines: Sequence[str] | None = None  # None: 1 ms a token, for each kind
         self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above
@@ -76,6 +77,7 @@ class Bench:
         self.hand_over_fails_at: int | None = None
         self.ready: asyncio.Future[ReadyReport] | None = None
         self._drawn = self._handed = 0
+        self.members = StubMembers()
         self.runtime = RoleRuntime(
             mesh=mesh,
             native=NativeBuild(
@@ -103,7 +105,13 @@ class Bench:
                 always_compressed=always_compressed,
             ),
             paths=RolePaths(logs=folder, sockets=folder),
+            from_members=self.members,
         )
+
+    def mesh_end(self) -> MeshEnd:
+        """Of a head whose model has no weights."""
+        report, away = WeightsReport({}), AwayTimes(lambda: 0.0)
+        return MeshEnd(self.runtime.processes.socket_pair, weights={}, report=report, away=away)
 
     def forget(self) -> None:
         """Drop what was made with it, which a long run has no use for."""

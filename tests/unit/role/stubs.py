@@ -10,9 +10,10 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.model.gguf import Header
 from meshd.model.weights_index import WeightsIndex
 from meshd.process.interface import Child, ChildSpec, ChildState, ChildStatus
-from meshd.role.interface import TunnelRequest
-from meshd.store.interface import HashProgress, ProgressCallback
+from meshd.role.interface import FromMembers, TunnelRequest
+from meshd.store.interface import HashProgress, LeaseCache, ProgressCallback, WeightsFile
 from meshd.tunnel.interface import TunnelStatus
+from meshd.wire.needs import Needs
 
 from tests.gguf_bytes import gguf, language_model, parse
 
@@ -157,3 +158,29 @@ class FakeFile:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class StubMembers:
+    """What members have: a file of that `content`; who fetches gets `found`, once a test has set `gives`."""
+
+    def __init__(self) -> None:
+        self.content = b""
+        self.found = FromMembers({})
+        self.gives = asyncio.Event()
+        self.gives.set()
+        self.asked: list[Needs] = []
+        self.fails: MeshdError | None = None
+        self.read_seconds = 0.0
+
+    async def shared_content(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
+        if self.fails is not None:
+            raise self.fails
+        await asyncio.sleep(self.read_seconds)
+        on_progress("reading it to compare it: 100 %")
+        return self.content
+
+    async def fetch(self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]) -> FromMembers:
+        self.asked.append(needs)
+        on_progress("fetches 1 MB of 2 MB from one")
+        await self.gives.wait()
+        return self.found

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from meshd.store import content_store
 from meshd.store.hashes import hash_tensors
+from meshd.store.pack import JOURNAL, PackWriter, journal_of
 
 from tests.conformance.run import run
 from tests.unit.store.stored_leases import (
@@ -36,11 +38,50 @@ def test_a_crash_leaves_nothing_for_ever(tmp_path: Path) -> None:
             (tmp_path / "t" / "gone.tensors.checked").write_bytes(b"")
             async with opened(tmp_path / "t") as other:
                 await has(other)
-                [left] = new(tmp_path / "t")
+                left, journal = sorted(new(tmp_path / "t"))
                 assert left.name != ".new-crashed", "what another process writes stays"
-                assert len(list((tmp_path / "t").iterdir())) == 1
+                assert journal == journal_of(left)
+                assert len(list((tmp_path / "t").iterdir())) == 2
             it.close()
         assert new(tmp_path / "t") == []
+
+    run(main())
+
+
+def _cut_short(journal: bytes) -> bytes:
+    return journal[:-9]
+
+
+def _lie(journal: bytes) -> bytes:
+    return journal.replace(missed(B).digest.hex().encode(), missed(A).digest.hex().encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [(bytes, {A, B}), (_cut_short, {A}), (_lie, set()), (lambda _: b"", set()), (lambda _: b"\xff\n", set())],
+    ids=["as it was", "cut", "lying", "empty", "no text"],
+)
+def test_a_pack_of_a_killed_process_is_finished(
+    tmp_path: Path, change: Callable[[bytes], bytes], left: set[bytes]
+) -> None:
+    """With the tensors that were whole. What a journal claims is compared with what is there."""
+
+    async def main() -> None:
+        folder = tmp_path / "t"
+        folder.mkdir(mode=0o700)
+        writer = PackWriter(folder, "peer")
+        for content in (A, B):
+            writer.write(missed(content), 0, content)
+            assert writer.complete(missed(content))
+        writer.write(missed(b"begun"), 0, b"be")
+        [path] = [one for one in new(folder) if not one.name.endswith(JOURNAL)]
+        killed = folder / ".new-killed"
+        shutil.copyfile(path, killed)
+        journal_of(killed).write_bytes(change(journal_of(path).read_bytes()))
+        writer.abandon()
+        async with opened(folder) as store:
+            assert await has(store) == left
+        assert new(folder) == []
 
     run(main())
 

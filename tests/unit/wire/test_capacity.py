@@ -7,8 +7,10 @@ import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.capacity import (
     MAX_NANOSECONDS,
+    MAX_SPAN_US,
     AskCapacity,
     Capacity,
+    ComputedSpan,
     MeasuredDevice,
     MeasuredPath,
     TimedLayer,
@@ -30,8 +32,37 @@ def changed(**fields: object) -> bytes:
 
 def test_it_is_read_as_it_was_said() -> None:
     assert decode(FULL.encode()) == FULL
-    part = replace(FULL, cpu_share=250)
+    part = replace(FULL, cpu_share=250, computed=(ComputedSpan(5, 6), ComputedSpan(0, 0)))
     assert decode(part.encode()) == part
+    asked = AskCapacity(recent=True, spans=((9, 5), (5, 0)))
+    assert decode(asked.encode()) == asked
+
+
+def test_an_earlier_version_neither_asks_for_spans_nor_tells_them() -> None:
+    said = msgpack.unpackb(FULL.encode())
+    del said["computed"]
+    assert decode(msgpack.packb(said)) == FULL
+    asked = msgpack.unpackb(AskCapacity().encode())
+    del asked["spans"]
+    assert decode(msgpack.packb(asked)) == AskCapacity()
+
+
+@pytest.mark.parametrize(
+    "span", [[1], [1, 2, 3], [-1, 0], [1.0, 0], [True, 0], ["1", 0], [MAX_SPAN_US + 1, 0], [1, 2], 5, "ab"]
+)
+def test_spans_that_cannot_be(span: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="spans"):
+        decode(msgpack.packb({"type": "ask", "timed": [], "spans": [span]}))
+    if span != [1, 2]:
+        with pytest.raises(RemoteProtocolError, match="computed"):
+            decode(changed(computed=[span]))
+
+
+def test_so_many_spans_and_no_more() -> None:
+    most = [[1, 0]] * 4
+    assert len(decode(changed(computed=most)).computed) == 4  # type: ignore[union-attr]
+    with pytest.raises(RemoteProtocolError, match="computed"):
+        decode(changed(computed=[*most, [1, 0]]))
 
 
 @pytest.mark.parametrize("share", [0, -1, 1001, True, "x", 1.0])

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire import capacity, hello, joining, lease, models, news
-from meshd.wire.capacity import AskCapacity, Capacity, MeasuredDevice, MeasuredPath, Measuring, TimedLayer
+from meshd.wire.capacity import (
+    AskCapacity,
+    Capacity,
+    ComputedSpan,
+    MeasuredDevice,
+    MeasuredPath,
+    Measuring,
+    TimedLayer,
+)
 from meshd.wire.hello import Bans, Go, Hello, Refusal
 from meshd.wire.joining import JoinRequest, NotAdmitted, Welcome
 from meshd.wire.lease import (
@@ -27,6 +35,7 @@ from meshd.wire.lease import (
 )
 from meshd.wire.limits import MAX_CHAIN_BYTES
 from meshd.wire.native import NativeVersion
+from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs
 from meshd.wire.news import AwayNews, BanNews, BucketsNews, DigestNews, PresenceNews, RecordNews
 
 from tests.unit.identity.cast import damaged
@@ -53,6 +62,8 @@ HELLO = Hello(
 )
 TOLD = models.ToldModel(bytes(16), ("a-Q4_0", "hf:b/a:Q4_0"), 1, 2, "Q4_0", "llama", bytes(32), b"")
 CPU = OfferedDevice("CPU", "cpu", "some processor", 1 << 30, 1 << 31)
+NEEDED = NeededTensor(511, 31, 1, (1 << 40) - 1, bytes(range(32)))
+NEEDS = Needs(bytes(32), 1 << 40, 512, (NEEDED,))
 MESSAGES: list[tuple[Decode, object]] = [
     (hello.decode, HELLO),
     (hello.decode, Bans((b"one", b"two"), last=True)),
@@ -75,6 +86,13 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Introduced()),
     (lease.decode, Reached(0, "no session with it")),
     (lease.decode, Reserve((1, 0, (1 << 60) - 1))),
+    (lease.decode, Reserve((1,), fetch=True)),
+    (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", marks=bytes(range(16)))),
+    (lease.decode, WorkerOffer((CPU,), True, "m", bytes(16), lacks=b"\xff\1")),
+    (lease.decode, Needs(bytes(32), 1 << 40, 512, (NEEDED, NEEDED), last=False)),
+    (lease.decode, Needs(bytes(32), 1, 1, ())),
+    (lease.decode, Fetched(1 << 40, "3 MB from one")),
+    (lease.decode, Begin()),
     (lease.decode, Loaded()),
     (lease.decode, Grant(bytes(16))),
     (lease.decode, Grant(bytes(16), compressed=1)),
@@ -82,9 +100,11 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Lost("failed", "it died", "start it again")),
     (capacity.decode, AskCapacity(("30=mul_mat:q4_1:576:1536,rms_norm:576", "1=rope:64:9:64"), measure=True)),
     (capacity.decode, AskCapacity()),
+    (capacity.decode, AskCapacity(recent=True, spans=((9, 5), (5, 0)))),
     (capacity.decode, Measuring("GPU0")),
     (capacity.decode, Capacity((MeasuredDevice(CPU, (TimedLayer(0, 1, 9), TimedLayer(7, 128, 10))),), "m")),
     (capacity.decode, Capacity((), "", (MeasuredPath(bytes(32), 850, 0),), busy=True)),
+    (capacity.decode, Capacity((), "", computed=(ComputedSpan(5, 6),))),
     (models.decode, models.AskModels()),
     (models.decode, models.AskPieces(bytes(16))),
     (models.decode, models.ModelsTold(())),
@@ -114,7 +134,7 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
 
 OPTIONAL = (
     *("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id"),
-    *("protocol", "number", "measure", "busy", "recent"),
+    *("protocol", "number", "measure", "busy", "recent", "fetch", "lacks", "marks", "spans", "computed"),
 )
 
 
@@ -197,6 +217,22 @@ def test_noise_raises_only_the_declared_error(decode: Decode, noise: bytes) -> N
         (Reserve((1,)), {"bytes": [-1]}, "bytes"),
         (Reserve((1,)), {"bytes": [True]}, "bytes"),
         (Reserve((1,)), {"bytes": [1] * 17}, "bytes"),
+        (Reserve((1,)), {"fetch": 1}, "fetch"),
+        (Acquire(bytes(16), "m", "f", "p"), {"marks": bytes(9)}, "marks"),
+        (Acquire(bytes(16), "m", "f", "p"), {"marks": bytes(8 * 4097)}, "marks"),
+        (WorkerOffer((CPU,), True, "m", bytes(16)), {"lacks": bytes(513)}, "lacks"),
+        (NEEDS, {"content": bytes(31)}, "content"),
+        (NEEDS, {"size": (1 << 40) + 1}, "size"),
+        (NEEDS, {"files": 0}, "files"),
+        (NEEDS, {"files": 513}, "files"),
+        (NEEDS, {"files": 511}, "tensors"),
+        (NEEDS, {"size": (1 << 40) - 1}, "tensors"),
+        (NEEDS, {"tensors": bytes(53)}, "tensors"),
+        (NEEDS, {"tensors": bytes(52 * 1025)}, "tensors"),
+        (NEEDS, {"tensors": bytes(52)}, "tensors"),
+        (NEEDS, {"last": 1}, "last"),
+        (Fetched(0, ""), {"count": -1}, "count"),
+        (Fetched(0, ""), {"text": "t" * 1025}, "text"),
         (Grant(bytes(16)), {"lease_id": bytes(17)}, "lease_id"),
         (Acquire(bytes(16), "m", "f", "p"), {"protocol": "mesh  2"}, "protocol"),
         (Acquire(bytes(16), "m", "f", "p"), {"protocol": "mesh 123456"}, "protocol"),

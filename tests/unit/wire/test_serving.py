@@ -3,7 +3,13 @@
 import msgpack
 import pytest
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import MAX_API_SLOTS, MAX_MODEL_NAME_BYTES, MAX_SERVED_MODELS, MAX_SERVED_REASON_BYTES
+from meshd.wire.limits import (
+    MAX_API_SLOTS,
+    MAX_MODEL_NAME_BYTES,
+    MAX_SERVED_ALIASES,
+    MAX_SERVED_MODELS,
+    MAX_SERVED_REASON_BYTES,
+)
 from meshd.wire.serving import ApiModel, ServingTold, decode
 
 MODEL = ApiModel("glm-Q4", "ready", True, "loaded", 3, 4, b"f" * 32)
@@ -16,7 +22,10 @@ def changed(**fields: object) -> bytes:
 
 
 def test_it_is_read_as_it_was_said() -> None:
-    for told in (ServingTold(()), ServingTold((MODEL, ApiModel("b", "failed", False)), asks_key=True)):
+    for told in (
+        ServingTold(()),
+        ServingTold((MODEL, ApiModel("b", "failed", False, aliases=("c", "d"))), asks_key=True),
+    ):
         assert decode(told.encode()) == told
 
 
@@ -29,7 +38,9 @@ def test_what_is_too_long_is_cut_before_it_is_said() -> None:
 
 def test_the_largest_message_fits() -> None:
     names = [f"{number:03}".ljust(MAX_MODEL_NAME_BYTES, "n") for number in range(MAX_SERVED_MODELS)]
-    models = tuple(ApiModel(name, "x" * 16, False, "r" * MAX_SERVED_REASON_BYTES) for name in names)
+    aliases = ("a" * MAX_MODEL_NAME_BYTES,) * MAX_SERVED_ALIASES
+    reason = "r" * MAX_SERVED_REASON_BYTES
+    models = tuple(ApiModel(name, "x" * 16, False, reason, aliases=aliases) for name in names)
     message = ServingTold(models).encode()
     assert decode(message).models == models and len(message) < 64 << 10
 
@@ -49,6 +60,9 @@ def test_the_largest_message_fits() -> None:
         ("slots", True),
         ("fingerprint", bytes(31)),
         ("fingerprint", None),
+        ("aliases", ["n" * (MAX_MODEL_NAME_BYTES + 1)]),
+        ("aliases", ["n"] * (MAX_SERVED_ALIASES + 1)),
+        ("aliases", "n"),
     ],
 )
 def test_models_that_nobody_serves(field: str, value: object) -> None:

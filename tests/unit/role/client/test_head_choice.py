@@ -9,12 +9,14 @@ from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
 from meshd.role.client.head_choice import (
     HEAD_AWAY_SECONDS,
+    HeadOffer,
     HeadWish,
     KnownHead,
     choose_head,
     find_model,
     may_come,
     model_names,
+    told_fingerprint,
     why_none,
 )
 from meshd.wire.serving import ApiModel, ServingTold
@@ -98,6 +100,35 @@ def test_a_model_is_meant_by_its_name_or_by_any_where_there_is_one() -> None:
     assert chosen(*both, wish=HeadWish("")) == "a"
 
 
+def test_an_alias_means_the_model_of_those_heads_that_know_it() -> None:
+    known, other = head("b", replace(BIG, aliases=("gpt-4o",))), head("a", TINY, BIG)
+    assert find_model([known, other], "gpt-4o", NOW) == "gpt-4o"
+    assert chosen(other, known, wish=HeadWish("gpt-4o")) == "b"
+    assert model_names([known, other], NOW) == ["big", "tiny"]
+
+
+def test_a_request_without_a_model_means_the_default_of_a_head() -> None:
+    loading = head("a", LOADING, BIG)
+    assert chosen(loading, wish=HeadWish("")) == "", "BIG would not be what answers"
+    assert chosen(loading, wish=HeadWish("big")) == "a"
+
+
+def test_a_head_that_has_the_model_loaded_comes_before_one_that_loads_it() -> None:
+    unloaded, loading = (replace(TINY, state=state) for state in ("unloaded", "loading"))
+    busy = head("c", replace(TINY, requests=9))
+    assert chosen(head("a", unloaded), head("b", loading), busy) == "c"
+    assert chosen(head("a", unloaded), head("b", replace(loading, requests=1))) == "b"
+    assert chosen(head("a", unloaded)) == "a"
+
+
+def test_weights_of_a_model_that_was_loaded_for_the_request_are_told_later() -> None:
+    before = head("a", replace(TINY, state="unloaded", fingerprint=b""), BIG)
+    offer = choose_head([before], HeadWish("tiny"), NOW)
+    assert offer is not None and told_fingerprint([before], offer) == b""
+    assert told_fingerprint([head("b", BIG), head("a", TINY, BIG)], offer) == TINY.fingerprint
+    assert told_fingerprint([], offer) == b""
+
+
 def test_the_list_has_each_model_that_takes_requests_once() -> None:
     heads = [head("a", TINY, BIG), head("b", BIG), head("c", LOADING), head("d", told=None)]
     assert model_names(heads, NOW) == ["big", "tiny"]
@@ -168,7 +199,7 @@ def test_a_choice_fits_and_is_the_best(heads: list[KnownHead], wish: HeadWish) -
         for one in heads
         for model in (one.told.models if one.told is not None else ())
         if model.takes
-        and wish.model in ("", model.name)
+        and (wish.model == model.name or (not wish.model and HeadOffer(one, model).is_default))
         and wish.fingerprint in (b"", model.fingerprint)
         and not one.is_away(NOW)
     ]
@@ -182,7 +213,7 @@ def test_a_choice_fits_and_is_the_best(heads: list[KnownHead], wish: HeadWish) -
     alike = [
         (one, model)
         for one, model in fit
-        if (one.away_since is None, one.avoided_until > NOW, model.state == "ready")
-        == (offer.head.away_since is None, offer.head.avoided_until > NOW, offer.is_ready)
+        if (one.away_since is None, one.avoided_until > NOW, HeadOffer(one, model).steps_to_ready)
+        == (offer.head.away_since is None, offer.head.avoided_until > NOW, offer.steps_to_ready)
     ]
     assert all(offer.load <= max(model.requests, one.mine) / model.slots for one, model in alike)

@@ -14,6 +14,7 @@ from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.cycle import Worker
 from meshd.role.worker.worker_options import WorkerOptions
 from meshd.rpc.mesh_head_view import MeshHeadView
+from meshd.store.interface import ContentStore
 
 from tests.unit.role.fake_mesh import NATIVE, FakeMesh, Net
 from tests.unit.role.rig import COMPRESSED_VERSION, Bench, cpu_lines
@@ -65,6 +66,7 @@ class Scene:
         pin: str = "pin",
         there: bool = True,
         compressed: int = COMPRESSED_VERSION,
+        store: ContentStore | None = None,
     ) -> FakeMesh:
         mesh = self.net.mesh(name)
         bench = self.workers[name] = Bench(
@@ -73,7 +75,7 @@ class Scene:
             version=replace(NATIVE, pin=pin),
             compressed=compressed,
         )
-        role = self.roles[name] = Worker(bench.runtime, [], WorkerOptions())
+        role = self.roles[name] = Worker(bench.runtime, [], WorkerOptions(), store)
         self.net.owner.start(role.serve(), name=name)
         mesh.say(PeerState.CONNECTED if there else PeerState.KNOWN)
         return mesh

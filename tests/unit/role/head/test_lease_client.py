@@ -9,8 +9,6 @@ from meshd.base.tasks import Owner
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.head.lease_client import LeaseClient
-from meshd.role.head.load_report import WeightsReport
-from meshd.role.head.mesh_end import MeshEnd
 from meshd.wire.lease import LEASE_SERVICE, Grant, Lost, OfferedDevice, Progress, WorkerOffer
 
 from tests.sim.loop import run
@@ -53,7 +51,7 @@ def test_a_worker_that_floods_its_lease_is_read_at_the_rate_of_its_messages(
                 peer=flooding.key.peer,
                 name="flooding",
                 on_progress=lambda _text: None,
-                mesh_end=MeshEnd(bench.runtime.processes.socket_pair, weights={}, report=WeightsReport({})),
+                mesh_end=bench.mesh_end(),
             )
             began = asyncio.get_running_loop().time()
             await client.ask(ACQUIRE)

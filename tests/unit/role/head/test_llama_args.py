@@ -16,7 +16,8 @@ LAYERS = read_layers([parse(gguf(*language_model(layers=4)))], name="tiny")
 @pytest.mark.parametrize(
     "option",
     ["--host", "--port", "-m", "--model", "--rpc", "-dev", "--device", "-ngl", "--gpu-layers", "--gpu_layers",
-     "--n-gpu-layers", "-ts", "--tensor-split", "--api-key", "--api-key-file", "--alias", "-a", "-lm"],
+     "--n-gpu-layers", "-ts", "--tensor-split", "--api-key", "--api-key-file", "--alias", "-a", "-lm",
+     "-mm", "--mmproj", "--mmproj-url"],
 )  # fmt: skip
 def test_options_of_meshds_own_are_refused_with_the_way_to_go(option: str) -> None:
     with pytest.raises(UserError) as caught:

@@ -1,5 +1,7 @@
 """Command lines and environment of the children."""
 
+from dataclasses import replace
+
 from meshd.role.native import command_lines
 from meshd.role.native.command_lines import Head, MeshDescriptors
 
@@ -35,6 +37,15 @@ def test_alone_there_is_no_rpc() -> None:
     argv = command_lines.llama_server("llama", alone)
     assert "--rpc" not in argv
     assert "--no-warmup" in argv  # the first token, which is asked for, is the warm-up
+
+
+def test_what_images_need_is_computed_by_the_head_alone() -> None:
+    assert "--mmproj" not in command_lines.llama_server("llama", HEAD)
+    argv = command_lines.llama_server("llama", replace(HEAD, mmproj="p.gguf"))
+    assert "--mmproj p.gguf --no-mmproj-offload" in " ".join(argv), "its default is the plan's first device"
+    for own in ("-mmdev", "--mmproj-device"):
+        argv = command_lines.llama_server("llama", replace(HEAD, mmproj="p.gguf", llama_args=(own, "CUDA0")))
+        assert "--no-mmproj-offload" not in argv and argv[-2:] == [own, "CUDA0"]
 
 
 def test_the_users_override_replaces_the_plans() -> None:

@@ -3,84 +3,22 @@
 import asyncio
 import io
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from meshd.base import log
-from meshd.model.status import StoreStatus
-from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import Stream
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_keeping import Missed
 from meshd.wire.lease import Grant, Loaded, Lost, Reserve
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, scene
 from tests.unit.role.stubs import FakeFile
+from tests.unit.role.worker.kept import DIGEST, FakeStore
 from tests.unit.role.worker.lent import Server, head_stream
 from tests.unit.rpc import mesh_talk as talk
-
-DIGEST = bytes(range(32))  # of what `talk.load_entry` asks for
-
-
-class FakeLeaseCache:
-    """A lease cache with one file and one tensor; remembers what happens to it."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptors: Sequence[int] = [descriptor]
-        self.happened: list[object] = []
-
-    @property
-    def index(self) -> WeightsIndex:
-        stat = os.fstat(self.descriptors[0])
-        entry = FileEntry(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-        return WeightsIndex((entry,), (TensorEntry(0, 0, 0, 4, DIGEST, DIGEST.hex()),), "")
-
-    def loaded(self, digest: bytes) -> None:
-        self.happened.append(digest)
-
-    def piece(self, tensor: Missed, offset: int, data: bytes, *, last: bool) -> bool:
-        self.happened.append((tensor.digest, offset, data, last))
-        return True
-
-    def handed_over(self) -> None:
-        self.happened.append("handed over")
-
-    def allow(self, most: int) -> None:
-        self.happened.append(most)
-
-    def done(self) -> None:
-        self.happened.append("done")
-
-    def close(self) -> None:
-        self.happened.append("closed")
-
-
-class FakeStore:
-    """Gives lease caches, or fails."""
-
-    def __init__(self, file: Path) -> None:
-        self.descriptor = os.open(file, os.O_RDONLY)
-        self.lease_caches: list[FakeLeaseCache] = []
-        self.peers: list[str] = []
-        self.fails = False
-        self.served = False
-
-    @property
-    def status(self) -> StoreStatus:
-        return StoreStatus("/s", 1, 2, 3)
-
-    async def serve(self) -> None:
-        self.served = True
-
-    async def take(self, *, peer: str, on_progress: Callable[[str], Awaitable[None]]) -> FakeLeaseCache:
-        if self.fails:
-            raise OSError(24, "Too many open files")
-        self.peers.append(peer)
-        self.lease_caches.append(FakeLeaseCache(self.descriptor))
-        return self.lease_caches[-1]
 
 
 @pytest.fixture
@@ -92,7 +30,7 @@ def store(tmp_path: Path) -> FakeStore:
 @pytest.fixture(autouse=True)
 def _closed(store: FakeStore) -> object:
     yield
-    os.close(store.descriptor)
+    store.close()
 
 
 @pytest.mark.parametrize("file", [None, FakeFile()], ids=["without a model", "with a model"])

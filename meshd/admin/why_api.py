@@ -1,0 +1,59 @@
+"""The question where the time of a model's tokens went, and its reply; see api.py for the rules."""
+
+from dataclasses import dataclass
+
+from meshd.admin.request import Request
+from meshd.model.time_account import TimeAccount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTime:
+    """An answer. `queue_s`: from its request to the slot that took it; `alone`: no other was under way.
+
+    One that is `running` has no times of its prompt, and only those tokens that were streamed.
+    """
+
+    running: bool
+    alone: bool
+    ended_s_ago: float
+    queue_s: float
+    prompt_tokens: int
+    prompt_s: float
+    generated_tokens: int
+    generated_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceView:
+    """The change that would gain most. `gain`: the share of an answer's time that it is predicted to save.
+
+    `change` is empty where nothing is worth it, and `why` says so. Rates in tokens a second, as predicted.
+    """
+
+    change: str
+    gain: float
+    why: str
+    generate_tok_s: float
+    generate_tok_s_then: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyReply:
+    """`token` is one of the running answer, or of the last that was alone; `prompt` the last one's.
+
+    Null where no answer had the machines to itself. `requests`: under way now. `split`: as it runs.
+    """
+
+    model: str
+    split: str
+    requests: int
+    answers: tuple[AnswerTime, ...]
+    token: TimeAccount | None
+    prompt: TimeAccount | None
+    advice: AdviceView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyRequest(Request[WhyReply], name="why"):
+    """Of the model that this node serves."""

@@ -1,0 +1,88 @@
+"""What many clients of several models got: errors, fairness, waiting, and what the daemon cost. Pure."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ClientCount:
+    """One client: what it got until time was up. `waits`: seconds of each answer until its first token."""
+
+    model: str
+    answers: int = 0
+    tokens: int = 0
+    errors: list[str] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFigures:
+    """`daemon_seconds` and `server_seconds`: CPU time of the head's daemon, and of its llama-servers.
+
+    `memory`: bytes of the daemon, from the beginning to the end. `loads`: of models.
+    """
+
+    seconds: float
+    clients: Sequence[ClientCount]
+    daemon_seconds: float
+    server_seconds: float
+    memory: Sequence[int]
+    loads: int
+
+    @property
+    def tokens(self) -> int:
+        """Of all."""
+        return sum(client.tokens for client in self.clients)
+
+    @property
+    def errors(self) -> list[str]:
+        """Of all."""
+        return [error for client in self.clients for error in client.errors]
+
+    @property
+    def daemon_share(self) -> float:
+        """Of the CPU time of daemon and llama-servers together."""
+        return self.daemon_seconds / max(1e-9, self.daemon_seconds + self.server_seconds)
+
+    @property
+    def growth(self) -> int:
+        """Bytes from the second quarter to the last one, by their medians: the first is for what is kept."""
+        quarter = len(self.memory) // 4
+        if not quarter:
+            return 0
+        before, after = self.memory[quarter : 2 * quarter], self.memory[-quarter:]
+        return int(statistics.median(after) - statistics.median(before))
+
+
+def spread(counts: Sequence[int]) -> float:
+    """How much less the last has than the first, as a share: 0 where all have the same."""
+    return 1 - min(counts) / max(counts) if counts and max(counts) else 0.0
+
+
+def lines(figures: ClientFigures) -> Iterator[str]:
+    """As they are printed."""
+    tokens = figures.tokens
+    yield (
+        f"{len(figures.clients)} clients, {figures.seconds:.0f} s: "
+        f"{sum(client.answers for client in figures.clients)} answers, {tokens} tokens "
+        f"({tokens / figures.seconds:.0f}/s), {figures.loads} loads, {len(figures.errors)} errors"
+    )
+    for model in dict.fromkeys(client.model for client in figures.clients):
+        yield _of_model(model, [client for client in figures.clients if client.model == model])
+    yield (
+        f"daemon: {1e6 * figures.daemon_seconds / max(1, tokens):.0f} us of CPU time a token, "
+        f"{figures.daemon_share:.1%} of that of daemon and llama-servers; memory "
+        f"{figures.memory[-1] / 1e6:.1f} MB at the end, {figures.growth / 1e6:+.1f} MB since the 2nd quarter"
+    )
+    yield from (f"error: {error}" for error in dict.fromkeys(figures.errors))
+
+
+def _of_model(name: str, clients: Sequence[ClientCount]) -> str:
+    tokens = [client.tokens for client in clients]
+    waits = sorted(wait for client in clients for wait in client.waits)
+    waited = f"{statistics.median(waits):.1f} s, at most {waits[-1]:.1f}" if waits else "none came"
+    return (
+        f"{name}: {len(clients)} clients, {min(tokens)} to {max(tokens)} tokens each "
+        f"(spread {spread(tokens):.0%}), first token after {waited}"
+    )

@@ -1,0 +1,87 @@
+"""Show where the time of a token and of a prompt goes, and the one change that would gain most.
+
+Run it on the node that serves the model, while it answers or afterwards.
+
+examples:
+  meshd why
+  meshd why --json
+"""
+
+import argparse
+
+from meshd.admin.client import Client
+from meshd.admin.codec import to_json
+from meshd.admin.why_api import AnswerTime, WhyReply, WhyRequest
+from meshd.base.byte_format import in_number
+from meshd.cli.options import Arguments
+from meshd.cli.output import Output
+from meshd.config import home_here
+from meshd.model.time_account import TimeAccount
+
+_SHOWN_ANSWERS = 4
+_ASK_SECONDS = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def run(args: Arguments, out: Output) -> int:
+    """Ask the daemon and print. 1 while nothing was answered."""
+    with Client(home_here()) as client:
+        reply = client.ask(WhyRequest(), seconds=_ASK_SECONDS)
+    if args.json:
+        out.json(to_json(reply))
+    else:
+        _show(reply, out)
+    return 0
+
+
+def _show(reply: WhyReply, out: Output) -> None:
+    out.line(f"{reply.model}: {reply.split}")
+    out.line()
+    out.table(
+        ("ANSWER", "QUEUE", "PROMPT", "GENERATED"),
+        [_answer_row(one) for one in reversed(reply.answers[-_SHOWN_ANSWERS:])],
+    )
+    if reply.token is not None:
+        _show_account("A TOKEN", reply.token, f"mean of {in_number(reply.token.tokens, 'token')}", out)
+    if reply.prompt is not None:
+        _show_account("A PROMPT", reply.prompt, "to the first token", out)
+    if reply.token is None and reply.prompt is None:
+        out.note("no answer had the machines to itself, so its time cannot be divided")
+    out.line()
+    advice = reply.advice
+    if advice.change:
+        speeds = f"{advice.generate_tok_s:.1f} → {advice.generate_tok_s_then:.1f} tok/s"
+        out.line(f"change: {advice.change} (saves {advice.gain:.0%} of an answer, predicted; {speeds})")
+    else:
+        out.line(f"change: nothing: {advice.why}")
+    if advice.change and advice.why:
+        out.line(f"why: {advice.why}")
+
+
+def _answer_row(answer: AnswerTime) -> tuple[str, ...]:
+    when = "running" if answer.running else f"{answer.ended_s_ago:.0f} s ago"
+    shown = when if answer.alone else f"{when}, among others"
+    rate = f", {answer.generated_tokens / answer.generated_s:.1f} tok/s" if answer.generated_s > 0 else ""
+    prompt = "-" if answer.running else f"{answer.prompt_tokens} tokens, {answer.prompt_s:.2f} s"
+    queue = "-" if answer.running else f"{answer.queue_s:.2f} s"
+    return shown, queue, prompt, f"{in_number(answer.generated_tokens, 'token')}{rate}"
+
+
+def _show_account(title: str, account: TimeAccount, of: str, out: Output) -> None:
+    out.line()
+    rows = [
+        (part.kind.value, part.where, *_time(part.seconds, account), part.source.value)
+        for part in account.parts
+    ]
+    rows.append(("not explained", "", *_time(account.unexplained, account), ""))
+    rows.append(("whole", of, *_time(account.seconds, account), "measured"))
+    out.table((title, "WHERE", "TIME", "SHARE", "KNOWN BY"), rows)
+
+
+def _time(seconds: float, account: TimeAccount) -> tuple[str, str]:
+    share = seconds / account.seconds if account.seconds > 0 else 0.0
+    return f"{seconds * 1000:.1f} ms", f"{share:.0%}"

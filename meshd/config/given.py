@@ -1,0 +1,85 @@
+"""A raw value of a setting, from whichever origin, to the value that the tree holds; errors that name it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base.errors import UsageError, UserError
+from meshd.config.key import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A raw value as found: how to show it, and what relative paths in it are relative to."""
+
+    raw: object
+    origin: str
+    shown: str
+    base: Path
+    error: type[UserError]
+
+
+def read_given(key: Key, given: Given) -> object:
+    """What the tree holds for it. Raises `given.error`."""
+    try:
+        value = key.form.read(given.raw)
+    except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
+        hint = "run the verb with `--help` for its options" if given.error is UsageError else ""
+        raise given.error(
+            f"cannot use `{given.shown}`: expected {key.form.expected}",
+            hint=hint or f"see `{key.name}` in docs/config.md",
+        ) from None
+    if key.names_models:
+        value = _models(value, given.base)
+    if key.names_files and isinstance(value, tuple):
+        return tuple(_absolute(word, given.base) for word in value)
+    return _anchored(value, given.base)
+
+
+def _models(value: object, base: Path) -> object:
+    """A word without a slash that is a file there means that file, as in a shell; any other is a name."""
+    if isinstance(value, tuple):
+        return tuple(_models(item, base) for item in value)
+    try:
+        return Path(value) if isinstance(value, str) and (base / value).is_file() else value
+    except OSError:
+        return value
+
+
+def _absolute(word: str, base: Path) -> str:
+    """A word that names a file from there; any other as it is."""
+    if word.startswith("-") or not {".", "/"} & set(word):
+        return word
+    try:
+        return str(base / word) if (base / word).exists() else word
+    except (OSError, ValueError):  # longer than a path may be, say
+        return word
+
+
+def _anchored(value: object, base: Path) -> object:
+    # a path in a file is relative to that file: a service has no working folder of its own
+    if isinstance(value, Path):
+        return base / value
+    if isinstance(value, tuple):
+        return tuple(_anchored(item, base) for item in value)
+    return value
+
+
+def raw_text(key: Key, raw: object) -> str:
+    """As an error shows it: never a secret."""
+    if key.secret:
+        return "[hidden]"
+    if isinstance(raw, list | tuple):
+        return " ".join(str(item) for item in raw)
+    return str(raw).lower() if isinstance(raw, bool) else str(raw)
+
+
+def unknown_key(name: str, known: Sequence[str], file: Path) -> UserError:
+    """With the nearest key that is known."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    short = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
+    best = (short or near or [""])[0]
+    hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"
+    return UserError(f"unknown key `{name}` in `{file}`", hint=hint)

@@ -1,0 +1,99 @@
+"""A member for as long as the model comes from others: before a node starts that was given `mesh:NAME`.
+
+As with a download, progress is the verb's to show, and nothing else of the node runs until the model is here.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullReply, PullRequest
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.base.open_files import raise_limit
+from meshd.base.tasks import Owner, first_error
+from meshd.base.wakeful_loop import WakefulLoop
+from meshd.config import Config
+from meshd.daemon.join_dialers import enter
+from meshd.daemon.member_node import MemberNode
+from meshd.daemon.mesh_port import MeshPort
+from meshd.daemon.models import ModelExchange
+from meshd.daemon.role_runtime import find_native
+from meshd.daemon.roles import ROLES
+from meshd.identity.keystore import Home
+from meshd.wire.native import NativeVersion
+
+FOUND_SECONDS = 30.0  # for members that have it to be connected
+_LOOK_SECONDS = 0.5
+_GOODBYE_SECONDS = 0.3  # for the last frames to leave
+Show = Callable[[PullReply], None]
+
+
+def pull_first(config: Config, name: str, role: str, show: Show) -> Path:
+    """The path of the model, once it is here; `show` gets how far it is. Raises MeshdError."""
+    home = Home(config.paths.home)
+    if not config.node.join and home.load_membership() is None:
+        raise UserError(
+            f"`{name}` comes from members, and this node is in no mesh yet",
+            hint="join one with `--join TOKEN`, or give the model's path, or another name of it",
+        )
+    version = find_native(config.paths, head=ROLES[role].runs_llama_server).version
+    log.set_up(level=config.log.level, form=config.log.format, file=config.paths.logs / "meshd.log")
+    raise_limit()
+    with home.lock(daemon=True), log.in_background():
+        try:
+            with asyncio.Runner(loop_factory=WakefulLoop) as runner:
+                return runner.run(_pull_as_member(config, home, name, role, version, show))
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+
+async def _pull_as_member(
+    config: Config, home: Home, name: str, role: str, version: NativeVersion, show: Show
+) -> Path:
+    mesh_port = MeshPort(asked=config.links.listen, home=home)
+    try:
+        key = home.load_or_create_identity()
+        entered = await enter(home, key, config, role, mesh_port=mesh_port)
+        try:
+            member = MemberNode(
+                config=config,
+                home=home,
+                key=key,
+                entered=entered,
+                role=role,
+                native=version,
+                mesh_port=mesh_port,
+            )
+            exchange = ModelExchange(member.mesh, config, is_serving=lambda: False)
+            async with Owner() as network:
+                network.start(member.serve(), name="peers")
+                network.start(exchange.serve(), name="models")
+                try:
+                    return await _pull(exchange, name, show)
+                finally:
+                    member.local.say_goodbye()
+                    await asyncio.sleep(_GOODBYE_SECONDS)
+                    network.cancel()
+        finally:
+            await entered.aclose()
+    finally:
+        mesh_port.close()
+
+
+async def _pull(exchange: ModelExchange, name: str, show: Show) -> Path:
+    """Members may not be connected yet: who has it is asked again for a while."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        reply = exchange.start(PullRequest(name=name))
+        while reply.step not in ("done", "failed"):
+            show(reply)
+            await asyncio.sleep(_LOOK_SECONDS)
+            reply = exchange.progress(reply.id)
+        if not reply.error:
+            show(reply)
+            return Path(reply.paths[0])
+        if reply.code != NO_MEMBER_HAS_IT or loop.time() - began > FOUND_SECONDS:
+            raise UserError(reply.error, hint=reply.hint)

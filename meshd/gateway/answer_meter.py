@@ -1,0 +1,49 @@
+"""What an answer took, as llama-server tells in it. Pure.
+
+Only looked at: a client gets the bytes as they are.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+# Each with its quotation marks: within generated text those are escaped.
+_FIGURES = re.compile(
+    rb'"(prompt_tokens|tokens_evaluated|input_tokens|cache_read_input_tokens|cached_tokens|prompt_n|cache_n)"'
+    rb"\s*:\s*(\d{1,12})"
+)
+CLIENT_GONE = 499  # nginx's word for a client that has hung up; no client ever reads it
+
+
+@dataclass(slots=True)
+class AnswerMeter:
+    """Of one request. `status`: of the whole answer, other than what its first line says; 0: that.
+
+    `generated` counts tokens. What llama-server says of the prompt it says at the end: None before.
+    """
+
+    status: int = 0
+    generated: int = 0
+    _said: dict[bytes, int] = field(default_factory=dict)
+
+    def see(self, data: bytes | bytearray) -> None:
+        """A whole answer, or whole events of one."""
+        if b'"usage"' in data or b'"timings"' in data:
+            for name, figure in _FIGURES.findall(data):
+                self._said[name] = max(self._said.get(name, 0), int(figure))
+
+    @property
+    def prompt(self) -> int | None:
+        """Tokens of the prompt, with those that were in the cache."""
+        said = self._said
+        for name in (b"prompt_tokens", b"tokens_evaluated"):
+            if name in said:
+                return said[name]
+        if b"input_tokens" in said:  # Anthropic's are without those in the cache
+            return said[b"input_tokens"] + said.get(b"cache_read_input_tokens", 0)
+        return said[b"prompt_n"] + said.get(b"cache_n", 0) if b"prompt_n" in said else None
+
+    @property
+    def cached(self) -> int | None:
+        """Of the prompt's tokens those that llama-server had from before."""
+        names = (b"cached_tokens", b"cache_read_input_tokens", b"cache_n")
+        return next((self._said[name] for name in names if name in self._said), None)

@@ -1,0 +1,152 @@
+"""Whose turn it is to have an answer generated. Pure.
+
+llama-server works through its requests in the order in which they came: fifty of one user delay another's one
+by fifty answers. So no more are sent to it than it generates at a time, and the others wait here.
+
+Whoever has the fewest answers under way is next; among those whoever has had least of llama-server's time
+lately, and then whoever waits longest. One user's requests keep their order. Time counts half after
+HALF_LIFE_SECONDS, so that nobody pays for ever for an idle hour that he used. With one answer at a time a
+user who has had none lately waits for at most one answer of each other; a user who has had more waits so
+much longer at most, for each other (`USE_BOUND_SECONDS`).
+"""
+
+import math
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from meshd.base.peer_limits import API_USERS_KNOWN
+
+HALF_LIFE_SECONDS = 60.0
+USE_BOUND_SECONDS = HALF_LIFE_SECONDS / math.log(2.0)  # recent use of one answer after another
+_FORGOTTEN_SECONDS = 0.01  # of use: as good as none
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How many requests may wait and how large their bodies may be, of all together and of one user."""
+
+    requests: int = 256
+    bytes: int = 128 << 20
+    requests_of_one: int = 256
+    bytes_of_one: int = 128 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request of `user` that came at `entered` as the `number`th; it is under way from `began` on.
+
+    `size` in bytes.
+    """
+
+    user: Hashable
+    size: int
+    entered: float
+    number: int
+    began: float | None = None
+
+
+@dataclass(slots=True)
+class _User:
+    """`use`: seconds of llama-server at `at`, older ones counting less."""
+
+    at: float
+    use: float = 0.0
+    running: int = 0
+    waiting: deque[Ticket] = field(default_factory=deque)
+    bytes: int = 0  # of those that wait
+
+    def use_at(self, now: float) -> float:
+        fade = math.exp2(-max(0.0, now - self.at) / HALF_LIFE_SECONDS)
+        return self.use * fade + self.running * USE_BOUND_SECONDS * (1.0 - fade)
+
+    def run(self, change: int, now: float) -> None:
+        """`change` more answers are under way from now on."""
+        self.use, self.at = self.use_at(now), max(self.at, now)
+        self.running += change
+
+
+class AnswerQueue:
+    """Of one llama-server. `now` is a clock in seconds that never goes back."""
+
+    def __init__(self, limits: QueueLimits | None = None) -> None:
+        self._limits = limits or QueueLimits()
+        self._users: dict[Hashable, _User] = {}
+        self._came = 0
+        self.running = 0
+        self.waiting = 0
+        self.waiting_bytes = 0
+
+    def enter(self, user: Hashable, size: int, now: float) -> Ticket | None:
+        """A place at the end of what `user` has waiting; None when there is no room."""
+        one, limits = self._users.get(user), self._limits
+        has, has_bytes = (len(one.waiting), one.bytes) if one is not None else (0, 0)
+        if self.waiting >= limits.requests or has >= limits.requests_of_one:
+            return None
+        if self.waiting_bytes + size > limits.bytes or has_bytes + size > limits.bytes_of_one:
+            return None
+        if one is None:
+            self._forget(now)
+            one = self._users[user] = _User(now)
+        self._came += 1
+        ticket = Ticket(user, size, now, self._came)
+        one.waiting.append(ticket)
+        self._count(one, 1, size)
+        return ticket
+
+    def begin(self, slots: int, now: float) -> list[Ticket]:
+        """Those whose turn has come, `slots` being how many answers may be under way together."""
+        begun = []
+        while self.waiting and self.running < slots:
+            one = min(
+                (one for one in self._users.values() if one.waiting),
+                key=lambda one: (one.running, one.use_at(now), one.waiting[0].number),
+            )
+            ticket = one.waiting.popleft()
+            ticket.began = now
+            self._count(one, -1, -ticket.size)
+            one.run(1, now)
+            self.running += 1
+            begun.append(ticket)
+        return begun
+
+    def leave(self, ticket: Ticket, now: float) -> None:
+        """Its answer has ended, or nobody waits for it any more. Once for each ticket."""
+        one = self._users[ticket.user]
+        if ticket.began is None:
+            one.waiting.remove(ticket)
+            self._count(one, -1, -ticket.size)
+        else:
+            one.run(-1, now)
+            self.running -= 1
+
+    def place(self, ticket: Ticket, now: float) -> int:
+        """How many of those that wait come before it, if no answer ended and nobody came."""
+        mine = self._users[ticket.user]
+        behind = mine.waiting.index(ticket)
+        level = mine.running + behind  # answers under way that its user has when its turn comes
+        rank = (mine.use_at(now), ticket.number)
+        before = behind
+        for one in self._users.values():
+            if one is mine:
+                continue
+            fewer = max(0, min(len(one.waiting), level - one.running))
+            # then its user has as many under way as mine
+            equal = one.waiting[fewer] if 0 <= level - one.running < len(one.waiting) else None
+            before += fewer + (equal is not None and (one.use_at(now), equal.number) < rank)
+        return before
+
+    def _count(self, one: _User, requests: int, size: int) -> None:
+        self.waiting += requests
+        self.waiting_bytes += size
+        one.bytes += size
+
+    def _forget(self, now: float) -> None:
+        """Users who have nothing here, and have had nothing lately; of too many also who has had least."""
+        idle = {
+            user: one.use_at(now) for user, one in self._users.items() if not one.running and not one.waiting
+        }
+        spare = len(self._users) - API_USERS_KNOWN.most + 1
+        least = sorted(idle, key=idle.__getitem__)[: max(0, spare)]
+        for user in {*least, *(user for user, use in idle.items() if use < _FORGOTTEN_SECONDS)}:
+            del self._users[user]

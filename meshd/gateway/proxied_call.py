@@ -1,0 +1,68 @@
+"""A request as it goes to llama-server: what it waits for before that, and what becomes of it there."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from meshd.gateway.answer_meter import AnswerMeter
+from meshd.gateway.body import with_fields
+from meshd.gateway.events import StreamForm
+from meshd.gateway.interface import ModelTurn, Readiness, Upstream
+from meshd.gateway.turns import Turn
+
+
+class Admission:
+    """A request waits for its turn in the queue, then for its model: none is loaded for one that queues."""
+
+    def __init__(self, ask: Callable[[], ModelTurn]) -> None:
+        """`ask` for the model, once it is to be had for this request."""
+        self._ask = ask
+        self._model: ModelTurn | None = None
+        self.queued: Turn | None = None  # set where the request is one of a queue
+
+    async def come(self) -> Readiness | None:
+        """Wait until the model may be asked. Returns why not if it cannot be had. Raises HttpRefusal."""
+        if self.queued is not None:
+            await self.queued.come()
+        self._model = self._ask()
+        return await self._model.begin()
+
+    def notice(self, silence: float) -> str:
+        """What a client is told that has waited for `silence` seconds; empty when nothing is waited for."""
+        if self._model is not None:
+            return self._model.notice
+        return self.queued.notice(silence) if self.queued is not None else ""
+
+    def end(self) -> None:
+        """The request is over. Idempotent."""
+        if self._model is not None:
+            self._model.end()
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedCall:
+    """`counts` when its answer holds generated tokens. `upstream` is asked once `admission` has come.
+
+    `cut`: a member's gateway asks, and an answer that breaks off shows that it did.
+    `added`: fields of the body that depend on the model as it is loaded; it may raise HttpRefusal.
+    """
+
+    method: str
+    path: str
+    body: bytes | None
+    stream: bool
+    counts: bool
+    form: StreamForm
+    headers: dict[str, str]  # to be added to the answer
+    upstream: Upstream
+    admission: Admission
+    cut: bool = False
+    own_seed: bool = False  # the client has given none
+    added: Callable[[], Mapping[str, object]] | None = None
+    began: float = 0.0  # when the request came, by the loop's clock
+    meter: AnswerMeter = field(default_factory=AnswerMeter)
+
+    def whole(self) -> "ProxiedCall":
+        """The same with its whole body, once the model is there. Raises HttpRefusal."""
+        fields = self.added() if self.added is not None else {}
+        body = with_fields(self.body, fields) if fields and self.body else self.body
+        return replace(self, body=body, added=None)

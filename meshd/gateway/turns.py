@@ -1,0 +1,132 @@
+"""Requests for answers wait here for their turn: the queue of one llama-server, with clock and tasks."""
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+from meshd.base.time_format import in_time
+from meshd.gateway.answer_queue import AnswerQueue, QueueLimits, Ticket
+from meshd.gateway.failure import Failure, HttpRefusal
+
+_LOOK_SECONDS = 1.0  # nobody tells when llama-server is loaded again with more slots
+_RETRY_SECONDS = 10
+
+
+class Turn:
+    """Of one request, which waits in `come`; times in seconds."""
+
+    def __init__(self, turns: "Turns", ticket: Ticket) -> None:
+        self._turns = turns
+        self._ticket = ticket
+
+    async def come(self) -> None:
+        """Wait for it; at once when it has come before. Raises HttpRefusal when it takes too long."""
+        await self._turns.wait_for(self._ticket)
+
+    def notice(self, silence: float) -> str:
+        """What a client is told that has waited for `silence` seconds, else nothing."""
+        if self._ticket.began is not None or self.waited < silence:
+            return ""
+        before = self._turns.before(self._ticket)
+        return f"waiting for a turn: {before} before this one" if before else "waiting for a turn: next"
+
+    @property
+    def waited(self) -> float:
+        """Until its turn came, or until now."""
+        began = self._ticket.began
+        return (self._turns.now if began is None else began) - self._ticket.entered
+
+    @property
+    def computed(self) -> float:
+        """Since its turn came."""
+        return 0.0 if self._ticket.began is None else self._turns.now - self._ticket.began
+
+
+class Turns:
+    """Of one llama-server, which generates `slots()` answers at a time."""
+
+    def __init__(
+        self,
+        slots: Callable[[], int],
+        *,
+        limits: QueueLimits | None = None,
+        max_wait: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """`max_wait`: seconds that a request waits at most."""
+        self._queue = AnswerQueue(limits)
+        self._slots = slots
+        self._max_wait = max_wait
+        self._clock = clock
+        self._come: dict[Ticket, asyncio.Event] = {}  # of those that wait
+
+    @property
+    def now(self) -> float:
+        """Of the queue's clock."""
+        return self._clock()
+
+    @property
+    def running(self) -> int:
+        """Requests whose turn has come."""
+        return self._queue.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose turn has not."""
+        return self._queue.waiting
+
+    @contextmanager
+    def enter(self, user: Hashable, size: int) -> Iterator[Turn]:
+        """A place in the queue, and afterwards at llama-server, until the block is left.
+
+        Raises HttpRefusal when the queue has no room for a request with `size` bytes of body.
+        """
+        ticket = self._queue.enter(user, size, self.now)
+        if ticket is None:
+            message = f"{self.waiting} requests are waiting for their turn already"
+            failure = Failure(503, message, type="unavailable_error", code="busy", retry_after=_RETRY_SECONDS)
+            raise HttpRefusal(failure)
+        self._come[ticket] = asyncio.Event()
+        try:
+            self._begin()
+            yield Turn(self, ticket)
+        finally:
+            self._come.pop(ticket, None)
+            self._queue.leave(ticket, self.now)
+            self._begin()
+
+    async def wait_for(self, ticket: Ticket) -> None:
+        """See Turn.come."""
+        event = self._come.get(ticket)
+        if event is None:
+            return
+        try:
+            async with asyncio.timeout(self._max_wait):
+                while not event.is_set():
+                    await _wait(event, _LOOK_SECONDS)
+                    self._begin()
+        except TimeoutError as error:
+            message = (
+                f"no turn within {in_time(self._max_wait)}: {self.running} answers are being generated, "
+                f"and {self.waiting} requests wait"
+            )
+            failure = Failure(
+                503, message, type="unavailable_error", code="queue_timeout", retry_after=_RETRY_SECONDS
+            )
+            raise HttpRefusal(failure) from error
+
+    def before(self, ticket: Ticket) -> int:
+        """How many of those that wait come before this one, as things are."""
+        return self._queue.place(ticket, self.now)
+
+    def _begin(self) -> None:
+        for ticket in self._queue.begin(max(1, self._slots()), self.now):
+            self._come.pop(ticket).set()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,310 @@
+"""Where the time of a model's tokens went: what this head saw, and what workers say of the same time.
+
+Workers are asked when somebody wants to know. Each names spans by how long ago they were, so that no two
+clocks have to agree; an error of a few milliseconds moves one token in or out of the span.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner, first_error
+from meshd.identity.keys import PeerId
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.model.output import SAMPLED_BYTES, DevicePath
+from meshd.model.split_values import Plan
+from meshd.model.status import SplitPart
+from meshd.model.time_account import (
+    ComputingTime,
+    SpentTime,
+    TimeAccount,
+    WayTime,
+    prompt_account,
+    token_account,
+)
+from meshd.peer.interface import Mesh
+from meshd.role.capacity.ask_capacity import ask_capacity
+from meshd.role.head.advice import SplitAdvice, advise
+from meshd.role.head.answer_log import AnswerLog, LoggedAnswer, RunningAnswer
+from meshd.role.head.away_times import AwayTimes
+from meshd.role.head.plan_prediction import Machines, PlanPredictor
+from meshd.role.head.split_plan import HeadOptions, path_to, reservations
+from meshd.role.head.survey import Surveyor
+from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
+
+_LEAST_TOKENS = 8  # of an answer that runs, before it counts
+_MOST_ACCOUNTED = 4000  # of which all that is remembered
+_ASK_SECONDS = 5.0
+
+Span = tuple[float, float]
+Computed = Mapping[str, Sequence[ComputedSpan]]
+"""Of each worker that knows it: what it computed in each of the spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """How a model runs: its split, and what that was planned with."""
+
+    plan: Plan
+    machines: Machines
+    options: HeadOptions
+    layers: ModelLayers
+    work: LayerWork
+
+    @property
+    def held(self) -> dict[tuple[str, str], int]:
+        """Memory that this takes, by node and device: what is reserved of workers, and GPUs of the head.
+
+        Of the head's CPU nothing: what it has mapped of the model's file still counts as free.
+        """
+        used = {share.device.node for share in self.plan.shares if share.layers}
+        offers = [offer for offer in self.machines.offers if offer.node in used]
+        found = {
+            (offer.node, device.name): count
+            for offer, counts in zip(offers, reservations(self.plan, offers), strict=True)
+            for device, count in zip(offer.offer.devices, counts, strict=True)
+        }
+        for share in self.plan.shares:
+            if share.device.is_head and share.device.is_gpu and share.layers:
+                found[share.device.node, share.device.name] = share.total
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """`now` by the clock of the answers. The accounts are None before there was an answer for them."""
+
+    facts: RunFacts
+    split: tuple[SplitPart, ...]
+    answers: tuple[LoggedAnswer, ...]
+    active: int
+    now: float
+    token: TimeAccount | None
+    prompt: TimeAccount | None
+    running: RunningAnswer | None
+    advice: SplitAdvice
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSpans:
+    """The spans that are looked at, and how many tokens they have."""
+
+    token: Span | None
+    tokens: int
+    prompt: Span | None
+    prompt_tokens: int
+    queue: float
+
+
+async def explain(
+    facts: RunFacts,
+    split: Sequence[SplitPart],
+    log: AnswerLog,
+    away: AwayTimes,
+    mesh: Mesh,
+    peers: Mapping[str, PeerId],
+    surveyor: Surveyor | None,
+) -> Explained:
+    """`split` as it is pushed; `peers`: the workers by their names."""
+    loop = asyncio.get_running_loop()
+    chosen = choose_spans(log)
+    spans = [span for span in (chosen.token, chosen.prompt) if span is not None]
+    paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
+    near = {name: paths.get(peer) for name, peer in peers.items()}
+    computed = await _ask(mesh, peers, near, spans)
+    facts = await _as_now(facts, near, peers, surveyor)
+    ways = ways_of(facts, split, near)
+    token = prompt = None
+    if chosen.token is not None:
+        spent = _spent(facts, away, ways, chosen.token, computed, 0, tokens=chosen.tokens)
+        token = token_account(spent, chosen.tokens)
+    if chosen.prompt is not None:
+        spent = _spent(facts, away, ways, chosen.prompt, computed, len(spans) - 1, tokens=0)
+        prompt = prompt_account(spent, chosen.prompt_tokens, chosen.queue)
+    # in a thread: it plans several times, and tokens pass this loop meanwhile
+    advice = await asyncio.to_thread(
+        advise, facts.layers, facts.work, facts.machines, facts.options, facts.plan
+    )
+    return Explained(
+        facts=facts,
+        split=tuple(split),
+        answers=log.answers,
+        active=log.active,
+        now=loop.time(),
+        token=token,
+        prompt=prompt,
+        running=log.running,
+        advice=advice,
+    )
+
+
+async def _as_now(
+    facts: RunFacts,
+    near: Mapping[str, DevicePath | None],
+    peers: Mapping[str, PeerId],
+    surveyor: Surveyor | None,
+) -> RunFacts:
+    """With paths as they are now: those at the load were new, perhaps. Nothing is measured for this."""
+    machines, options = facts.machines, facts.options
+    offers = tuple(replace(one, path=near.get(one.node) or one.path) for one in machines.offers)
+    machines = replace(machines, offers=offers)
+    if surveyor is not None:
+        names = {peer: name for name, peer in peers.items()}
+        found = await surveyor.speeds_of(
+            names,
+            machines.own,
+            facts.work.texts,
+            options.node_name,
+            lambda _text: None,
+            measure=False,
+            recent=True,
+        )
+        speeds, paths = {**machines.speeds, **found.speeds}, {**machines.paths, **found.paths}
+        machines = replace(machines, speeds=speeds, paths=paths)
+    return replace(facts, machines=machines)
+
+
+def choose_spans(log: AnswerLog) -> ChosenSpans:
+    """The answer that runs, once it has a few tokens; else the last that had the machines to itself."""
+    alone = [one for one in log.answers if one.alone]
+    last = alone[-1] if alone else None
+    span, tokens = None, 0
+    running = log.running
+    if running is not None and running.tokens > _LEAST_TOKENS:
+        span, tokens = (running.begin, running.seen), running.tokens - 1
+    elif longer := [one for one in alone if one.timings.generated_tokens > 1]:
+        span = longer[-1].first_token, longer[-1].ended
+        tokens = longer[-1].timings.generated_tokens - 1
+    if span is not None and tokens > _MOST_ACCOUNTED:
+        span = span[1] - (span[1] - span[0]) * _MOST_ACCOUNTED / tokens, span[1]
+        tokens = _MOST_ACCOUNTED
+    if last is None or not last.timings.prompt_tokens:
+        return ChosenSpans(span, tokens, None, 0, 0.0)
+    begin = last.first_token - last.timings.prompt_seconds
+    return ChosenSpans(span, tokens, (begin, last.first_token), last.timings.prompt_tokens, last.queue)
+
+
+async def _ask(
+    mesh: Mesh, peers: Mapping[str, PeerId], near: Mapping[str, DevicePath | None], spans: Sequence[Span]
+) -> Computed:
+    """Those that do not answer, or do not know, are left out."""
+    loop = asyncio.get_running_loop()
+    found: dict[str, Sequence[ComputedSpan]] = {}
+
+    async def ask(name: str, peer: PeerId) -> None:
+        path = near.get(name)
+        late = path.rtt / 2 if path is not None else 0.0  # the question is on its way
+        now = loop.time() + late
+        asked = AskCapacity(recent=True, spans=tuple((_ago(now, a), _ago(now, b)) for a, b in spans))
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                answer = await ask_capacity(mesh, peer, asked, lambda _text: None)
+        except (MeshdError, TimeoutError):
+            return
+        if len(answer.computed) == len(spans):
+            found[name] = answer.computed
+
+    try:
+        async with Owner() as owner:
+            for name, peer in peers.items() if spans else ():
+                owner.start_for(peer.short, ask(name, peer), name="computed")
+    except ExceptionGroup as group:
+        raise first_error(group) from None
+    return found
+
+
+def _ago(now: float, then: float) -> int:
+    return min(MAX_SPAN_US, max(0, int((now - then) * 1e6)))
+
+
+def _spent(
+    facts: RunFacts,
+    away: AwayTimes,
+    ways: Sequence[WayTime],
+    span: Span,
+    computed: Computed,
+    place: int,
+    *,
+    tokens: int,
+) -> SpentTime:
+    """`tokens` 0: a prompt, of which nothing is predicted."""
+    begin, end = span
+    head = facts.options.node_name
+    device_s: dict[str, float] = {}
+    if tokens:
+        predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
+        prediction = predictor.predict(facts.plan)
+        device_s = dict(prediction.device_s) if prediction.is_measured else {}
+    shares = [share.device for share in facts.plan.shares if share.layers]
+    own = {one.label: device_s.get(one.label, 0.0) * tokens for one in shares if one.is_head}
+    workers: list[ComputingTime] = []
+    for node in dict.fromkeys(one.node for one in shares if not one.is_head):
+        labels = [one.label for one in shares if one.node == node]
+        if node in computed:
+            workers.append(ComputingTime(", ".join(labels), computed[node][place].busy_us / 1e6, True))
+        elif known := sum(device_s.get(label, 0.0) for label in labels) * tokens:
+            workers.append(ComputingTime(", ".join(labels), known, False))
+    return SpentTime(
+        seconds=max(0.0, end - begin),
+        away=away.away(begin, end),
+        held=away.held(begin, end),
+        head=head,
+        own=tuple(ComputingTime(label, seconds, False) for label, seconds in own.items() if seconds),
+        workers=tuple(workers),
+        ways=tuple(ways),
+    )
+
+
+def ways_of(
+    facts: RunFacts, split: Sequence[SplitPart], near: Mapping[str, DevicePath | None]
+) -> list[WayTime]:
+    """The ways of a token, in their order; `near`: from the head. Those that are not known are left out."""
+    head = facts.options.node_name
+    wide = 2 if facts.options.activations == "f16" else 4
+    state = wide * facts.layers.widths.embedding
+    pushed = {part.node for part in split if part.push}
+    taking = [share.device for share in facts.plan.shares if share.layers]
+    stops = [head, *("" if one.is_head else one.node for one in taking), head]
+    stops = [stop or head for stop in stops]
+    hops: list[tuple[str, str]] = []
+    for before, behind in pairwise(stops):
+        if before == behind:
+            continue
+        if head in (before, behind) or behind in pushed:
+            hops.append((before, behind))
+        else:
+            hops += [(before, head), (head, behind)]
+    found = []
+    for number, (before, behind) in enumerate(hops):
+        path = near.get(behind if before == head else before) if head in (before, behind) else None
+        path = path or facts.machines.paths.get((before, behind))
+        if path is None:
+            continue
+        is_last = number == len(hops) - 1
+        if is_last:
+            crossing = _back(facts)
+        else:
+            crossing = 0 if number == 0 and facts.plan.input_device else state  # numbers of tokens
+        order = near.get(behind) if behind != head and behind in pushed else None
+        found.append(
+            WayTime(
+                f"{before} → {behind}",
+                path.rtt / 2,
+                path.seconds(crossing),
+                is_result=is_last,
+                ordered=order.rtt / 2 if order is not None else None,
+            )
+        )
+    return found
+
+
+def _back(facts: RunFacts) -> int:
+    """Bytes of a token that the last worker sends to the head."""
+    worker = facts.plan.output_worker
+    if worker is None:
+        return (2 if facts.options.activations == "f16" else 4) * facts.layers.widths.embedding
+    sampled = worker.has_top_k and facts.options.sample_on_worker
+    return SAMPLED_BYTES if sampled else 4 * facts.layers.widths.vocabulary

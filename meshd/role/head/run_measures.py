@@ -1,0 +1,60 @@
+"""What is measured of one life of a model: its speed, the bytes of a token, and where the time went."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from meshd.gateway.interface import AnswerTimings
+from meshd.identity.keys import PeerId
+from meshd.model.status import SplitPart
+from meshd.peer.interface import Mesh
+from meshd.role.head.answer_log import AnswerLog
+from meshd.role.head.away_times import AwayTimes
+from meshd.role.head.explain import Explained, RunFacts, explain
+from meshd.role.head.measured_speed import MeasuredSpeed
+from meshd.role.head.plan_prediction import PlanPredictor
+from meshd.role.head.speed_corrections import SpeedLearner
+from meshd.role.head.survey import Surveyor
+from meshd.role.head.token_cost import TokenCost, crossed
+
+
+class RunMeasures:
+    """Told by the gateway what becomes of requests (gateway.interface.Upstream)."""
+
+    def __init__(self, mesh: Mesh, workers: Callable[[], Mapping[str, PeerId]], away: AwayTimes) -> None:
+        """`workers`: those that take part, by their names."""
+        self._mesh = mesh
+        self._workers = workers
+        self._away = away
+        self._now = asyncio.get_running_loop().time
+        self.speed = MeasuredSpeed()
+        self.token_cost = TokenCost(lambda: crossed(mesh, workers().values()))
+        self.answers = AnswerLog()
+        self._learner = SpeedLearner()
+        self.facts: RunFacts | None = None
+        """As soon as there is a plan."""
+
+    def generated(self, total: int, *, alone: bool) -> None:
+        """See Upstream."""
+        self.token_cost.generated(total, alone=alone)
+        self.answers.generated(total, self._now(), alone=alone)
+
+    def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
+        """See Upstream."""
+        if alone:
+            self.speed.answered(timings)
+            self._learn(timings)
+        self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
+
+    def _learn(self, timings: AnswerTimings) -> None:
+        facts = self.facts
+        if facts is not None:
+            predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
+            predictor.learn(facts.plan, self._learner, timings)
+
+    async def explain(self, split: Sequence[SplitPart], surveyor: Surveyor | None) -> Explained | None:
+        """Where the time of its tokens went; `split` as it is pushed. None before there is a plan."""
+        if self.facts is None:
+            return None
+        return await explain(
+            self.facts, split, self.answers, self._away, self._mesh, self._workers(), surveyor
+        )

@@ -1,0 +1,98 @@
+"""How long a lent mesh-server computes, as its daemon sees the bytes pass. Pure but for its clock.
+
+A *turn* is what leads to one result. It can begin when the head has asked for it, what other workers push for
+it is there, and the result before it is out; it ends with the first byte of the result. So it has the time
+that mesh-server takes to copy, as well.
+
+The last worker gives one result for all micro batches of a prompt. What it computes of the first ones falls
+between the arrivals of what it needs. If it is slower than the workers before it, it is busy since the first
+arrival; if it is faster, it takes for each as long as for the last one. Both bound what it can have computed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshd.rpc import mesh_protocol as wire
+from meshd.wire.capacity import ComputedSpan
+
+_KEPT_TURNS = 8192  # the newest: about as many tokens
+_MOST_PENDING = 8192  # results asked for, and pushes that are there; beyond them nothing can be told
+_COMPUTES = frozenset({wire.GRAPH, wire.COMPUTE})
+_WANTS = frozenset({wire.PUSH, wire.READ})
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A result: since when its computation was asked for (None: it needs none), and pushes that it needs."""
+
+    asked: float | None
+    takes: int
+
+
+class TurnTimes:
+    """Of one lease."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._turns: deque[tuple[float, float, float]] = deque(maxlen=_KEPT_TURNS)  # begin, end, busy
+        self._wanted: deque[_Wanted] = deque()
+        self._arrivals: deque[float] = deque()
+        self._asked: float | None = None
+        self._takes = 0
+        self._last = 0.0  # result
+        self._lost_count = False
+
+    def with_head(self, number: int) -> None:
+        """A message of the head, or for it."""
+        if number in _COMPUTES:
+            self._asked = self._now() if self._asked is None else self._asked
+        elif number == wire.TAKE:
+            self._takes += 1
+        elif number in _WANTS:
+            self._wanted.append(_Wanted(self._asked, self._takes))
+            self._asked, self._takes = None, 0
+            self._check()
+        elif number == wire.DATA:
+            self._result()
+
+    def arrived(self, _number: int) -> None:
+        """A push of another worker."""
+        self._arrivals.append(self._now())
+        self._check()
+
+    def left(self, _number: int) -> None:
+        """A push for another worker."""
+        self._result()
+
+    def spent(self, spans: Sequence[tuple[float, float]]) -> tuple[ComputedSpan, ...]:
+        """Of each span the turns whose middle lies in it; spans in seconds before now, begin and end.
+
+        Nothing where turns cannot be told apart.
+        """
+        if self._lost_count:
+            return ()
+        now, found = self._now(), []
+        for begin, end in spans:
+            busy = [busy for one, two, busy in self._turns if now - begin <= (one + two) / 2 < now - end]
+            found.append(ComputedSpan(int(sum(busy) * 1e6), len(busy)))
+        return tuple(found)
+
+    def _result(self) -> None:
+        if not self._wanted:
+            return
+        wanted, now = self._wanted.popleft(), self._now()
+        count = min(wanted.takes, len(self._arrivals))
+        arrivals = [self._arrivals.popleft() for _ in range(count)]
+        if wanted.asked is not None:
+            first = max(arrivals[0] if arrivals else wanted.asked, wanted.asked, self._last)
+            last = max(arrivals[-1] if arrivals else wanted.asked, first)
+            self._turns.append((first, now, min(now - first, max(1, count) * (now - last))))
+        self._last = now
+
+    def _check(self) -> None:
+        if max(len(self._wanted), len(self._arrivals)) > _MOST_PENDING:
+            self._lost_count = True
+        if self._lost_count:
+            self._wanted.clear()
+            self._arrivals.clear()

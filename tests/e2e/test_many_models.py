@@ -1,0 +1,155 @@
+"""Several models behind one gateway: real llama-servers that are started for requests, and end for others."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from meshd.admin.status import Status
+from meshd.fleet.node import LocalNode
+
+from tests.e2e.api_client import Api, Streamed
+from tests.e2e.models import small, smollm2, stock_text
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+TOKENS = 24
+LONG = 150
+_THREADS = ", ".join(f'"{word}"' for word in SAME_THREADS[1:])
+_HEAD = f"""
+[serve]
+port = 0
+ctx_size = 512
+slots = 1  # several in one batch round otherwise than one alone
+devices = ["none"]
+llama_args = [{_THREADS}]
+"""
+SMOL = '[models.smol]\nmodel = "{model}"\naliases = ["gpt-4o-mini"]\n'
+TINY = '[models.tiny]\nmodel = "{model}"\n'
+
+
+@asynccontextmanager
+async def gateway(
+    folder: Path, *tables: str, options: Sequence[str] = ()
+) -> AsyncIterator[tuple[Fleet, LocalNode, LocalNode]]:
+    """A worker that has the first model, and a head that serves both over it."""
+    file = folder / "meshd.toml"
+    smol, tiny = (table.format(model=model()) for table, model in zip(tables, (smollm2, small), strict=True))
+    file.write_text(_HEAD + smol + tiny, encoding="utf-8")
+    async with Fleet(folder) as fleet:
+        token, (worker,) = await fleet.workers(smollm2())
+        head = await fleet.start(fleet.spec("head", "serve", "--config", str(file), *options, token=token))
+        await head.until(lambda status: status.api is not None and bool(status.models))
+        yield fleet, head, worker
+
+
+def states(status: Status) -> dict[str, str]:
+    return {model.name: str(model.state) for model in status.models}
+
+
+def named(status: Status, model: str) -> Api:
+    return Api(api_of(status).url, model=model)
+
+
+async def lent(worker: LocalNode) -> int:
+    return len((await worker.status()).children)
+
+
+def test_models_are_loaded_for_requests_and_make_room_for_each_other(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with gateway(tmp_path, SMOL, TINY) as (_fleet, head, worker):
+            status = await head.status()
+            assert (states(status), status.model, status.children) == (
+                {"smol": "unloaded", "tiny": "unloaded"},
+                None,
+                (),
+            )
+            assert await lent(worker) == 0
+            for name, model, text in (("gpt-4o-mini", "smol", smollm2()), ("tiny", "tiny", small())):
+                assert await named(status, name).complete(PROMPT, TOKENS) == stock_text(text, TOKENS)
+                now = await head.status()
+                assert [key for key, state in states(now).items() if state == "ready"] == [model]
+                assert now.model is not None and now.model.name == model and now.model.split
+                assert [child.name for child in now.children] == [f"llama-server-{model}"]
+                assert await lent(worker) == 1, "the other one's lease has ended"
+            answer = await api_of(status).ask("GET", "/v1/models")
+            assert isinstance(data := answer.body["data"], list)
+            assert [(one["id"], one["state"]) for one in data] == [("smol", "unloaded"), ("tiny", "ready")]
+            refused = await api_of(status).ask("POST", "/v1/completions", {"model": "big", "prompt": "x"})
+            assert refused.status == 404 and "`smol`, `tiny`" in str(refused.body)
+            assert await api_of(status).complete(PROMPT, TOKENS) == stock_text(smollm2(), TOKENS)
+
+    play(check())
+
+
+def test_clients_of_two_models_that_exclude_each_other_all_get_their_answers(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with gateway(tmp_path, SMOL, TINY) as (_fleet, head, _worker):
+            status = await head.status()
+            expected = {"smol": stock_text(smollm2(), TOKENS), "tiny": stock_text(small(), TOKENS)}
+
+            async def client(name: str) -> None:
+                for _ in range(2):
+                    assert await named(status, name).complete(PROMPT, TOKENS) == expected[name]
+
+            streams = [named(status, name).stream(PROMPT, LONG) for name in expected]
+            got = await asyncio.gather(*map(client, expected), *streams)
+            assert [(one.done, one.error) for one in got if isinstance(one, Streamed)] == [(True, "")] * 2
+            waited = [one.comments for one in got if isinstance(one, Streamed)]
+            assert any("waits for the memory of" in comment for comments in waited for comment in comments)
+
+    play(check())
+
+
+def test_a_group_is_loaded_together_and_idle_models_end(tmp_path: Path) -> None:
+    async def check() -> None:
+        grouped = (SMOL + 'group = "g"\n', TINY + 'group = "g"\nttl = 3\npreload = true\n')
+        async with gateway(tmp_path, *grouped) as (_fleet, head, worker):
+            await head.until(lambda status: states(status)["tiny"] == "ready")
+            status = await head.status()
+            release = threading.Event()
+
+            def hold(_so_far: Streamed) -> None:
+                release.wait()
+
+            streamed = asyncio.create_task(named(status, "tiny").stream(PROMPT, LONG, on_piece=hold))
+            try:
+                assert await named(status, "smol").complete(PROMPT, TOKENS) == stock_text(smollm2(), TOKENS)
+                assert states(await head.status()) == {"smol": "ready", "tiny": "ready"}
+                assert await lent(worker) == 2
+            finally:
+                release.set()
+            assert (await streamed).done
+            await head.until(lambda status: states(status) == {"smol": "ready", "tiny": "unloaded"})
+            await worker.until(lambda status: len(status.children) == 1)
+
+    play(check())
+
+
+def test_an_answer_goes_on_while_another_model_is_waited_for(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with gateway(tmp_path, SMOL, TINY, options=("--continue-answers", "120")) as (_, head, _worker):
+            status = await head.status()
+            undisturbed = await named(status, "smol").stream(PROMPT, LONG)
+            pid = child_pid(await head.status(), "llama-server-smol")
+            begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+            def on_piece(so_far: Streamed) -> None:
+                if so_far.pieces == 10:
+                    os.kill(pid, signal.SIGKILL)
+                    loop.call_soon_threadsafe(begun.set)
+
+            disturbed = asyncio.create_task(named(status, "smol").stream(PROMPT, LONG, on_piece=on_piece))
+            await begun.wait()
+            other = asyncio.create_task(named(status, "tiny").complete(PROMPT, TOKENS))
+            streamed = await disturbed
+            assert (streamed.error, streamed.done, streamed.tokens) == ("", True, LONG)
+            assert streamed.text == undisturbed.text
+            assert await other == stock_text(small(), TOKENS)
+
+    play(check())

@@ -1,0 +1,86 @@
+"""`meshd why` over real daemons: where a token's time goes, with a worker that is far away."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meshd.base.tasks import Owner
+from meshd.fleet.fleet import Fleet as ApartFleet
+from meshd.fleet.fleet import FleetSpec
+from meshd.fleet.node import ready_or_raise
+
+from tests.e2e.api_client import Api
+from tests.e2e.models import own_cache, smollm2
+from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+NEAR, FAR = 0.004, 0.08  # round trips
+TOKENS = 24
+
+
+def test_the_slow_way_is_named(tmp_path: Path) -> None:
+    async def check() -> None:
+        cache = own_cache(tmp_path)
+        async with Owner() as owner:
+            fleet = ApartFleet(
+                FleetSpec(
+                    folder=tmp_path,
+                    cache=cache,
+                    model=smollm2(),
+                    worker_model=smollm2(),
+                    round_trips=[NEAR, FAR],
+                    head_options=("--device", "none"),
+                    worker_options=[("--threads", "1")] * 2,
+                )
+            )
+            await fleet.start_workers(owner)
+            head = await fleet.start_head(owner)
+            status = await head.until(ready_or_raise)
+            early = await cli(head.spec.home, "why", "--json")
+            assert early.returncode == 1 and "nothing was answered" in early.stderr and early.stdout == ""
+            await Api(fleet.api_url(status)).complete(PROMPT * 20, TOKENS)
+            asked = await cli(head.spec.home, "why", "--json")
+            assert asked.returncode == 0, asked.stderr
+            found = json.loads(asked.stdout)
+            adds_up(found["token"])
+            adds_up(found["prompt"])
+            parts = {(part["kind"], part["where"]): part for part in found["token"]["parts"]}
+            ways = [where for kind, where in parts if kind == "way"]
+            assert ways == ["head → worker-1", "worker-1 → worker-2", "worker-2 → head"]
+            slowest = max(found["token"]["parts"], key=lambda part: part["seconds"])
+            assert (slowest["kind"], slowest["where"]) == ("way", "worker-2 → head"), found["token"]
+            for name in ("worker-1 CPU", "worker-2 CPU"):
+                computing = parts["computing", name]
+                assert computing["source"] == "measured" and 0 < computing["seconds"] < FAR
+            assert found["token"]["tokens"] == TOKENS - 1
+            assert [one["generated_tokens"] for one in found["answers"]] == [TOKENS]
+            assert found["advice"]["change"], "alone the head is nearer to itself"
+            shown = await cli(head.spec.home, "why")
+            assert shown.returncode == 0 and "not explained" in shown.stdout
+            owner.cancel()
+
+    play(check())
+
+
+def test_a_model_on_one_node_has_no_ways(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            head = await fleet.head(smollm2(), "--min-workers", "0")
+            status = await fleet.ready(head)
+            await api_of(status).complete(PROMPT, 16)
+            asked = await cli(head.spec.home, "why", "--json")
+            assert asked.returncode == 0, asked.stderr
+            reply = json.loads(asked.stdout)
+            adds_up(reply["token"])
+            kinds = {part["kind"] for part in reply["token"]["parts"]}
+            assert "way" not in kinds and "llama-server" in kinds
+
+    play(check())
+
+
+def adds_up(account: dict[str, Any]) -> None:
+    """What is shown is the whole."""
+    parts = sum(part["seconds"] for part in account["parts"])
+    assert account["seconds"] == pytest.approx(parts + account["unexplained"])
+    assert account["seconds"] > 0

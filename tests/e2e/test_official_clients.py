@@ -1,0 +1,267 @@
+"""The official Python clients of OpenAI and Anthropic, and the requests of an agent, on a real model.
+
+`pi_requests.json`: what pi 0.73.1 (npm's `@mariozechner/pi-coding-agent`, set up by `configs/pi-models.json`)
+asked when it read a file, went on in its session, and was shown an image; machine paths are replaced.
+"""
+
+import asyncio
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from meshd.gateway.answer_log import ANSWER_LOG_NAME
+
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import SAME_THREADS, Fleet, api_of, play
+from tests.e2e.random_models import random_model
+from tests.e2e.random_parts import WIDTH
+from tests.e2e.random_projector import random_projector
+
+if TYPE_CHECKING:  # their import takes long, and each process of `pytest -n` imports all tests
+    from anthropic import Anthropic
+    from openai import OpenAI
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+KEY, NAME = "sk-official-clients", "desk"
+QUESTION = "What is the capital of France?"
+TEMPLATE = Path(__file__).with_name("tools.jinja")
+PI_REQUESTS = Path(__file__).with_name("pi_requests.json")
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2, 3]}},
+    "required": ["city", "days"],
+}
+
+
+def openai_client(url: str) -> "OpenAI":
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=250.0)
+
+
+def anthropic_client(url: str) -> "Anthropic":
+    from anthropic import Anthropic
+
+    return Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=250.0)
+
+
+def _key_file(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    keys = folder / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"{KEY} name={NAME}\n")
+    return keys
+
+
+async def asked(folder: Path, model: Path, *options: str, ask: Callable[[str], Any], workers: int = 0) -> Any:
+    """What `ask` returns, called in a thread with the address of a head that serves the model."""
+    keys = _key_file(folder)
+    async with Fleet(folder) as fleet:
+        token, _ = await fleet.workers(*[model] * workers) if workers else ("", [])
+        given = ("--min-workers", str(workers), "--api-key-file", str(keys), *options)
+        head = await fleet.head(model, *given, token=token)
+        return await asyncio.to_thread(ask, api_of(await fleet.ready(head)).url)
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """The log of answers of the head."""
+    lines = (folder / "head" / "logs" / ANSWER_LOG_NAME).read_text().splitlines()
+    assert all(json.loads(line)["key"] == NAME for line in lines)
+    return [json.loads(line) for line in lines]
+
+
+def _openai_chats(url: str) -> None:
+    with openai_client(url) as ai:
+        plain: Any = {"model": "any", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+        whole = ai.chat.completions.create(**plain, max_tokens=16)
+        assert whole.usage is not None and 0 < whole.usage.completion_tokens <= 16
+        chunks = list(ai.chat.completions.create(**plain, max_tokens=16, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == whole.choices[0].message.content != ""
+        assert not any(chunk.usage for chunk in chunks), "usage that nobody asked for"
+        options: Any = {"include_usage": True}
+        asked_for = ai.chat.completions.create(**plain, max_tokens=16, stream=True, stream_options=options)
+        usage = list(asked_for)[-1].usage
+        assert usage is not None
+        assert usage.prompt_tokens == whole.usage.prompt_tokens
+        assert usage.completion_tokens == whole.usage.completion_tokens
+        schema: Any = {"type": "json_schema", "json_schema": {"name": "w", "strict": True, "schema": WEATHER}}
+        said = ai.chat.completions.create(**plain, max_tokens=60, response_format=schema)
+        weather = json.loads(said.choices[0].message.content or "")
+        assert weather["city"] in ("Paris", "Rome") and weather["days"] in (1, 2, 3)
+        tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+        forced: Any = {"tools": tools, "tool_choice": "required", "logit_bias": {"{": 30}, "max_tokens": 100}
+        called = ai.chat.completions.create(**plain, **forced)
+        [call] = called.choices[0].message.tool_calls or []
+        assert call.type == "function" and call.function.name == "weather"
+        assert json.loads(call.function.arguments).keys() == {"city", "days"}
+        deltas = [
+            delta.function.arguments or ""
+            for chunk in ai.chat.completions.create(**plain, **forced, stream=True)
+            for delta in (chunk.choices[0].delta.tool_calls or () if chunk.choices else ())
+            if delta.function is not None
+        ]
+        assert len(deltas) > 2 and "".join(deltas) == call.function.arguments
+        whole_text = ai.completions.create(model="any", prompt="The capital of France is", max_tokens=4)
+        assert whole_text.choices[0].text and whole_text.usage is not None
+
+
+def _openai_responses(url: str) -> None:
+    with openai_client(url) as ai:
+        said = ai.responses.create(model="any", input=QUESTION, max_output_tokens=16, temperature=0)
+        assert said.output_text and said.usage is not None and said.usage.output_tokens > 0
+        with ai.responses.create(
+            model="any", input=QUESTION, max_output_tokens=16, temperature=0, stream=True
+        ) as stream:
+            events = list(stream)
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert text == said.output_text
+        assert events[-1].type == "response.completed" and events[-1].response.usage is not None
+
+
+def _anthropic_messages(url: str) -> None:
+    with anthropic_client(url) as ai:
+        plain: Any = {"model": "any", "messages": [{"role": "user", "content": QUESTION}]}
+        greedy: Any = {"extra_body": {"temperature": 0}}
+        counted = ai.messages.count_tokens(**plain)
+        whole = ai.messages.create(**plain, max_tokens=16, **greedy)
+        read = whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+        assert read == counted.input_tokens
+        assert 0 < whole.usage.output_tokens <= 16
+        with ai.messages.stream(**plain, max_tokens=16, **greedy) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+        assert whole.content[0].type == "text" and text == whole.content[0].text != ""
+        assert final.usage.output_tokens == whole.usage.output_tokens
+        tool: Any = {"name": "weather", "description": "of a city", "input_schema": WEATHER}
+        called = ai.messages.create(
+            model="any",
+            messages=[*_used("Rome"), *_used("Paris"), {"role": "user", "content": "Weather in Rome?"}],
+            max_tokens=100,
+            tools=[tool],
+            **greedy,
+        )
+        (used,) = [block for block in called.content if block.type == "tool_use"]
+        assert used.name == "weather" and used.input == {"city": "Rome", "days": 1}
+        assert called.stop_reason == "tool_use"
+
+
+def _used(city: str) -> list[Any]:
+    """A turn in which the tool was used: a small model does what it has seen itself do."""
+    call = {"type": "tool_use", "id": f"toolu_{city}", "name": "weather", "input": {"city": city, "days": 1}}
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "sunny"}
+    return [
+        {"role": "user", "content": f"Weather in {city}?"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
+
+
+def _pi_reads_and_goes_on(url: str) -> None:
+    requests = json.loads(PI_REQUESTS.read_text())
+    assert [request["body"]["messages"][-1]["role"] for request in requests] == [
+        "user",
+        "tool",
+        "user",
+        "user",
+    ]
+    with openai_client(url) as ai:
+        for request in requests[:3]:  # the last shows an image
+            assert request["path"] == "/v1/chat/completions" and request["body"]["stream"]
+            chunks = list(ai.chat.completions.create(**(request["body"] | {"max_tokens": 8})))
+            assert chunks[-1].usage is not None, "pi asks for usage"
+            assert chunks[-1].usage.prompt_tokens > 1000 and chunks[-1].usage.completion_tokens > 0
+            assert any(chunk.choices and chunk.choices[0].finish_reason for chunk in chunks)
+
+
+def test_chat_streams_tools_and_schemas_of_both_clients_and_of_an_agent(tmp_path: Path) -> None:
+    def ask(url: str) -> None:
+        for part in (_openai_chats, _openai_responses, _anthropic_messages, _pi_reads_and_goes_on):
+            part(url)
+
+    play(asked(tmp_path, smollm2(), *SAME_THREADS, "--chat-template-file", str(TEMPLATE), ask=ask))
+    lines = logged(tmp_path)
+    assert {line["status"] for line in lines} == {200}
+    assert {line["path"] for line in lines} == {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+    }
+    assert all(line["prompt_tokens"] > 0 and line["generated_tokens"] > 0 for line in lines)
+
+
+def test_embeddings_of_a_split_model_are_those_of_one_machine(tmp_path: Path) -> None:
+    def ask(url: str) -> list[list[float]]:
+        with openai_client(url) as ai:
+            one = ai.embeddings.create(model="any", input=["bula dika", "momo"])
+            assert one.usage.prompt_tokens > 0
+            return [item.embedding for item in one.data]
+
+    model, options = random_model("llama"), ("--", "-t", "1", "--embeddings", "--pooling", "mean")
+    alone = play(asked(tmp_path / "alone", model, *options, ask=ask))
+    split = play(asked(tmp_path / "split", model, *options, ask=ask, workers=1))
+    first, second = alone
+    assert len(first) == WIDTH and any(first) and first != second
+    assert split == alone
+    assert logged(tmp_path / "split")[0]["path"] == "/v1/embeddings"
+
+
+def test_documents_are_ranked(tmp_path: Path) -> None:
+    def ask(url: str) -> dict[str, Any]:
+        with openai_client(url) as ai:
+            body = {"query": "bula", "documents": ["dika", "momo kibe", "bula"]}
+            return ai.post("/rerank", body=body, cast_to=dict[str, Any])
+
+    said = play(asked(tmp_path, random_model("llama"), "--", "--reranking", ask=ask))
+    scores = {one["index"]: one["relevance_score"] for one in said["results"]}
+    assert scores.keys() == {0, 1, 2} and len(set(scores.values())) == 3
+
+
+def _png(red: int, green: int, blue: int) -> str:
+    """A data URL of one colour."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    side = 28
+    rows = (b"\0" + bytes((red, green, blue)) * side) * side
+    head = part(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    whole = b"\x89PNG\r\n\x1a\n" + head + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
+    return f"data:image/png;base64,{base64.b64encode(whole).decode()}"
+
+
+def _shown(url: str) -> list[str]:
+    """What the model says of two images, and of what pi showed."""
+    with openai_client(url) as ai:
+        texts = []
+        for image in (_png(255, 0, 0), _png(0, 0, 255)):
+            content: Any = [
+                {"type": "text", "text": "bula?"},
+                {"type": "image_url", "image_url": {"url": image}},
+            ]
+            said = ai.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": content}], max_tokens=12, temperature=0
+            )
+            texts.append(said.choices[0].message.content or "")
+        pi = json.loads(PI_REQUESTS.read_text())[3]["body"]
+        assert pi["messages"][-1]["content"][-1]["type"] == "image_url"
+        pi["messages"][0]["content"] = "You are pi."  # this model has 4096 tokens, one for each letter
+        chunks = list(ai.chat.completions.create(**(pi | {"tools": [], "max_tokens": 8, "temperature": 0})))
+        texts.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
+    return texts
+
+
+def test_an_image_is_seen_by_the_head_and_the_split_model_says_the_same(tmp_path: Path) -> None:
+    model = random_model("llama")
+    options = ("--mmproj", str(random_projector(WIDTH)), "--", "-t", "1")
+    alone = play(asked(tmp_path / "alone", model, *options, ask=_shown))
+    assert all(alone) and alone[0] != alone[1], "the image made no difference"
+    assert play(asked(tmp_path / "split", model, *options, ask=_shown, workers=1)) == alone

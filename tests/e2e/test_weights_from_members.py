@@ -1,0 +1,201 @@
+"""Weights that workers lack come from all members that have them, before the load: over real daemons."""
+
+import asyncio
+import os
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from meshd.admin.status import Status
+from meshd.fleet.node import LocalNode, model_ready
+from meshd.model.piece_index import PIECE_BYTES
+
+from tests.e2e.alone import alone
+from tests.e2e.homes import NAME, Homes, connected, flipped
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
+
+TOKENS = 16
+MB = 1_000_000
+ON_WORKERS = ("--device", "none", "--output-on", "head")  # workers have all layers
+ON_A = (*ON_WORKERS, "--workers", "a")
+
+
+def fetched(node: LocalNode) -> dict[str, Counter[str]]:
+    """By worker, the megabytes that it had from each member, as the head's log says."""
+    found: dict[str, Counter[str]] = {}
+    for line in (node.spec.home / "node.log").read_text().splitlines():
+        if "worker_fetched" in line and (worker := re.search(r"name=(\S+)", line)):
+            parts = re.findall(r"([0-9.]+) MB from ([\w-]+)", line)
+            found.setdefault(worker[1], Counter()).update({name: float(count) for count, name in parts})
+    return found
+
+
+async def takers(homes: Homes, *names: str, token: str) -> list[LocalNode]:
+    """Workers without a model."""
+    return [await homes.start(name, token=token) for name in names]
+
+
+async def loaded_anew(head: LocalNode, before: Status) -> Status:
+    """The status after llama-server has ended and another one is ready."""
+    server = child_pid(before, "llama-server")
+    os.kill(server, signal.SIGKILL)
+    return await head.until(
+        lambda s: model_ready(s) and any(child.pid not in (None, server) for child in s.children)
+    )
+
+
+def kept(homes: Homes, name: str) -> int:
+    """Bytes of whole tensors on that node's disk, as the journal of a pack says, or its table."""
+    folder = homes.cache(name) / "tensors"
+    lines = [
+        line
+        for path in [*folder.glob("*.whole"), *folder.glob("*.tensors")]
+        for line in re.findall(rb"^tensor \d+ \d+ (\d+) ", path.read_bytes(), re.MULTILINE)
+    ]
+    return sum(map(int, lines))
+
+
+async def until_kept(homes: Homes, name: str, least: int) -> None:
+    while kept(homes, name) < least:  # noqa: ASYNC110 - files of another process
+        await asyncio.sleep(0.02)
+
+
+def test_three_workers_fetch_their_parts_from_two_holders(tmp_path: Path) -> None:
+    """The head and another member; only what each needs; and the next load takes nothing."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            homes.has("one", smollm2())
+            one = await homes.start("one")
+            token = await one.token()
+            await takers(homes, "a", "b", "c", token=token)
+            await connected(one, 3)
+            chosen = ("--workers", "a,b,c", "--min-workers", "3")
+            head = await homes.serve("head", smollm2(), *ON_WORKERS, *chosen, *SAME_THREADS, token=token)
+            first = await fleet.ready(head)
+            gave = fetched(head)
+            assert gave.keys() == {"a", "b", "c"}
+            assert sum(gave.values(), Counter()).keys() == {"one", "head"}, gave
+            assert model_of(first).weights_network_bytes == 0
+            for load in model_of(first).workers:
+                taken = sum(gave[load.node].values()) * MB
+                assert taken < load.total_bytes + 4 * PIECE_BYTES, "only what it needs, in whole pieces"
+            assert sum(load.local_bytes for load in model_of(first).workers) > 60 * MB
+            assert await api_of(first).complete(PROMPT, TOKENS) == reference
+            second = await loaded_anew(head, first)
+            assert model_of(second).weights_network_bytes == 0
+            assert fetched(head) == gave, "nothing was fetched again"
+
+    play(check())
+
+
+def test_a_transfer_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
+    """The worker twice, a holder once; what was whole is not fetched again."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            homes.has("one", smollm2())
+            one = await homes.start("one")
+            token = await one.token()
+            slow = ("--fetch-rate", "8MB")
+            taker = await homes.start("a", *slow, token=token)
+            await connected(one, 1)
+            head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
+            for killed in (1, 2):
+                await until_kept(homes, "a", killed * 16 * MB)
+                assert taker.pid is not None
+                os.kill(taker.pid, signal.SIGKILL)
+                fleet.forget(taker)
+                before = kept(homes, "a")
+                taker = await homes.start("a", *slow)
+            await until_kept(homes, "a", 48 * MB)
+            assert one.pid is not None and not fetched(head), "it is not done"
+            os.kill(one.pid, signal.SIGKILL)
+            fleet.forget(one)
+            status = await fleet.ready(head)
+            [load] = model_of(status).workers
+            [gave] = fetched(head).values()
+            assert before >= 32 * MB
+            assert sum(gave.values()) * MB < load.total_bytes - before + 4 * PIECE_BYTES
+            assert model_of(status).weights_network_bytes == 0
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+
+    play(check())
+
+
+def test_a_wrong_piece_is_fetched_again_from_another(tmp_path: Path) -> None:
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            file = homes.has("bad", smollm2())
+            every_piece = range(PIECE_BYTES // 2, smollm2().stat().st_size, PIECE_BYTES)
+            await asyncio.to_thread(flipped, file, smollm2(), homes.cache("bad"), every_piece)
+            bad = await homes.start("bad")
+            token = await bad.token()
+            [taker] = await takers(homes, "a", token=token)
+            await connected(bad, 1)
+            head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            assert fetched(head).keys() == {"a"} and fetched(head)["a"].keys() == {"head"}
+            log = (taker.spec.home / "node.log").read_text()
+            assert re.search(r"holder_lost .*why='piece \d+ from it is wrong'", log)
+            assert model_of(status).weights_network_bytes == 0
+            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+
+    play(check())
+
+
+def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
+    """A member that gives no models is no holder."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            homes.has("mean", smollm2())
+            mean = await homes.start("mean", "--give-models", "off")
+            token = await mean.token()
+            await takers(homes, "a", token=token)
+            head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
+            first = await fleet.ready(head)
+            assert model_of(first).weights_network_bytes > 60 * MB and not fetched(head)
+            second = await loaded_anew(head, first)
+            assert model_of(second).weights_network_bytes == 0 and not fetched(head)
+
+    play(check())
+
+
+def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path) -> None:
+    """`--model mesh:NAME` of a node that was never in the mesh, and again when it is here."""
+    reference = alone(smollm2(), TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            file = homes.has("one", smollm2())
+            one = await homes.start("one", "--model", str(file))
+            token = await one.token()
+            words = ("serve", "--model", f"mesh:{NAME}")
+            nobody = await cli(tmp_path / "none", *words, **homes.variables("none"))
+            assert nobody.returncode == 1 and "this node is in no mesh yet" in nobody.stderr
+            for _ in range(2):
+                head = await homes.serve("head", f"mesh:{NAME}", *ON_WORKERS, *SAME_THREADS, token=token)
+                status = await fleet.ready(head)
+                assert await api_of(status).complete(PROMPT, TOKENS) == reference
+                assert model_of(status).name == NAME and model_of(status).weights_network_bytes == 0
+                await head.stop()
+                fleet.forget(head)
+            log = (head.spec.home / "node.log").read_text()
+            assert log.count(f"fetching {NAME} (98.4 MB): 100%") == 1, "the second time it is here"
+
+    play(check())

@@ -1,0 +1,342 @@
+"""Requests wait in the gateway for their turn: fair between keys, bounded, with an end, and logged."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from meshd.gateway.answer_log import AnswerLog
+from meshd.gateway.api_key import ApiKey, KeyLimits
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, Readiness
+from meshd.gateway.one_model import OneModel
+from meshd.gateway.server import Gateway
+from meshd.model.status import ModelState
+
+from tests.process.gateway_fake import (
+    DEADLINE,
+    DONE,
+    FakeServer,
+    FakeUpstream,
+    OneByOne,
+    World,
+    begin_stream,
+    chunk,
+    last_chunk,
+    listening,
+    says,
+    serving,
+    world,
+)
+from tests.process.test_gateway_answers import COMPLETION
+
+AGENT, CHAT = "sk-agent-12345", "sk-chat-123456"
+KEYS = (ApiKey(AGENT, "agent"), ApiKey(CHAT, "chat"))
+NOON = 20000 * 86400 + 43200.0
+
+
+async def ask(here: World, key: str, user: str = "", **extra: object) -> tuple[int, dict[str, object]]:
+    headers = {"Authorization": f"Bearer {key}"}
+    body = {"messages": [], "user": user, **extra}
+    async with here.http.post(f"{here.url}/v1/chat/completions", json=body, headers=headers) as answer:
+        said = await answer.json()
+        return answer.status, {**said, "retry": answer.headers.get("Retry-After")}
+
+
+async def until(here: World, *, running: int, waiting: int) -> None:
+    """Each look is a round trip, so that others get their turn."""
+    while (here.gateway.status.running, here.gateway.status.waiting) != (running, waiting):
+        async with here.http.get(f"{here.url}/health") as answer:
+            await answer.read()
+
+
+@contextlib.asynccontextmanager
+async def logged(answer: object, folder: Path, config: GatewayConfig) -> AsyncIterator[World]:
+    """As `world`, with a log of answers in `folder`, at noon."""
+    path = folder / "s"
+    server, upstream = FakeServer(answer), FakeUpstream(path)  # type: ignore[arg-type]
+    log = AnswerLog(folder / "answers.jsonl")
+    gateway = Gateway(config, OneModel(upstream), log=log, wall=lambda: NOON)
+    async with asyncio.timeout(DEADLINE), listening(server, path), serving(gateway):
+        async with aiohttp.ClientSession() as http:
+            yield World(gateway, upstream, server, http)
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+
+
+def test_fifty_requests_of_one_key_do_not_delay_the_one_of_another() -> None:
+    async def scenario() -> None:
+        server = OneByOne(COMPLETION)
+        async with world(server, config=GatewayConfig(port=0, api_keys=KEYS)) as here:
+            here.upstream.slots = 2
+            flood = [asyncio.ensure_future(ask(here, AGENT, "agent")) for _ in range(50)]
+            await until(here, running=2, waiting=48)
+            mine = asyncio.ensure_future(ask(here, CHAT, "chat"))
+            await until(here, running=2, waiting=49)
+            assert server.came == ["agent", "agent"], "more were sent than it has slots"
+            server.answer_one()
+            await here.server.until(lambda: len(server.came) == 3)
+            assert server.came[2] == "chat"
+            for _ in range(50):
+                server.answer_one()
+            assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
+            assert here.gateway.status.running == here.gateway.status.waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_computes_nothing_does_not_wait() -> None:
+    async def scenario() -> None:
+        server = OneByOne(COMPLETION)
+        async with world(server) as here:
+            here.upstream.slots = 1
+            first = asyncio.ensure_future(ask(here, AGENT, "first"))
+            await until(here, running=1, waiting=0)
+            here.server.answer = says(200, {"tokens": []})
+            async with here.http.post(f"{here.url}/tokenize", json={"content": "a"}) as answer:
+                assert answer.status == 200
+            server.answer_one()
+            assert (await first)[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
+    async def scenario() -> None:
+        server = OneByOne(COMPLETION)
+        config = GatewayConfig(port=0, keepalive_seconds=0.02, continue_seconds=5.0)
+        async with world(server, config=config) as here:
+            here.upstream.slots = 1
+            first = asyncio.ensure_future(ask(here, AGENT, "first"))
+            await until(here, running=1, waiting=0)
+            second = await here.chat(stream=True, user="second")
+            assert await second.content.readline() == b": waiting for a turn: next\n"
+            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+            while await second.content.readline() != b": worker anna is lost\n":
+                pass
+            here.upstream.readiness = Readiness(ModelState.READY, "")
+            server.answer_one()
+            server.answer_one()
+            assert (await first)[0] == 200
+            await second.read()
+            assert server.came == ["first", "second"]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_hangs_up_leaves_the_queue() -> None:
+    async def scenario() -> None:
+        server = OneByOne(COMPLETION)
+        async with world(server) as here:
+            here.upstream.slots = 1
+            first = asyncio.ensure_future(ask(here, AGENT, "first"))
+            await until(here, running=1, waiting=0)
+            gone = asyncio.ensure_future(ask(here, AGENT, "gone"))
+            await until(here, running=1, waiting=1)
+            last = asyncio.ensure_future(ask(here, AGENT, "last"))
+            await until(here, running=1, waiting=2)
+            gone.cancel()
+            await until(here, running=1, waiting=1)
+            server.answer_one()
+            server.answer_one()
+            assert (await first)[0] == (await last)[0] == 200
+            assert server.came == ["first", "last"]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_whose_turn_does_not_come_in_time_is_told_so() -> None:
+    async def scenario() -> None:
+        server = OneByOne(COMPLETION)
+        async with world(server, config=GatewayConfig(port=0, max_wait_seconds=0.05)) as here:
+            here.upstream.slots = 1
+            first = asyncio.ensure_future(ask(here, AGENT, "first"))
+            await until(here, running=1, waiting=0)
+            status, said = await ask(here, AGENT, "second")
+            assert status == 503 and said["retry"]
+            error = said["error"]
+            assert isinstance(error, dict) and error["code"] == "queue_timeout"
+            assert "1 answers are being generated" in str(error["message"])
+            server.answer_one()
+            assert (await first)[0] == 200
+            assert server.came == ["first"]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_waits_is_told_its_place() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        await server.let_go.wait()
+        response = await begin_stream(request)
+        for piece in (chunk("hel"), chunk("lo"), last_chunk(2), DONE):
+            await response.write(piece)
+        return response
+
+    async def scenario() -> None:
+        async with world(answer, config=GatewayConfig(port=0, keepalive_seconds=0.02)) as here:
+            here.upstream.slots = 1
+            first = asyncio.ensure_future(here.chat(stream=True))
+            await until(here, running=1, waiting=0)
+            second = await here.chat(stream=True)
+            third = await here.chat(stream=True)
+            assert await second.content.readline() == b": waiting for a turn: next\n"
+            assert await third.content.readline() == b": waiting for a turn: 1 before this one\n"
+            assert len(here.server.seen) == 1
+            here.server.let_go.set()
+            for stream in (await first, second, third):
+                assert (await stream.read()).endswith(DONE)
+
+    asyncio.run(scenario())
+
+
+def test_waiting_requests_end_when_the_gateway_stops() -> None:
+    async def scenario() -> None:
+        async with aiohttp.ClientSession() as http:
+            async with world(OneByOne(COMPLETION)) as here:
+                here.upstream.slots = 1
+                there = replace(here, http=http)  # a session that outlives the gateway
+                first = asyncio.ensure_future(ask(there, AGENT, "first"))
+                await until(here, running=1, waiting=0)
+                second = asyncio.ensure_future(ask(there, AGENT, "second"))
+                await until(here, running=1, waiting=1)
+            for status, said in await asyncio.gather(first, second):
+                error = said["error"]
+                assert status == 503 and isinstance(error, dict) and error["code"] == "stopping"
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait() -> None:
+    async def scenario() -> None:
+        server = OneByOne(COMPLETION)
+        async with world(server) as here:
+            here.upstream.slots = 1
+            first = asyncio.ensure_future(ask(here, AGENT, "first"))
+            await until(here, running=1, waiting=0)
+            second = asyncio.ensure_future(ask(here, AGENT, "second"))
+            await until(here, running=1, waiting=1)
+            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+            server.answer_one()
+            await first
+            status, said = await second
+            assert status == 503 and "worker anna is lost" in str(said["error"])
+            assert server.came == ["first"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("limits", "status", "code", "kind"),
+    [
+        (KeyLimits(requests_per_minute=1), 429, "rate_limit_exceeded", "requests"),
+        (KeyLimits(tokens_per_day=5), 429, "insufficient_quota", "insufficient_quota"),
+        (KeyLimits(requests_per_minute=2, tokens_per_day=500, concurrent=1), 200, None, None),
+    ],
+)
+def test_limits_of_a_key(limits: KeyLimits, status: int, code: str | None, kind: str | None) -> None:
+    async def scenario() -> None:
+        keys = (ApiKey(AGENT, "agent", limits), KEYS[1])
+        async with world(says(200, COMPLETION), config=GatewayConfig(port=0, api_keys=keys)) as here:
+            assert (await ask(here, AGENT))[0] == 200
+            got, said = await ask(here, AGENT)
+            assert got == status
+            if code is not None:
+                error = said["error"]
+                assert isinstance(error, dict) and (error["code"], error["type"]) == (code, kind)
+                assert "`agent`" in str(error["message"]) and AGENT not in str(said)
+                assert said["retry"]
+            assert (await ask(here, CHAT))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_requests_of_a_key_at_a_time() -> None:
+    async def scenario() -> None:
+        server, keys = OneByOne(COMPLETION), (ApiKey(AGENT, "agent", KeyLimits(concurrent=1)), KEYS[1])
+        async with world(server, config=GatewayConfig(port=0, api_keys=keys)) as here:
+            first = asyncio.ensure_future(ask(here, AGENT, "a"))
+            await until(here, running=1, waiting=0)
+            assert (await ask(here, AGENT, "a"))[0] == 429
+            server.answer_one()
+            assert (await first)[0] == 200
+            server.answer_one()
+            assert (await ask(here, AGENT, "a"))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_each_answer_is_a_line_of_the_log_without_its_text_or_key(tmp_path: Path) -> None:
+    async def scenario() -> GatewayStatus:
+        config = GatewayConfig(port=0, api_keys=KEYS)
+        async with logged(says(200, COMPLETION), tmp_path, config) as here:
+            await ask(here, AGENT, "agent")
+            async with here.http.post(
+                f"{here.url}/tokenize", json={"content": "a"}, headers={"x-api-key": CHAT}
+            ) as answer:
+                assert answer.status == 200
+            here.server.answer = says(400, {"error": {"code": 400, "message": "no", "type": "x"}})
+            await ask(here, CHAT, "chat")
+            return here.gateway.status
+
+    status = asyncio.run(scenario())
+    first, second = lines(tmp_path)
+    assert (first["key"], first["model"], first["path"]) == ("agent", "tiny", "/v1/chat/completions")
+    assert first["time"] == "2024-10-04T12:00:00.000Z"
+    assert (first["prompt_tokens"], first["generated_tokens"], first["status"]) == (3, 5, 200)
+    assert (second["key"], second["prompt_tokens"], second["status"]) == ("chat", None, 400)
+    text = (tmp_path / "answers.jsonl").read_text()
+    assert AGENT not in text and "hello" not in text
+    used = [(key.name, key.answers, key.prompt_tokens, key.generated_tokens) for key in status.keys]
+    assert used == [("agent", 1, 3, 5), ("chat", 1, 0, 0)]
+    assert AGENT not in repr(status)
+
+
+def test_a_restart_does_not_give_the_day_s_tokens_anew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(
+            port=0, api_keys=(ApiKey(AGENT, "agent", KeyLimits(tokens_per_day=8)), KEYS[1])
+        )
+        async with logged(says(200, COMPLETION), tmp_path, config) as here:
+            assert (await ask(here, AGENT))[0] == 200
+        async with logged(says(200, COMPLETION), tmp_path, config) as here:
+            assert (await ask(here, AGENT))[0] == 429
+            assert (await ask(here, CHAT))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
+    """The client asked for no usage and gets none; a client that hangs up is 499, its tokens count."""
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response = await begin_stream(request)
+        await response.write(chunk("hel"))
+        if json.loads(server.seen[-1][3])["user"] == "gone":
+            async with server.changed:
+                server.written += 1
+                server.changed.notify_all()
+            await server.let_go.wait()
+        await response.write(last_chunk(2) + DONE)
+        return response
+
+    async def scenario() -> None:
+        async with logged(answer, tmp_path, GatewayConfig(port=0)) as here:
+            whole = await here.chat(stream=True, user="stays")
+            assert await whole.read() == chunk("hel") + last_chunk(2) + DONE
+            gone = await here.chat(stream=True, user="gone")
+            await gone.content.readline()
+            gone.close()
+            await here.server.until(lambda: here.server.cancelled == 1)
+            await until(here, running=0, waiting=0)
+
+    asyncio.run(scenario())
+    first, second = lines(tmp_path)
+    assert (first["status"], first["prompt_tokens"], first["generated_tokens"]) == (200, 3, 2)
+    assert (second["status"], second["prompt_tokens"], second["generated_tokens"]) == (499, None, 1)
+    assert first["key"] is None

@@ -1,0 +1,44 @@
+"""Replies to `meshd why`."""
+
+from meshd.admin import why_api
+from meshd.model.time_account import PartKind, PartSource, TimeAccount, TimePart
+
+
+def why_reply(change: str = "drop `garage`") -> why_api.WhyReply:
+    """Of two workers, one of which is far away."""
+
+    def part(kind: PartKind, where: str, seconds: float, source: PartSource) -> TimePart:
+        return TimePart(kind=kind, where=where, seconds=seconds, source=source)
+
+    parts = (
+        part(PartKind.SERVER, "desk", 0.001, PartSource.MEASURED),
+        part(PartKind.COMPUTING, "garage CPU", 0.010, PartSource.MEASURED),
+        part(PartKind.WAY, "garage → desk", 0.040, PartSource.PATH),
+    )
+    return why_api.WhyReply(
+        model="SmolLM2",
+        split="attic CPU: 10 → garage CPU: 20",
+        requests=0,
+        answers=(
+            why_api.AnswerTime(
+                running=False,
+                alone=True,
+                ended_s_ago=3.0,
+                queue_s=0.25,
+                prompt_tokens=100,
+                prompt_s=0.5,
+                generated_tokens=20,
+                generated_s=1.2,
+            ),
+        ),
+        token=TimeAccount(seconds=0.06, tokens=19, parts=parts, unexplained=0.009),
+        prompt=None,
+        advice=why_api.AdviceView(
+            change=change,
+            gain=0.42 if change else 0.0,
+            why="predicted for a prompt of 512 tokens and an answer of 256",
+            generate_tok_s=16.7,
+            generate_tok_s_then=28.8,
+            measured=True,
+        ),
+    )

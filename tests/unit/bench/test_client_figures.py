@@ -1,0 +1,37 @@
+"""What the measurement of many clients says."""
+
+import pytest
+from meshd.bench.client_figures import ClientCount, ClientFigures, lines, spread
+
+
+def client(model: str, tokens: int, *waits: float, errors: tuple[str, ...] = ()) -> ClientCount:
+    return ClientCount(model, answers=len(waits), tokens=tokens, errors=list(errors), waits=list(waits))
+
+
+def figures(*clients: ClientCount, memory: tuple[int, ...] = (70_000_000,)) -> ClientFigures:
+    return ClientFigures(
+        seconds=60.0, clients=clients, daemon_seconds=1.0, server_seconds=49.0, memory=memory, loads=3
+    )
+
+
+def test_what_is_printed() -> None:
+    found = figures(client("a", 80, 0.5, 7.0), client("a", 100, 1.0), client("b", 0, errors=("cut", "cut")))
+    assert list(lines(found)) == [
+        "3 clients, 60 s: 3 answers, 180 tokens (3/s), 3 loads, 2 errors",
+        "a: 2 clients, 80 to 100 tokens each (spread 20%), first token after 1.0 s, at most 7.0",
+        "b: 1 clients, 0 to 0 tokens each (spread 0%), first token after none came",
+        "daemon: 5556 us of CPU time a token, 2.0% of that of daemon and llama-servers; "
+        "memory 70.0 MB at the end, +0.0 MB since the 2nd quarter",
+        "error: cut",
+    ]
+
+
+@pytest.mark.parametrize(("counts", "share"), [([], 0.0), ([0, 0], 0.0), ([0, 5], 1.0), ([75, 100], 0.25)])
+def test_the_spread_is_of_the_first(counts: list[int], share: float) -> None:
+    assert spread(counts) == share
+
+
+def test_memory_that_is_kept_from_the_beginning_is_no_growth() -> None:
+    assert figures(memory=(10, 20, 30, 30, 31, 30, 31, 30)).growth == 0
+    assert figures(memory=(10, 20, 30, 30, 40, 50, 60, 60)).growth == 30
+    assert figures(memory=(10, 20)).growth == 0

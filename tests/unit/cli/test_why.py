@@ -1,0 +1,50 @@
+"""why: against a daemon that answers."""
+
+import json
+
+from tests.unit.admin.fake import FakeControl
+from tests.unit.admin.why_replies import why_reply
+
+from .shell import meshd, refused
+
+
+def test_the_parts_of_a_token_for_a_person(daemon: FakeControl) -> None:
+    daemon.why_reply = why_reply()
+    ran = meshd("why")
+    assert ran.code == 0
+    for word in (
+        "SmolLM2: attic CPU: 10 → garage CPU: 20",
+        "3 s ago",
+        "100 tokens, 0.50 s",
+        "20 tokens, 16.7 tok/s",
+        "garage → desk",
+        "40.0 ms",
+        "67%",
+        "not explained",
+        "9.0 ms",
+        "mean of 19 tokens",
+        "change: drop `garage` (saves 42% of an answer, predicted; 16.7 → 28.8 tok/s)",
+    ):
+        assert word in ran.out, word
+
+
+def test_where_nothing_would_gain_it_says_so(daemon: FakeControl) -> None:
+    daemon.why_reply = why_reply(change="")
+    assert "change: nothing: predicted for a prompt" in meshd("why").out
+
+
+def test_for_a_script(daemon: FakeControl) -> None:
+    daemon.why_reply = why_reply()
+    body = json.loads(meshd("why", "--json").out)
+    assert body["token"]["parts"][1] == {
+        "kind": "computing",
+        "where": "garage CPU",
+        "seconds": 0.01,
+        "source": "measured",
+    }
+    assert (body["token"]["seconds"], body["token"]["unexplained"], body["prompt"]) == (0.06, 0.009, None)
+    assert body["advice"]["change"] == "drop `garage`" and body["answers"][0]["generated_tokens"] == 20
+
+
+def test_before_there_was_an_answer(daemon: FakeControl) -> None:
+    refused(meshd("why", "--json"), 1, "nothing was answered", "ask it something first")

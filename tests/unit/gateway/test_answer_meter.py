@@ -1,0 +1,55 @@
+"""Tokens of prompts, as llama-server's answers tell in each dialect."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.gateway.answer_meter import AnswerMeter
+
+TIMINGS = {"cache_n": 7, "prompt_n": 5, "prompt_ms": 1.0, "predicted_n": 9, "predicted_ms": 2.0}
+
+
+def metered(*bodies: object) -> tuple[int | None, int | None]:
+    meter = AnswerMeter()
+    for body in bodies:
+        meter.see(b"data: " + json.dumps(body).encode() + b"\n\n")
+    return meter.prompt, meter.cached
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [{"usage": {"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": 7}}}],
+        [{"choices": [{"delta": {"content": "a"}}]}, {"choices": [], "timings": TIMINGS}],
+        [{"tokens_predicted": 9, "tokens_evaluated": 12, "tokens_cached": 20, "timings": TIMINGS}],
+        [{"type": "response.completed", "response": {
+            "usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 7}}}}],
+        [{"type": "message_start", "message": {
+            "usage": {"cache_read_input_tokens": 7, "input_tokens": 5, "output_tokens": 0}}},
+         {"type": "message_delta", "usage": {"output_tokens": 9}}],
+    ],
+)  # fmt: skip
+def test_each_dialect(bodies: list[object]) -> None:
+    assert metered(*bodies) == (12, 7)
+
+
+def test_embeddings_say_nothing_of_a_cache() -> None:
+    assert metered({"data": [], "usage": {"prompt_tokens": 4, "total_tokens": 4}}) == (4, None)
+
+
+def test_an_answer_that_was_broken_off_says_nothing() -> None:
+    assert metered({"choices": [{"delta": {"content": "a"}}]}) == (None, None)
+
+
+@given(st.text())
+def test_generated_text_cannot_pass_for_a_figure(text: str) -> None:
+    liar = f'{text}"usage": {{"prompt_tokens": 77, \\"cached_tokens": 88'
+    assert metered({"choices": [{"delta": {"content": liar}}], "timings": TIMINGS}) == (12, 7)
+
+
+@given(st.binary())
+def test_any_bytes_can_be_seen(junk: bytes) -> None:
+    meter = AnswerMeter()
+    meter.see(b'"usage"' + junk)
+    assert (meter.prompt or 0) >= 0

@@ -1,0 +1,135 @@
+"""Parts of a token's time, and of a prompt's: they add up to what was measured, whatever they are."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.model.time_account import (
+    ComputingTime,
+    PartKind,
+    PartSource,
+    SpentTime,
+    WayTime,
+    prompt_account,
+    token_account,
+)
+
+SECONDS = st.floats(min_value=0, max_value=1e4, allow_nan=False)
+SPENT = st.builds(
+    SpentTime,
+    seconds=SECONDS,
+    away=SECONDS,
+    held=SECONDS,
+    head=st.just("desk"),
+    own=st.lists(st.builds(ComputingTime, st.just("desk CPU"), SECONDS, st.just(False)), max_size=2).map(
+        tuple
+    ),
+    workers=st.lists(st.builds(ComputingTime, st.just("attic CPU"), SECONDS, st.booleans()), max_size=4).map(
+        tuple
+    ),
+    ways=st.lists(
+        st.builds(WayTime, st.just("desk → attic"), SECONDS, SECONDS, st.booleans(), st.none() | SECONDS),
+        max_size=5,
+    ).map(tuple),
+)
+
+
+@given(SPENT, st.integers(1, 5000))
+def test_the_parts_of_a_token_and_the_rest_are_the_whole(spent: SpentTime, tokens: int) -> None:
+    account = token_account(spent, tokens)
+    assert account.seconds == pytest.approx(spent.seconds / tokens)
+    whole = sum(part.seconds for part in account.parts) + account.unexplained
+    assert whole == pytest.approx(account.seconds, abs=1e-6)
+    assert all(part.seconds >= 0 for part in account.parts)
+
+
+@given(SPENT, st.integers(1, 5000), SECONDS)
+def test_the_parts_of_a_prompt_and_the_rest_are_the_whole(
+    spent: SpentTime, tokens: int, queue: float
+) -> None:
+    account = prompt_account(spent, tokens, queue)
+    assert account.seconds == pytest.approx(spent.seconds + queue)
+    whole = sum(part.seconds for part in account.parts) + account.unexplained
+    assert whole == pytest.approx(
+        account.seconds, abs=1e-6 * max(1.0, *(abs(p.seconds) for p in account.parts))
+    )
+    assert all(part.seconds >= 0 for part in account.parts if part.kind is not PartKind.AT_ONCE)
+
+
+def two_workers(**changed: float) -> SpentTime:
+    """Ten tokens of 100 ms; llama-server waits for 90 of them."""
+    given = {"seconds": 1.0, "away": 0.9, "held": 0.0} | changed
+    return SpentTime(
+        seconds=given["seconds"],
+        away=given["away"],
+        held=given["held"],
+        head="desk",
+        own=(),
+        workers=(ComputingTime("attic CPU", 0.2, True), ComputingTime("shed CPU", 0.3, True)),
+        ways=(
+            WayTime("desk → attic", 0.005, 0.0),
+            WayTime("attic → shed", 0.010, 0.001),
+            WayTime("shed → desk", 0.015, 0.0, is_result=True),
+        ),
+    )
+
+
+def test_each_token_goes_all_the_ways() -> None:
+    account = token_account(two_workers(), 10)
+    found = {(part.kind, part.where): part.seconds for part in account.parts}
+    assert found == pytest.approx(
+        {
+            (PartKind.SERVER, "desk"): 0.01,
+            (PartKind.COMPUTING, "attic CPU"): 0.02,
+            (PartKind.COMPUTING, "shed CPU"): 0.03,
+            (PartKind.WAY, "desk → attic"): 0.005,
+            (PartKind.WAY, "attic → shed"): 0.011,
+            (PartKind.WAY, "shed → desk"): 0.015,
+            (PartKind.WAITING, "daemon of desk"): 0.0,
+        }
+    )
+    assert account.unexplained == pytest.approx(0.009)
+
+
+def test_a_worker_far_from_the_head_waits_for_its_order() -> None:
+    """What the one before it sends is there after 36 ms of a token, and the order after 40."""
+    spent = two_workers()
+    ways = (spent.ways[0], replace(spent.ways[1], ordered=0.04), spent.ways[2])
+    account = token_account(replace(spent, ways=ways), 10)
+    [order] = [part for part in account.parts if part.where == "shed CPU for its order"]
+    assert order.kind is PartKind.WAITING and order.seconds == pytest.approx(0.004)
+    assert account.unexplained == pytest.approx(0.005)
+    early = (spent.ways[0], replace(spent.ways[1], ordered=0.03), spent.ways[2])
+    assert token_account(replace(spent, ways=early), 10) == token_account(spent, 10)
+
+
+def test_bytes_that_wait_in_the_daemon_are_a_part_beyond_the_time_of_the_path() -> None:
+    account = token_account(two_workers(held=0.05), 10)
+    [waiting] = [part for part in account.parts if part.kind is PartKind.WAITING]
+    assert waiting.seconds == pytest.approx(0.004), "a millisecond of each token is the path's"
+    assert account.unexplained == pytest.approx(0.005)
+
+
+def test_devices_compute_a_prompt_at_the_same_time() -> None:
+    account = prompt_account(two_workers(seconds=0.4, away=0.4), 10, 0.5)
+    [queue] = [part for part in account.parts if part.kind is PartKind.QUEUE]
+    [twice] = [part for part in account.parts if part.kind is PartKind.AT_ONCE]
+    assert queue.seconds == 0.5
+    assert twice.seconds == pytest.approx(-(0.2 + 0.3 + 0.03 + 0.01 - 0.4)), "one result goes back"
+    assert account.seconds == pytest.approx(0.9) and account.unexplained == pytest.approx(0.0)
+
+
+def test_layers_of_the_head_are_predicted_within_the_time_that_it_did_not_wait() -> None:
+    spent = SpentTime(
+        seconds=1.0,
+        away=0.4,
+        held=0.0,
+        head="desk",
+        own=(ComputingTime("desk CPU", 0.9, False),),
+        workers=(),
+        ways=(),
+    )
+    server, own = token_account(spent, 1).parts
+    assert own.seconds == pytest.approx(0.6) and own.source is PartSource.PREDICTED
+    assert server.seconds == pytest.approx(0.0)

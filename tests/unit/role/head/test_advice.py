@@ -1,0 +1,88 @@
+"""The one change that would gain most, as the planner predicts it."""
+
+from dataclasses import replace
+
+import pytest
+from meshd.model.output import DevicePath
+from meshd.role.head.advice import SplitAdvice, advise
+from meshd.role.head.plan_prediction import Machines
+from meshd.role.head.serving_split import serving_split
+from meshd.role.head.split_plan import HeadOptions
+
+from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
+
+REMOTE = replace(OPTIONS, devices=("none",))
+
+
+def advice(there: Machines, options: HeadOptions) -> SplitAdvice:
+    """For what runs with these options."""
+    plan = serving_split(MODEL, WORK, there, options).plan
+    return advise(MODEL, WORK, there, options, plan)
+
+
+def test_a_worker_that_is_far_away_is_dropped() -> None:
+    there = machines([offer("a", 16), offer("b", 16, rtt=0.2)], {"head": 99.0, "a": 1.0, "b": 1.0})
+    found = advice(there, replace(REMOTE, tensor_split=(15.0, 15.0)))
+    assert found.change == "do not split: run it on `a` alone" and 0.5 < found.gain < 1
+    assert found.then_tok_s > 2 * found.now_tok_s and found.is_measured
+
+
+def test_of_three_the_slow_one_is_dropped() -> None:
+    there = machines(
+        [offer("a", 2.2), offer("b", 2.2), offer("c", 2.2, rtt=0.3)],
+        {"head": 99.0, "a": 1.0, "b": 1.0, "c": 1.0},
+    )
+    found = advice(there, replace(REMOTE, tensor_split=(10.0, 10.0, 10.0)))
+    assert found.change.startswith("drop `c` (layers: ") and found.gain > 0.5
+
+
+def test_another_order_where_neighbours_are_far_apart() -> None:
+    far, near = DevicePath(0.3, 1e9), DevicePath(0.0005, 1e9)
+    paths = {
+        (one, two): far if {one, two} == {"a", "b"} else near for one in "abc" for two in "abc" if one != two
+    }
+    there = machines(
+        [offer(node, 1.6) for node in "abc"],
+        {"head": 999.0, "a": 1.0, "b": 1.0, "c": 1.0},
+        paths=paths,
+    )
+    found = advice(there, replace(REMOTE, tensor_split=(10.0, 10.0, 10.0)))
+    assert found.change.startswith("another order: ") and "`c`" in found.change.split("→")[1]
+
+
+def test_the_fastest_split_is_left_as_it_is() -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 2.0})
+    found = advice(there, OPTIONS_AUTO)
+    assert found.change == "" and found.gain == 0 and "fastest split of those that exist" in found.why
+    assert found.now_tok_s == found.then_tok_s
+
+
+OPTIONS_AUTO = replace(REMOTE, split="auto")
+
+
+def test_this_node_is_used_where_it_was_kept_out() -> None:
+    there = machines([offer("a", 16, rtt=0.1)], {"head": 1.0, "a": 1.0})
+    found = advice(there, REMOTE)
+    assert "omit `--device none`" in found.change and found.gain > 0.5
+
+
+def test_half_floats_where_the_path_is_slow() -> None:
+    slow = replace(offer("a", 1.7), path=DevicePath(0.001, 1e5))
+    other = replace(offer("b", 1.7), path=DevicePath(0.001, 1e5))
+    there = machines([slow, other], {"head": 999.0, "a": 0.1, "b": 0.1})
+    found = advice(there, replace(REMOTE, tensor_split=(15.0, 15.0)))
+    assert found.change == "send activations as half floats (`--activations f16`)" and found.gain > 0.2
+    assert advice(there, replace(REMOTE, tensor_split=(15.0, 15.0), activations="f16")).change == ""
+
+
+def test_what_was_not_measured_is_said() -> None:
+    there = machines([offer("a", 16)], {"head": 1.0})
+    found = advice(there, REMOTE)
+    assert not found.is_measured and "never measured" in found.why
+
+
+@pytest.mark.parametrize("split", [(15.0, 15.0), (1.0, 29.0), (29.0, 1.0)])
+def test_no_gain_is_a_loss(split: tuple[float, ...]) -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 2.0})
+    found = advice(there, replace(REMOTE, tensor_split=split))
+    assert 0.03 <= found.gain < 1 and found.change

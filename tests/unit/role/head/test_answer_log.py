@@ -1,0 +1,70 @@
+"""The last answers, and the one that runs."""
+
+from meshd.gateway.interface import AnswerTimings
+from meshd.role.head.answer_log import AnswerLog, RunningAnswer
+from meshd.role.head.explain import choose_spans
+
+TIMINGS = AnswerTimings(100, 0.5, 21, 2.0)
+
+
+def log(*answers: tuple[float, bool]) -> AnswerLog:
+    """Answers that ended then, alone or not; each a second in the queue."""
+    found = AnswerLog()
+    for ended, alone in answers:
+        found.answered(TIMINGS, ended, alone=alone, seconds=3.5)
+    return found
+
+
+def test_an_answer_is_a_queue_a_prompt_and_what_was_generated() -> None:
+    [one] = log((10.0, True)).answers
+    assert (one.queue, one.first_token) == (1.0, 8.0)
+    spans = choose_spans(log((10.0, True)))
+    assert (spans.token, spans.tokens) == ((8.0, 10.0), 20)
+    assert (spans.prompt, spans.prompt_tokens, spans.queue) == ((7.5, 8.0), 100, 1.0)
+
+
+def test_the_last_one_that_was_alone_is_looked_at() -> None:
+    spans = choose_spans(log((10.0, True), (20.0, True), (30.0, False)))
+    assert spans.token == (18.0, 20.0)
+    none = choose_spans(log((30.0, False)))
+    assert none.token is None and none.prompt is None
+
+
+def test_one_that_runs_goes_before_those_that_ended() -> None:
+    it = log((10.0, True))
+    it.requested(1)
+    for number in range(1, 10):
+        assert choose_spans(it).token == (8.0, 10.0), "too few tokens"
+        it.generated(number, 20.0 + number, alone=True)
+    assert it.running == RunningAnswer(21.0, 29.0, 9)
+    spans = choose_spans(it)
+    assert (spans.token, spans.tokens) == ((21.0, 29.0), 8)
+    assert spans.prompt == (7.5, 8.0), "nothing is known of its own yet"
+
+
+def test_one_that_is_not_alone_any_more_is_not_divided() -> None:
+    it = log()
+    it.generated(20, 1.0, alone=True)
+    it.requested(2)
+    assert it.running is None and it.active == 2
+    it.generated(30, 2.0, alone=True)
+    it.generated(31, 3.0, alone=False)
+    assert it.running is None
+
+
+def test_another_answer_begins_anew() -> None:
+    it = log()
+    it.generated(20, 1.0, alone=True)
+    it.generated(1, 5.0, alone=True)
+    assert it.running == RunningAnswer(5.0, 5.0, 1)
+
+
+def test_of_a_long_answer_the_end_is_looked_at() -> None:
+    it = AnswerLog()
+    it.answered(AnswerTimings(1, 0.0, 8001, 80.0), 100.0, alone=True, seconds=80.0)
+    spans = choose_spans(it)
+    assert (spans.token, spans.tokens) == ((60.0, 100.0), 4000)
+
+
+def test_so_many_are_kept() -> None:
+    assert [one.ended for one in log(*((float(n), True) for n in range(40))).answers] == list(range(24, 40))

@@ -1,0 +1,129 @@
+"""A head whose workers lack weights that members have: they fetch first, all at once, and then begin."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import Broken
+from meshd.model.status import ModelState
+from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
+from meshd.role.head.lease_client import FETCH_SECONDS, SLOW_FETCH_BYTES
+from meshd.role.head.missing_weights import READ_SECONDS
+from meshd.role.interface import FromMembers
+from meshd.store.interface import ProgressCallback
+
+from tests.sim.loop import run
+from tests.unit.role.head.scene import Scene, scene
+from tests.unit.role.stubs import FakeFile
+from tests.unit.role.worker.kept import FakeStore
+
+MIB = 1 << 20
+CONTENT = b"c" * 32
+ON_WORKERS = {"devices": ("none",), "output": "head"}
+
+
+class LargeFile(FakeFile):
+    """One tensor of nine MiB for each layer, says its index."""
+
+    async def index(self, progress: ProgressCallback | None = None) -> WeightsIndex:
+        tensors = tuple(
+            TensorEntry(0, 0, number * 9 * MIB, 9 * MIB, bytes([number]) * 32, f"blk.{number}.ffn_up.weight")
+            for number in range(4)
+        )
+        return WeightsIndex((FileEntry(1 << 30, 1, 1, 1),), tensors, "f" * 64)
+
+
+@asynccontextmanager
+async def two_workers(folder: Path) -> AsyncIterator[Scene]:
+    """`anna` keeps what comes, `bert` nothing; members have the head's file."""
+    (folder / "pack").write_bytes(b"kept")
+    store = FakeStore(folder / "pack")
+    try:
+        async with scene(folder, min_workers=2, **ON_WORKERS) as it:
+            it.head(file=LargeFile())
+            it.bench.members.content = CONTENT
+            it.worker("anna", store=store)
+            it.worker("bert")
+            yield it
+    finally:
+        store.close()
+
+
+def test_they_fetch_their_parts_and_begin_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_workers(tmp_path) as it:
+            anna = it.workers["anna"].members
+            anna.gives.clear()
+            anna.found = FromMembers({"one": 5})
+            it.start()
+            await it.until(ModelState.LOADING, "anna: fetches 1 MB of 2 MB from one")
+            await asyncio.sleep(100)
+            [needs] = anna.asked
+            assert (needs.content, needs.size, needs.files) == (CONTENT, 1 << 30, 1)
+            assert [one.offset // (9 * MIB) for one in needs.tensors] == [0, 1], "its layers, no others"
+            assert not it.workers["bert"].members.asked, "it could keep nothing"
+            assert not any(bench.children for bench in (it.bench, *it.workers.values()))
+            anna.gives.set()
+            await it.until(ModelState.READY)
+            assert it.roles["anna"].is_lending and it.roles["bert"].is_lending
+
+    run(main())
+
+
+@pytest.mark.parametrize("fails", [None, Broken("the disk is gone")])
+def test_if_no_member_has_it_the_head_sends_it(tmp_path: Path, fails: Broken | None) -> None:
+    async def main() -> None:
+        async with two_workers(tmp_path) as it:
+            it.bench.members.content, it.bench.members.fails = b"", fails
+            it.start()
+            await it.until(ModelState.READY)
+            assert not it.workers["anna"].members.asked
+
+    run(main())
+
+
+def test_a_load_does_not_wait_for_long_until_the_file_is_read(tmp_path: Path) -> None:
+    """For an offer stands for a minute; a later load uses what was read."""
+
+    async def main() -> None:
+        async with two_workers(tmp_path) as it:
+            members, anna = it.bench.members, it.workers["anna"].members
+            members.read_seconds = READ_SECONDS + 100
+            it.start()
+            await it.until(ModelState.READY)
+            assert not anna.asked
+            await asyncio.sleep(200)
+            assert it.serve.readiness.state is ModelState.READY, "the end of the reading ends nothing else"
+
+    run(main())
+
+
+def test_a_little_is_sent_with_the_load(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_workers(tmp_path) as it:
+            it.head(file=FakeFile())
+            it.bench.members.content = CONTENT
+            it.start()
+            await it.until(ModelState.READY)
+            assert not it.workers["anna"].members.asked
+
+    run(main())
+
+
+def test_a_worker_that_never_has_it_all_is_given_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_workers(tmp_path) as it:
+            anna = it.workers["anna"].members
+            anna.gives.clear()
+            it.start()
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            while len(anna.asked) < 2:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(1)
+            took = loop.time() - began
+            assert 0 <= took - FETCH_SECONDS - 2 * 9 * MIB / SLOW_FETCH_BYTES < 10
+            assert not it.bench.children and not it.roles["bert"].is_lending
+
+    run(main())

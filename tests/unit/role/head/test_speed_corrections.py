@@ -1,0 +1,122 @@
+"""Predictions are corrected by what answers took: per split, within bounds, forgotten with the devices."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.gateway.interface import AnswerTimings
+from meshd.role.head.plan_prediction import Machines, PlanPredictor
+from meshd.role.head.serving_split import ServingSplit, serving_split
+from meshd.role.head.speed_corrections import SpeedCorrections, SpeedLearner
+from meshd.role.head.split_choice import choose_split
+from meshd.role.head.split_plan import HeadOptions
+
+from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
+
+BOTH = {"head": 9.0, "a": 1.0, "b": 2.0}
+ALONE = replace(OPTIONS, devices=("none",), tensor_split=(30.0, 0.0))
+SPLIT = replace(OPTIONS, devices=("none",), tensor_split=(15.0, 15.0))
+OTHER = replace(OPTIONS, devices=("none",), tensor_split=(20.0, 10.0))
+
+
+def there(known: SpeedCorrections, layer_ms: dict[str, float] = BOTH) -> Machines:
+    return replace(machines([offer("a", 16), offer("b", 16)], layer_ms), corrections=known)
+
+
+def predicted(
+    known: SpeedCorrections, options: HeadOptions, layer_ms: dict[str, float] = BOTH
+) -> ServingSplit:
+    return serving_split(MODEL, WORK, there(known, layer_ms), options)
+
+
+def rates(split: ServingSplit) -> tuple[float, float]:
+    assert split.speeds is not None
+    return split.speeds.generate_tok_s or 0.0, split.speeds.prompt_tok_s or 0.0
+
+
+def answered(known: SpeedCorrections, options: HeadOptions, slower: float, *, prompt: int = 512) -> None:
+    """An answer that takes so many times as long as predicted without corrections."""
+    plain = there(SpeedCorrections(None))
+    plan = serving_split(MODEL, WORK, plain, options).plan
+    predictor = PlanPredictor(MODEL, WORK, there(known), options)
+    generate, per_prompt = rates(predicted(SpeedCorrections(None), options))
+    timings = AnswerTimings(prompt, slower * prompt / per_prompt, 257, slower * 256 / generate)
+    predictor.learn(plan, SpeedLearner(), timings)
+
+
+def test_a_split_that_was_slower_is_predicted_to_be_slower_again(tmp_path: Path) -> None:
+    known = SpeedCorrections(tmp_path / "corrections")
+    before = rates(predicted(known, SPLIT))
+    answered(known, SPLIT, 1.25)
+    after = rates(predicted(SpeedCorrections(tmp_path / "corrections"), SPLIT))
+    assert after[0] == pytest.approx(before[0] * 0.8, rel=0.03)
+    assert after[1] == pytest.approx(before[1] * 0.8, rel=0.03)
+
+
+def test_splits_like_it_are_corrected_as_well_and_those_on_one_node_are_not() -> None:
+    known = SpeedCorrections(None)
+    other, alone = rates(predicted(known, OTHER)), rates(predicted(known, ALONE))
+    answered(known, SPLIT, 1.25)
+    assert rates(predicted(known, OTHER))[0] == pytest.approx(other[0] * 0.8, rel=0.03)
+    assert rates(predicted(known, ALONE)) == alone
+    assert is_own(known, SPLIT) == {True} and is_own(known, OTHER) == {False}
+
+
+def is_own(known: SpeedCorrections, options: HeadOptions) -> set[bool | None]:
+    """Of all plans that the options allow, with the output where it was."""
+    choices = choose_split(MODEL, WORK, there(known), replace(options, output="head"))
+    return {one.correction.is_own if one.correction is not None else None for one in choices}
+
+
+@pytest.mark.parametrize(("slower", "factor"), [(10.0, 0.5), (0.1, 2.0)])
+def test_no_answer_moves_a_prediction_further_than_twice(slower: float, factor: float) -> None:
+    known = SpeedCorrections(None)
+    before = rates(predicted(known, SPLIT))
+    answered(known, SPLIT, slower)
+    assert rates(predicted(known, SPLIT))[0] == pytest.approx(before[0] * factor, rel=0.001)
+
+
+def test_other_times_of_a_device_begin_anew() -> None:
+    known = SpeedCorrections(None)
+    answered(known, SPLIT, 1.5)
+    changed = {**BOTH, "b": 2.1}
+    choices = choose_split(MODEL, WORK, there(known, changed), SPLIT)
+    assert choices[0].correction is not None and not choices[0].correction.is_own
+
+
+def test_other_activations_are_another_model() -> None:
+    known = SpeedCorrections(None)
+    answered(known, SPLIT, 1.5)
+    half = replace(SPLIT, activations="f16")
+    assert choose_split(MODEL, WORK, there(known), half)[0].correction is None
+
+
+def test_a_short_prompt_says_nothing_of_prompts() -> None:
+    known = SpeedCorrections(None)
+    before = rates(predicted(known, SPLIT))
+    answered(known, SPLIT, 1.5, prompt=10)
+    after = rates(predicted(known, SPLIT))
+    assert after[0] < before[0] and after[1] == before[1]
+
+
+def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
+    file = tmp_path / "corrections"
+    answered(SpeedCorrections(file), SPLIT, 1.5)
+    text = file.read_text()
+    for bad in (text.replace(" ", "  "), text[:70], text.replace("0.", "9."), "\0" * 100):
+        file.write_text(bad)
+        assert choose_split(MODEL, WORK, there(SpeedCorrections(file)), SPLIT)[0].correction is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.floats(0.001, 100), st.floats(0.001, 100)), max_size=20))
+def test_a_factor_lies_between_those_of_its_answers(answers: list[tuple[int, float, float]]) -> None:
+    learner = SpeedLearner()
+    for tokens, expected, took in answers:
+        learner.answered(tokens, expected, took, is_prompt=False)
+    found, prompt = learner.factors
+    assert prompt is None
+    if found is not None:
+        each = [expected / took for _, expected, took in answers]
+        assert min(each) * 0.999 <= found <= max(each) * 1.001

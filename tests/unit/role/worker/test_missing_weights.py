@@ -1,0 +1,189 @@
+"""A worker that takes what a lease lacks from members, before its mesh-server starts."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.base.peer_limits import FETCHES_ASKED
+from meshd.role.interface import FromMembers
+from meshd.wire.lease import PAUSED, Grant, LeaseMessage, Lost, Progress, Reserve, WorkerOffer
+from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs, mark
+
+from tests.sim.loop import run
+from tests.unit.role.calls import ACQUIRE, MIB, Call, Scene, scene
+from tests.unit.role.worker.kept import DIGEST, FakeStore
+
+OTHER = bytes(range(32, 64))
+HERE, MISSING = NeededTensor(0, 0, 0, 4, DIGEST), NeededTensor(0, 0, 4, 8, OTHER)
+NEEDS = Needs(b"c" * 32, 100, 1, (HERE, MISSING))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FakeStore]:
+    (tmp_path / "pack").write_bytes(b"kept")
+    made = FakeStore(tmp_path / "pack")
+    yield made
+    made.close()
+
+
+async def reserved(call: Call, *messages: LeaseMessage, mib: int = 100) -> None:
+    """A head that lets the worker fetch."""
+    await call.says(replace(ACQUIRE, marks=mark(DIGEST) + mark(OTHER)))
+    offer = await call.hears()
+    assert isinstance(offer, WorkerOffer)
+    await call.says(Reserve((mib * MIB,), fetch=True))
+    for message in messages:
+        await call.says(message)
+
+
+async def answer(call: Call) -> LeaseMessage:
+    """The next that says more than how far it is."""
+    while isinstance(message := await call.hears(), Progress):
+        pass
+    return message
+
+
+def nothing_is_left(it: Scene) -> bool:
+    return it.worker._ledger.leases == () and not it.worker._streams._lendings
+
+
+def test_the_offer_says_what_is_missing(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            call = it.call()
+            await call.says(replace(ACQUIRE, marks=mark(OTHER) + mark(DIGEST) + mark(OTHER)))
+            offer = await call.hears()
+            assert isinstance(offer, WorkerOffer) and offer.lacks == bytes([0b101])
+        async with scene(tmp_path) as it:
+            call = it.call()
+            await call.says(replace(ACQUIRE, marks=mark(OTHER)))
+            offer = await call.hears()
+            assert isinstance(offer, WorkerOffer) and offer.lacks == b"", "nothing could be kept"
+
+    run(main())
+
+
+def test_what_is_missing_is_fetched_before_the_server_starts(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            members = it.bench.members
+            members.gives.clear()
+            members.found = FromMembers({"one": 5_000_000, "two": 3_000_000}, "three: it is gone")
+            call = it.call()
+            await reserved(
+                call, replace(NEEDS, tensors=(HERE,), last=False), replace(NEEDS, tensors=(MISSING,))
+            )
+            while (message := await call.hears()) != Progress("fetches 1 MB of 2 MB from one"):
+                assert isinstance(message, Progress)
+            assert members.asked == [replace(NEEDS, tensors=(MISSING,))]
+            assert store.lease_caches[0].happened == ["handed over", DIGEST, 100 * MIB], (
+                "what is here is of use"
+            )
+            members.gives.set()
+            text = "5.0 MB from one, 3.0 MB from two; three: it is gone"
+            assert await answer(call) == Fetched(8_000_000, text)
+            await asyncio.sleep(10)
+            assert not it.bench.children, "other workers may still fetch"
+            await call.says(Begin())
+            assert isinstance(await answer(call), Grant)
+            assert store.lease_caches[0].happened[-1] == "closed"
+            assert store.lease_caches[1].happened == ["handed over", 100 * MIB], "with what has come"
+            await call.release()
+            await it.until(lambda: nothing_is_left(it))
+
+    run(main())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_nothing_to_fetch(tmp_path: Path, store: FakeStore, kept: bool) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store if kept else None) as it:
+            call = it.call()
+            await reserved(call, replace(NEEDS, tensors=(HERE,)), Begin())
+            why = "nothing is missing" if kept else "no downloaded weights are kept here"
+            assert await answer(call) == Fetched(0, why)
+            assert isinstance(await answer(call), Grant) and not it.bench.members.asked
+
+    run(main())
+
+
+def test_a_head_that_goes_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            it.bench.members.gives.clear()
+            call = it.call()
+            await reserved(call, NEEDS)
+            await it.until(lambda: bool(it.bench.members.asked))
+            await call.release()
+            await it.until(lambda: nothing_is_left(it))
+            assert store.lease_caches[0].happened[-1] == "closed" and not it.bench.children
+
+    run(main())
+
+
+def test_a_pause_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            it.bench.members.gives.clear()
+            call = it.call()
+            await reserved(call, NEEDS)
+            await it.until(lambda: bool(it.bench.members.asked))
+            it.worker.pause.begin(end_leases=True)
+            lost = await answer(call)
+            assert isinstance(lost, Lost) and lost.code == PAUSED
+            await it.until(lambda: nothing_is_left(it))
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replace(NEEDS, tensors=(replace(MISSING, size=MIB),), size=1 << 40),
+        replace(NEEDS, tensors=(replace(MISSING, kind=60_000),)),
+        Begin(),
+    ],
+    ids=["too much", "no such type", "no needs"],
+)
+def test_a_head_that_makes_no_sense(tmp_path: Path, store: FakeStore, message: LeaseMessage) -> None:
+    """More than it has reserved: one MiB, and 4 bytes beside it."""
+
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            call = it.call()
+            await reserved(call, replace(NEEDS, tensors=(HERE,), last=False), message, mib=1)
+            await call.is_over()
+            await it.until(lambda: nothing_is_left(it))
+            assert not it.bench.members.asked and not it.bench.children
+
+    run(main())
+
+
+def test_a_head_that_says_nothing_more(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            call = it.call()
+            await reserved(call, replace(NEEDS, last=False))
+            lost = await answer(call)
+            assert isinstance(lost, Lost) and lost.code == "timeout"
+            await it.until(lambda: nothing_is_left(it))
+
+    run(main())
+
+
+def test_a_head_cannot_make_it_fetch_for_ever(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            told: list[LeaseMessage] = []
+            for _ in range(int(FETCHES_ASKED.burst) + 1):
+                call = it.call()
+                await reserved(call, NEEDS)
+                told.append(await answer(call))
+                await call.release()
+                await it.until(lambda: nothing_is_left(it))
+            assert told[-1] == Fetched(0, "this head has asked for weights too often")
+            assert len(it.bench.members.asked) == FETCHES_ASKED.burst
+
+    run(main())

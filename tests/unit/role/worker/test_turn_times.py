@@ -1,0 +1,133 @@
+"""How long a mesh-server computes, from the messages that pass its daemon."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.role.worker.turn_times import TurnTimes
+from meshd.rpc import mesh_protocol as wire
+from meshd.wire.capacity import ComputedSpan
+
+EVER = (1e6, 0.0)
+
+
+class Clock:
+    """Moved by tests."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.turns = TurnTimes(lambda: self.now)
+
+    def at(self, now: float) -> TurnTimes:
+        self.now = 100.0 + now
+        return self.turns
+
+    def asked(self, now: float, *numbers: int) -> None:
+        """The head says these."""
+        for number in numbers:
+            self.at(now).with_head(number)
+
+    @property
+    def spent(self) -> tuple[ComputedSpan, ...]:
+        return self.turns.spent([EVER])
+
+
+def test_a_token_takes_from_its_question_to_its_result() -> None:
+    it = Clock()
+    it.asked(0.0, wire.WRITE, wire.COMPUTE, wire.READ)
+    it.asked(0.02, wire.DATA)
+    it.asked(0.05, wire.COMPUTE, wire.READ)
+    it.asked(0.08, wire.DATA)
+    [found] = it.spent
+    assert abs(found.busy_us - 50_000) < 5 and found.results == 2
+
+
+def test_a_worker_waits_for_what_another_one_pushes() -> None:
+    it = Clock()
+    it.asked(0.0, wire.TAKE, wire.COMPUTE, wire.READ)
+    it.at(0.5).arrived(wire.PUSHED)
+    it.asked(0.53, wire.DATA)
+    [found] = it.spent
+    assert abs(found.busy_us - 30_000) < 5 and found.results == 1
+
+
+def test_a_worker_in_the_middle_of_a_pipeline_is_busy_with_one_micro_batch_after_the_other() -> None:
+    it = Clock()
+    for _ in range(3):
+        it.asked(0.0, wire.TAKE, wire.COMPUTE, wire.PUSH)
+    for now in (0.1, 0.15, 0.2):
+        it.at(now).arrived(wire.PUSHED)
+    for now in (0.3, 0.5, 0.7):
+        it.at(now).left(wire.PUSHED)
+    [found] = it.spent
+    assert abs(found.busy_us - 600_000) < 5 and found.results == 3
+
+
+def test_the_last_worker_that_is_faster_computes_between_the_arrivals() -> None:
+    """Three micro batches, one result: it takes for each as long as for the last."""
+    it = Clock()
+    it.asked(0.0, *[wire.TAKE, wire.COMPUTE] * 3, wire.READ)
+    for now in (1.0, 2.0, 3.0):
+        it.at(now).arrived(wire.PUSHED)
+    it.asked(3.1, wire.DATA)
+    [found] = it.spent
+    assert abs(found.busy_us - 300_000) < 5 and found.results == 1
+
+
+def test_the_last_worker_that_is_slower_is_busy_since_the_first_arrival() -> None:
+    it = Clock()
+    it.asked(0.0, *[wire.TAKE, wire.COMPUTE] * 3, wire.READ)
+    for now in (1.0, 1.1, 1.2):
+        it.at(now).arrived(wire.PUSHED)
+    it.asked(4.0, wire.DATA)
+    [found] = it.spent
+    assert abs(found.busy_us - 3_000_000) < 5
+
+
+def test_what_needs_no_computing_is_no_turn() -> None:
+    it = Clock()
+    it.asked(0.0, wire.READ)
+    it.asked(1.0, wire.DATA)
+    it.asked(2.0, wire.DATA)
+    it.at(2.5).left(wire.PUSHED)
+    assert it.spent == (ComputedSpan(0, 0),)
+
+
+def test_a_span_has_the_turns_whose_middle_lies_in_it() -> None:
+    it = Clock()
+    for begin in (0.0, 1.0, 2.0):
+        it.asked(begin, wire.COMPUTE, wire.READ)
+        it.asked(begin + 0.5, wire.DATA)
+    it.at(3.0)
+    assert [one.results for one in it.turns.spent([(2.0, 0.0), (3.0, 2.0), (0.5, 0.0)])] == [2, 1, 0]
+
+
+def test_more_than_can_be_remembered_is_not_told() -> None:
+    it = Clock()
+    for _ in range(8193):
+        it.asked(0.0, wire.COMPUTE, wire.READ)
+    assert it.spent == ()
+    it.asked(1.0, wire.DATA)
+    assert it.spent == ()
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.floats(0, 1),
+        st.sampled_from(["in", "out", wire.COMPUTE, wire.TAKE, wire.PUSH, wire.READ, wire.DATA]),
+    ),
+    max_size=60,
+)
+
+
+@given(EVENTS)
+def test_a_worker_is_never_busier_than_time_passes(events: list[tuple[float, int | str]]) -> None:
+    it, now = Clock(), 0.0
+    for step, what in events:
+        now += step
+        if what == "in":
+            it.at(now).arrived(wire.PUSHED)
+        elif what == "out":
+            it.at(now).left(wire.PUSHED)
+        elif isinstance(what, int):
+            it.asked(now, what)
+    [found] = it.spent
+    assert 0 <= found.busy_us <= now * 1e6 + 1
