@@ -65,7 +65,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PlanRun:
     """What a head was told, and came to: `nodes` have the layers."""
 
     nodes: tuple[str, ...]
@@ -185,7 +185,7 @@ def _ratio(predicted: float | None, measured: float | None) -> float:
 
 async def _cell(
     setup: Setup, model: Path, tries: int, *, least: int | None = None, workers: Sequence[str] = ()
-) -> Run:
+) -> PlanRun:
     """What a head predicts and does with all workers, or at `least` so many, or just `workers`.
 
     Raises MeshdError.
@@ -223,7 +223,7 @@ async def _cell(
                 await measure_api(url, prompt_tokens=ASSUMED_PROMPT, tokens=_GENERATED) for _ in range(tries)
             ]
             owner.cancel()
-    return Run(
+    return PlanRun(
         tuple(part.node for part in status.model.split if part.layers),
         status.model.predicted,
         Speeds(

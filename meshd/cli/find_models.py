@@ -24,7 +24,8 @@ def find_served_model(config: Config, out: Output) -> Config:
 
     def found(serve: ServeConfig) -> ServeConfig:
         assert serve.model is not None  # config/check.py
-        return replace(serve, model=_found(serve.model, config, out, head=True))
+        draft = None if serve.draft_model is None else _found(serve.draft_model, config, out, head=True)
+        return replace(serve, model=_found(serve.model, config, out, head=True), draft_model=draft)
 
     if not config.models:
         return replace(config, serve=found(config.serve))

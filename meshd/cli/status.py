@@ -15,7 +15,7 @@ from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
 from meshd.gateway.interface import GatewayStatus
-from meshd.model.status import ModelStatus, Speeds, SplitPart
+from meshd.model.status import ModelStatus, SpeculationStatus, Speeds, SplitPart
 
 WATCH_SECONDS = 1.0
 
@@ -190,6 +190,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
         out.line(f"        {model.answers.text}")
     if (speed := _speeds(model)) is not None:
         out.line(f"        {speed}")
+    if (speculation := _speculation(model.speculation)) is not None:
+        out.line(f"        {speculation}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
         out.line(f"        {bar(worker.share)} {worker.node}")
     for tensor in model.tensors_from_network[:10]:
@@ -214,6 +216,17 @@ def _speeds(model: ModelStatus) -> str | None:
         _rates("prompts", measured.prompt_tok_s, predicted.prompt_tok_s),
     ]
     return ", ".join(part for part in parts if part) or None
+
+
+def _speculation(found: SpeculationStatus | None) -> str | None:
+    if found is None or not max(found.free, found.model):
+        return None
+    parts = [found.why]
+    if found.drafted:
+        parts.append(f"{found.accepted / found.drafted:.0%} of {found.drafted} accepted")
+    if found.gain is not None:
+        parts.append(f"{found.gain:.2f} times as fast as without")
+    return ", ".join(parts)
 
 
 def _rates(what: str, measured: float | None, predicted: float | None) -> str:

@@ -87,6 +87,12 @@ def _check_served(serve: ServeConfig) -> None:
     _check_model(serve.model)
     if serve.mmproj is not None:
         _check_file(serve.mmproj, "mmproj file")
+    if serve.draft_model is not None:
+        _check_model(serve.draft_model)
+        if serve.speculate == "off":
+            raise UserError(
+                "`--draft-model` cannot be combined with `--speculate off`", hint="leave one of them out"
+            )
     if serve.tensor_split and not any(serve.tensor_split):
         raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
     if serve.tensor_split and serve.layers:

@@ -26,11 +26,15 @@ _OF_SERVE = (
     "workers",
     "tensor_split",
     "split",
+    "layers",
     "devices",
     "load_mode",
     "activations",
     "sample",
     "output",
+    "mmproj",
+    "speculate",
+    "draft_model",
     "llama_args",
 )
 

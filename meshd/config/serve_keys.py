@@ -259,6 +259,27 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="speculate",
+        form=choice("auto", "off"),
+        option="--speculate",
+        metavar="auto|off",
+        help="whether llama-server drafts several tokens and checks them in one round: auto, as far as that "
+        "is faster; or off",
+        more="The text stays the same. Options of llama-server for it, after `--`, decide instead.",
+    ),
+    Key(
+        section="serve",
+        field="draft_model",
+        form=forms.MODEL,
+        option="--draft-model",
+        metavar="FILE|NAME",
+        help="a small model with the same vocabulary, which drafts tokens on this node's CPU if that is "
+        "faster",
+        example='"models/SmolLM2.gguf"',
+        names_models=True,
+    ),
+    Key(
+        section="serve",
         field="llama_args",
         form=listed(forms.TEXT, comma=False),
         help="further arguments for llama-server (after -- on the command line)",

@@ -126,6 +126,8 @@ class ServeConfig:
     allowed_origins: tuple[str, ...] = ()
     continue_answers: int = 300  # seconds
     max_wait: int = 600  # seconds
+    speculate: str = "auto"
+    draft_model: Path | str | None = None
     llama_args: tuple[str, ...] = ()
 
 

@@ -136,6 +136,7 @@ def make_processes() -> Processes:
         run_to_end=run_to_end,
         http_ready=_answers,
         first_token=_first_token,
+        round_seconds=_round_seconds,
         hand_over=pipe_with,
         make_report=ReportPipe,
         make_descriptors=DescriptorSender,
@@ -197,3 +198,9 @@ async def _first_token(place: Path, sampling: FindSampling) -> ReadyReport:
     from meshd.gateway.ready import one_token  # aiohttp: 11 MB that a worker does without
 
     return await one_token(place, sampling)
+
+
+async def _round_seconds(place: Path) -> float | None:
+    from meshd.gateway.ready import one_round
+
+    return await one_round(place)

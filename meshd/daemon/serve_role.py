@@ -28,6 +28,7 @@ from meshd.store.model_file import ModelFile
 if TYPE_CHECKING:
     from meshd.gateway.interface import Models
     from meshd.gateway.server import ApiPort, Gateway
+    from meshd.role.head.draft_model import DraftModel
     from meshd.role.head.split_plan import HeadOptions
     from meshd.role.models.model_pool import ModelPool
 
@@ -58,7 +59,7 @@ class ServeRole:
             files.append(await _open(serve, config, held))
         api = await claim_api(_gateway_config(config))
         held.callback(api.close)
-        return ClaimedServe(config, files, api)
+        return ClaimedServe(config, files, api, HashCache(config.paths.cache / "weights"))
 
 
 def _served(config: Config) -> Sequence[ServeConfig]:
@@ -86,6 +87,7 @@ class ClaimedServe:
     config: Config
     files: Sequence[ModelFile]
     api: "ApiPort"
+    cache: HashCache
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
@@ -94,10 +96,11 @@ class ClaimedServe:
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
         if self.config.models:
-            pool = self._pool(runtime, member, speeds)
+            pool = await self._pool(runtime, member, speeds)
             gateway = self._gateway(pool, runtime, member, lambda: pool.statuses)
             return BuiltRole(pool, gateway, held=lambda: pool.held, explain=pool.explain)
-        head = Serve(runtime, self.files[0], head_options(self.config, member), speeds)
+        draft = await self._draft_model(self.config.serve, self.files[0])
+        head = Serve(runtime, self.files[0], head_options(self.config, member, draft), speeds)
         gateway = self._gateway(OneModel(head), runtime, member, lambda: [head.model_status])
         return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain)
 
@@ -125,15 +128,16 @@ class ClaimedServe:
             )
         return gateway
 
-    def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
+    async def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
         from meshd.role.head.cycle import Serve
         from meshd.role.models.load_policy import ModelRule
         from meshd.role.models.model_pool import ModelPool, PooledModel
 
         models = []
         for number, (model, file) in enumerate(zip(self.config.models, self.files, strict=True)):
+            draft = await self._draft_model(model.serve, file)
             options = replace(
-                head_options(replace(self.config, serve=model.serve), member),
+                head_options(replace(self.config, serve=model.serve), member, draft),
                 name=model.name,
                 child=f"llama-server-{model.name}",
                 socket=f"m{number}.sock",  # no longer than that of control
@@ -143,14 +147,28 @@ class ClaimedServe:
             models.append(PooledModel(rule, head, aliases=model.aliases, preload=model.preload))
         return ModelPool(models)
 
+    async def _draft_model(self, serve: ServeConfig, model: ModelFile) -> "DraftModel | None":
+        """Raises UserError."""
+        from meshd.role.head.draft_model import draft_model
 
-def head_options(config: Config, member: MemberNode) -> "HeadOptions":
+        path = serve.draft_model
+        if path is None:
+            return None
+        assert isinstance(path, Path)  # as the model's
+        file = await ModelFile.open(path, cache=self.cache, name=name_of_blob(path))
+        file.close()
+        return draft_model(str(path), file.name, file.headers, model.headers[0])
+
+
+def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" = None) -> "HeadOptions":
     """What the user decided for serving."""
     from meshd.role.head.fixed_layers import nodes_of
     from meshd.role.head.split_plan import HeadOptions
 
     serve = config.serve
     named = nodes_of(serve.layers, config.node.name)
+    # options for drafts are those of the pin
+    drafts = serve.speculate == "auto" and config.paths.native_bin is None
     return HeadOptions(
         min_workers=max(serve.min_workers, len(named)) if serve.layers else serve.min_workers,
         workers=serve.workers or named,
@@ -174,6 +192,8 @@ def head_options(config: Config, member: MemberNode) -> "HeadOptions":
         node_id=str(member.node.facts.peer),
         incarnation=member.node.facts.incarnation,
         grace=float(config.links.grace),
+        speculate=drafts,
+        draft_model=draft if drafts else None,
     )
 
 

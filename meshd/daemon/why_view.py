@@ -1,8 +1,8 @@
 """Where the time of a model's tokens went, as `meshd why` shows it. Pure."""
 
 from meshd.admin.why_api import AdviceView, AnswerTime, WhyReply
-from meshd.role.head.answer_log import LoggedAnswer, RunningAnswer
 from meshd.role.head.explain import Explained
+from meshd.role.head.timed_answers import RunningAnswer, TimedAnswer
 
 
 def why_reply(model: str, found: Explained) -> WhyReply:
@@ -29,7 +29,7 @@ def why_reply(model: str, found: Explained) -> WhyReply:
     )
 
 
-def _answer(one: LoggedAnswer, now: float) -> AnswerTime:
+def _answer(one: TimedAnswer, now: float) -> AnswerTime:
     return AnswerTime(
         running=False,
         alone=one.alone,

@@ -12,7 +12,7 @@ from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.role.capacity.tell_capacity import CapacityTeller
 from meshd.role.interface import RoleRuntime
 from meshd.role.worker.cycle import Worker
-from meshd.role.worker.mesh_server import computed_for
+from meshd.role.worker.turn_times import computed_for
 from meshd.role.worker.worker_options import WorkerOptions, check_may_work
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
@@ -75,6 +75,8 @@ class ClaimedWorker:
             devices=worker.devices,
             machine=options.machine,
             is_busy=lambda: worker.is_lending,
-            computed=lambda peer, spans: computed_for(worker.servers, peer, spans),
+            computed=lambda peer, spans: computed_for(
+                ((server.lease.peer, server.turns) for server in worker.servers), peer, spans
+            ),
         )
         return BuiltRole(worker, pause=worker.pause)

@@ -34,7 +34,7 @@ class Accounts:
         self._anybody = _Account(None, KeyQuota(ApiKey(""), 0.0))  # where no key is asked for
 
     async def open(self) -> None:
-        """Take up what was used today before a restart."""
+        """Take up what was used today before a restart. Raises UserError when that cannot be read."""
         if self._log is None or not self._is_limited:
             return
         wall = self._wall()

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from meshd.base.errors import UserError
 from meshd.base.log import get
 from meshd.base.rotated_file import RotatedFile
 
@@ -24,7 +25,7 @@ class LoggedAnswer:
 
     Tokens that llama-server did not tell are null, as those of the prompt when the client hung up.
     `waited_s` is until its turn came, `computed_s` since then. `status`: HTTP's; of a stream that ended with
-    an error, the error's; 499 when the client hung up.
+    an error, the error's; 499 when the client hung up before it was whole.
     """
 
     time: str
@@ -59,7 +60,7 @@ class AnswerLog:
     def tokens_by_key(self, day: str) -> Mapping[str, int]:
         """Tokens of prompts and answers of this day (`2026-11-23`, UTC) by the key's name, as far as known.
 
-        Reads both files: for a thread.
+        Reads both files: for a thread. Raises UserError when one is there and cannot be read.
         """
         found: Counter[str] = Counter()
         for line in self._lines():
@@ -79,8 +80,13 @@ class AnswerLog:
             try:
                 with path.open(encoding="utf-8", errors="replace") as file:
                     yield from file
-            except OSError:
-                continue  # there is none yet, or it cannot be read: counting starts anew
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise UserError(
+                    f"cannot read the log of answers `{path}`: {error.strerror}",
+                    hint="make it readable, or move it away: limits per day then count anew",
+                ) from error
 
     def _lost(self, error: OSError) -> None:
         _log.warning("answer_log_lost", path=str(self._path), why=error.strerror or type(error).__name__)

@@ -11,6 +11,10 @@ _FIGURES = re.compile(
     rb'"(prompt_tokens|tokens_evaluated|input_tokens|cache_read_input_tokens|cached_tokens|prompt_n|cache_n)"'
     rb"\s*:\s*(\d{1,12})"
 )
+# The last event in each dialect: clients hang up on it without waiting for the end of the stream.
+_END = re.compile(
+    rb'(?:^|\n)(?:data: \[DONE\]|event: (?:message_stop|response\.completed)\b)|"stop"\s*:\s*true\b'
+)
 CLIENT_GONE = 499  # nginx's word for a client that has hung up; no client ever reads it
 
 
@@ -23,13 +27,19 @@ class AnswerMeter:
 
     status: int = 0
     generated: int = 0
+    is_whole: bool = False  # a stream: its last event has come
     _said: dict[bytes, int] = field(default_factory=dict)
 
     def see(self, data: bytes | bytearray) -> None:
         """A whole answer, or whole events of one."""
+        self.is_whole = self.is_whole or _END.search(data) is not None
         if b'"usage"' in data or b'"timings"' in data:
             for name, figure in _FIGURES.findall(data):
                 self._said[name] = max(self._said.get(name, 0), int(figure))
+
+    def hung_up(self) -> None:
+        """The client has: before the last event, or on it."""
+        self.status = 200 if self.is_whole else CLIENT_GONE
 
     @property
     def prompt(self) -> int | None:

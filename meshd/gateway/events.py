@@ -29,6 +29,7 @@ class StreamForm(StrEnum):
 _EXACT = re.compile(rb'"(?:completion_tokens|output_tokens|predicted_n|tokens_predicted)"\s*:\s*(\d{1,12})')
 _TIMINGS = re.compile(rb'"timings"\s*:\s*(\{[^{}]{1,1000}\})')
 _TIMED = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
+_DRAFTED = ("draft_n", "draft_n_accepted")  # only where something was drafted
 _LARGEST_FIGURE = 1e12  # of tokens and of milliseconds
 _PIECES = {
     StreamForm.OPENAI: re.compile(rb'"(?:content|reasoning_content|text|arguments)"\s*:\s*"[^"]'),
@@ -88,12 +89,16 @@ def answer_timings(body: bytes | bytearray) -> AnswerTimings | None:
         said: object = json.loads(found[1])
     except ValueError:
         return None
-    values = [said.get(name) for name in _TIMED] if isinstance(said, dict) else []
-    numbers = [value for value in values if isinstance(value, int | float) and 0 <= value < _LARGEST_FIGURE]
-    if len(numbers) != len(_TIMED):
+    if not isinstance(said, dict):
         return None
-    prompt, prompt_ms, generated, generated_ms = numbers
-    return AnswerTimings(int(prompt), prompt_ms / 1000, int(generated), generated_ms / 1000)
+    values = [said.get(name) for name in _TIMED] + [said.get(name, 0) for name in _DRAFTED]
+    numbers = [value for value in values if isinstance(value, int | float) and 0 <= value < _LARGEST_FIGURE]
+    if len(numbers) != len(values):
+        return None
+    prompt, prompt_ms, generated, generated_ms, drafted, accepted = numbers
+    return AnswerTimings(
+        int(prompt), prompt_ms / 1000, int(generated), generated_ms / 1000, int(drafted), int(accepted)
+    )
 
 
 class TokenCount:

@@ -32,12 +32,17 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimings:
-    """What llama-server says that an answer took; `prompt_tokens` without those that it had before."""
+    """What llama-server says that an answer took; `prompt_tokens` without those that it had before.
+
+    `drafted`: tokens that were guessed; `accepted`: those of them that are in the answer.
+    """
 
     prompt_tokens: int
     prompt_seconds: float
     generated_tokens: int
     generated_seconds: float
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

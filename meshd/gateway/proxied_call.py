@@ -10,7 +10,7 @@ from meshd.gateway.interface import ModelTurn, Readiness, Upstream
 from meshd.gateway.turns import Turn
 
 
-class Admission:
+class CallAdmission:
     """A request waits for its turn in the queue, then for its model: none is loaded for one that queues."""
 
     def __init__(self, ask: Callable[[], ModelTurn]) -> None:
@@ -54,7 +54,7 @@ class ProxiedCall:
     form: StreamForm
     headers: dict[str, str]  # to be added to the answer
     upstream: Upstream
-    admission: Admission
+    admission: CallAdmission
     cut: bool = False
     own_seed: bool = False  # the client has given none
     added: Callable[[], Mapping[str, object]] | None = None

@@ -18,7 +18,6 @@ from aiohttp import web
 
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.gateway.answer_meter import CLIENT_GONE
 from meshd.gateway.events import EventSplitter, TokenCount, answer_timings, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal, not_ready
 from meshd.gateway.proxied_call import ProxiedCall
@@ -164,7 +163,7 @@ class Proxy:
         except HttpRefusal as refusal:
             return refusal.failure
         except ClientGone:
-            call.meter.status = CLIENT_GONE
+            call.meter.hung_up()
             return reply.response
 
     async def _stream_run(

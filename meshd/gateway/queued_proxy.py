@@ -6,7 +6,6 @@ import time
 from aiohttp import web
 
 from meshd.gateway.accounts import Accounts
-from meshd.gateway.answer_meter import CLIENT_GONE
 from meshd.gateway.answer_queue import QueueLimits
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import GatewayConfig, Upstream
@@ -71,7 +70,7 @@ class QueuedProxy:
                 meter.status = refusal.failure.status
                 raise
             except asyncio.CancelledError:
-                meter.status = CLIENT_GONE
+                meter.hung_up()
                 raise
             finally:
                 self._accounts.answered(key, call.upstream.model_name, call.path, meter, turn)

@@ -9,12 +9,14 @@ from pathlib import Path
 import aiohttp
 
 from meshd.base.unix_connect import connect_unix
+from meshd.gateway.events import answer_timings
 from meshd.gateway.interface import FindSampling, ReadyReport
 from meshd.gateway.upstream import open_session
 
 _POLL_SECONDS = 0.02  # asked once `/health` is 200, so that the answer is seldom 503
 _HOST = "http://localhost"
 _ANSWER_BYTES = 1 << 20
+_TRIES = 3  # of a round: the first one brings the graphs to the workers
 
 _REQUEST = {
     "prompt": "Hello",
@@ -50,6 +52,23 @@ async def one_token(
                 if report is not None:
                     return report
             await asyncio.sleep(poll_seconds)
+
+
+async def one_round(socket_path: Path, *, tries: int = _TRIES) -> float | None:
+    """Seconds that llama-server takes for the second of two tokens: the first is the prompt's, and with one
+    to go it drafts nothing. The shortest of some tries; None if it does not tell, for one that is gone.
+    """
+    taken: list[float] = []
+    async with open_session(partial(connect_unix, socket_path)) as session:
+        for _ in range(tries):
+            try:
+                async with session.post(f"{_HOST}/completion", json={**_REQUEST, "n_predict": 2}) as answer:
+                    timings = answer_timings(await _body(answer))
+            except (aiohttp.ClientError, OSError):
+                return None
+            if timings is not None and timings.generated_tokens == 2:
+                taken.append(timings.generated_seconds)
+    return min(taken, default=None)
 
 
 async def _settings(session: aiohttp.ClientSession) -> Mapping[str, object] | None:

@@ -27,7 +27,7 @@ from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Models, Upstream
 from meshd.gateway.one_model import TurnAtOnce
 from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, check_ready
-from meshd.gateway.proxied_call import Admission, ProxiedCall
+from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.queued_proxy import QueuedProxy
 from meshd.gateway.remote_media import has_remote_media
@@ -248,7 +248,7 @@ class Router:
         """At what a llama-server tells of itself; nothing is loaded for that."""
         upstream = self._own.find(request.query.get("model"), given_keys(request.headers)).upstream
         self._tally.requests += 1
-        admission = Admission(lambda: TurnAtOnce(upstream))
+        admission = CallAdmission(lambda: TurnAtOnce(upstream))
         call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, upstream, admission)
         return await self._proxy.forward(request, call)
 
@@ -275,7 +275,7 @@ class Router:
             held.enter_context(self._tally.use_of(model.upstream))
         if not self._models.on_demand:
             check_ready(model.upstream.readiness)  # a slow body may have outlived the model
-        admission = Admission(model.turn)
+        admission = CallAdmission(model.turn)
         held.callback(admission.end)
         self._tally.requests += 1
         call = ProxiedCall(

@@ -36,6 +36,17 @@ class ContextShape:
     value_type: str = "f16"
     full_windows: bool = False
     flash_attention: bool = True
+    drafted: int = 0  # tokens that each answer may draft in a round, at most
+
+    @property
+    def most_drafted(self) -> int:
+        """Tokens that an answer may draft so that a batch has room for those of all."""
+        return max(0, min(self.drafted, self.batch // self.parallel - 1))
+
+    @property
+    def outputs(self) -> int:
+        """Tokens of one step for which logits are made, at most."""
+        return min(self.batch, self.parallel * (1 + self.drafted))
 
     @property
     def cells(self) -> int:

@@ -8,7 +8,8 @@ alive at once, in bytes, with T tokens a step and N cells of cache:
                                                               twice with windowed layers
     layer   = 4 x T x (8 n_embd + 4 (q + k + v + result) + 4 n_ff + 4 n_expert) + 64 x state
     scores  = 5 x T x N x n_head                              only without flash attention
-    output  = 4 x outputs x (2 n_vocab + n_embd)              outputs: one a sequence in llama-server
+    output  = 4 x outputs x (2 n_vocab + n_embd)              outputs: one a sequence in llama-server,
+                                                              and those that it drafts
     fixed   = 32 MiB, on a GPU 64 MiB + 2 x elements of the largest tensor (it may be unpacked to f16)
 
 `copies` is 4 with pipeline parallelism (GGML_SCHED_MAX_COPIES), else 1. Measured with SmolLM2 at 8192 tokens
@@ -47,7 +48,7 @@ def compute_bound(
         if not shape.flash_attention:
             bound += 5 * tokens * cells * widths.heads
     if with_output:
-        bound += 4 * shape.parallel * (2 * widths.vocabulary + widths.embedding)
+        bound += 4 * shape.outputs * (2 * widths.vocabulary + widths.embedding)
     if on_gpu:
         return bound + _FIXED_GPU + 2 * model.largest_elements
     return bound + _FIXED_CPU

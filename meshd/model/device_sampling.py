@@ -10,6 +10,9 @@ left to the device, which are penalties as far as they are, and top-k:
     top_k                          sorts them, as it does otherwise
     all that comes behind top-k    as the request or llama-server's options have it
 
+A request that speculates gets candidates for each token of a round. Penalties have no form for that: they are
+left out of its chain where they are off, and where they are not, all logits come.
+
 Where llama-server does not offer this after all, as with tools and a grammar, the same chain is computed from
 all logits, and gives the same text as well.
 """
@@ -24,6 +27,7 @@ EXCLUDES_NOTHING = 1e30  # deviations below the largest logit
 _WITH_TOP_K = frozenset({"CPU", "CUDA", "ROCm"})
 _CUT = "top_n_sigma"
 _BEFORE = frozenset({"penalties", "dry", _CUT})  # that may stand before top-k
+_OFF = frozenset({"penalties", "dry"})  # where `_penalizes` says so
 # Their answers depend on more than the candidates, or llama-server uses no device for them.
 _ALL_LOGITS = (
     "grammar",
@@ -49,12 +53,14 @@ def has_top_k(device: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class DeviceSampling:
     """`settings`: llama-server's own, by the names that they have in a request. `adds`: requests are made to
-    take candidates; else clients alone are looked at.
+    take candidates; else clients alone are looked at. `drafts`: llama-server was told by meshd to speculate;
+    where its user has, of a release that may not be able to, requests take all logits.
     """
 
     settings: Mapping[str, object]
     vocabulary: int
     adds: bool = True
+    drafts: bool = False
 
     def is_refused(self, request: Mapping[str, object]) -> bool:
         """A client's chain would be computed by a worker, which ends where values of it are not numbers."""
@@ -65,16 +71,19 @@ class DeviceSampling:
         own = self.settings
         if not self.adds or "backend_sampling" in request or own.get("backend_sampling") is not False:
             return {}  # decided by others
-        if own.get("speculative.types") != "none" or any(_is_on(request.get(name)) for name in _ALL_LOGITS):
+        speculates = own.get("speculative.types") != "none"
+        if (speculates and not self.drafts) or any(_is_on(request.get(name)) for name in _ALL_LOGITS):
             return {}
         if any(request.get(name, 1) not in (1, None) for name in _COPIES):
             return {}
         values = _Values(own, request)
-        if not _is_exact(values):
+        if not _is_exact(values) or (speculates and _penalizes(values)):
             return {}
         if not 1 <= values.number("top_k") <= min(MOST_CANDIDATES, self.vocabulary):
             return {}
         samplers = _cut_behind_top_k(request.get("samplers", own.get("samplers")))
+        if speculates:
+            samplers = [name for name in samplers if name not in _OFF]
         return {"backend_sampling": True, _CUT: EXCLUDES_NOTHING, "samplers": samplers} if samplers else {}
 
 
@@ -107,6 +116,17 @@ def _is_exact(values: _Values) -> bool:
     if values.number("repeat_penalty") != 1 or 0 not in penalties:
         return False  # a device multiplies by the inverse, and subtracts one after the other
     return penalties == (0, 0) or 0 < values.number("repeat_last_n") <= MOST_PENALIZED
+
+
+def _penalizes(values: _Values) -> bool:
+    """Tokens that came lately; dry is off wherever values are exact."""
+    if values.number("repeat_last_n") == 0:
+        return False
+    return (
+        values.number("repeat_penalty") != 1
+        or values.number("frequency_penalty") != 0
+        or values.number("presence_penalty") != 0
+    )
 
 
 def _cut_behind_top_k(chain: object) -> list[str]:

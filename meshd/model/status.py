@@ -94,6 +94,18 @@ class Speeds:
     generate_tok_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class SpeculationStatus:
+    """What llama-server guesses ahead, and what that has gained in answers that were made alone."""
+
+    free: int  # tokens that it drafts at most in a round, from what the text repeats; 0: none
+    model: int  # the same by the draft model
+    drafted: int  # tokens, since the model was loaded
+    accepted: int  # those of them that are in answers
+    gain: float | None  # times as fast as without; null until it is known
+    why: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """The model of a head."""
@@ -118,6 +130,7 @@ class ModelStatus:
     ttl_s: int = 0  # time without a request after which it is unloaded; 0: never
     running: int = 0  # requests under way, where several models are served
     waiting: int = 0  # requests that wait for it
+    speculation: SpeculationStatus | None = None  # null while no model is loaded
 
 
 @dataclass(frozen=True, slots=True)

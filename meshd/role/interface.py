@@ -127,6 +127,8 @@ class Processes:
     """Asks the llama-server at this unix socket for one token, which proves that the model computes, in the
     way in which requests are made by its own settings.
     """
+    round_seconds: Callable[[Path], Awaitable[float | None]]
+    """Of one token of the llama-server at this unix socket, without drafts and without its prompt."""
     hand_over: Callable[[bytes], int]
     """A descriptor from which a child reads these bytes. The caller owns it."""
     make_report: Callable[[], Report]

@@ -83,10 +83,10 @@ class Fleet:
     ) -> NodeSpec:
         """Of a node in this fleet's folder; `home` names its state where that is not its own name.
 
-        All workers take part, however fast the model would be without them, and an answer that is interrupted
-        ends with an error, unless its options say otherwise.
+        All workers take part, however fast the model would be without them, an answer that is interrupted
+        ends with an error, and each round makes one token, unless its options say otherwise.
         """
-        environment = {"MESHD_SPLIT": "always", "MESHD_CONTINUE_ANSWERS": "0"}
+        environment = {"MESHD_SPLIT": "always", "MESHD_CONTINUE_ANSWERS": "0", "MESHD_SPECULATE": "off"}
         environment |= {"MESHD_JOIN": token} if token else {}
         if self._cache is None:
             environment["MESHD_KEEP_WEIGHTS"] = "0"

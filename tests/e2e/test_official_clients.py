@@ -175,9 +175,11 @@ def _pi_reads_and_goes_on(url: str) -> None:
     with openai_client(url) as ai:
         for request in requests[:3]:  # the last shows an image
             assert request["path"] == "/v1/chat/completions" and request["body"]["stream"]
-            chunks = list(ai.chat.completions.create(**(request["body"] | {"max_tokens": 8})))
+            # so small a model begins a call and does not end it
+            fields = {"max_tokens": 8, "tool_choice": "none"}
+            chunks = list(ai.chat.completions.create(**(request["body"] | fields)))
             assert chunks[-1].usage is not None, "pi asks for usage"
-            assert chunks[-1].usage.prompt_tokens > 1000 and chunks[-1].usage.completion_tokens > 0
+            assert chunks[-1].usage.prompt_tokens > 500 and chunks[-1].usage.completion_tokens > 0
             assert any(chunk.choices and chunk.choices[0].finish_reason for chunk in chunks)
 
 

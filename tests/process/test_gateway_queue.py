@@ -317,26 +317,30 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = await begin_stream(request)
         await response.write(chunk("hel"))
-        if json.loads(server.seen[-1][3])["user"] == "gone":
-            async with server.changed:
-                server.written += 1
-                server.changed.notify_all()
+        user = json.loads(server.seen[-1][3])["user"]
+        if user == "gone":
             await server.let_go.wait()
         await response.write(last_chunk(2) + DONE)
+        if user == "done":
+            await server.let_go.wait()
         return response
 
     async def scenario() -> None:
         async with logged(answer, tmp_path, GatewayConfig(port=0)) as here:
             whole = await here.chat(stream=True, user="stays")
             assert await whole.read() == chunk("hel") + last_chunk(2) + DONE
+            done = await here.chat(stream=True, user="done")
+            await done.content.readuntil(DONE)
+            done.close()  # as OpenAI's client does
+            await until(here, running=0, waiting=0)
             gone = await here.chat(stream=True, user="gone")
             await gone.content.readline()
             gone.close()
-            await here.server.until(lambda: here.server.cancelled == 1)
             await until(here, running=0, waiting=0)
 
     asyncio.run(scenario())
-    first, second = lines(tmp_path)
-    assert (first["status"], first["prompt_tokens"], first["generated_tokens"]) == (200, 3, 2)
+    first, done, second = lines(tmp_path)
+    for whole in (first, done):
+        assert (whole["status"], whole["prompt_tokens"], whole["generated_tokens"]) == (200, 3, 2)
     assert (second["status"], second["prompt_tokens"], second["generated_tokens"]) == (499, None, 1)
     assert first["key"] is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from meshd.gateway.interface import FindSampling, ReadyReport
-from meshd.gateway.ready import one_token
+from meshd.gateway.ready import one_round, one_token
 from meshd.model.device_sampling import DeviceSampling
 
 from tests.process.gateway_fake import Answer, FakeServer, die, listening, says
@@ -173,3 +173,37 @@ def test_an_answer_in_pieces_is_read_to_its_end() -> None:
             assert (await one_token(path, of_logits, poll_seconds=0.001)).ready
 
     asyncio.run(scenario())
+
+
+def round_of(answer: Answer, *, tries: int = 3) -> tuple[float | None, FakeServer]:
+    async def scenario() -> tuple[float | None, FakeServer]:
+        async with server_at(answer) as (server, path):
+            return await one_round(path, tries=tries), server
+
+    return asyncio.run(scenario())
+
+
+def test_a_round_is_the_shortest_second_token_of_some_tries() -> None:
+    taken = iter([90.0, 50.0, 70.0])
+
+    async def answer(_server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        timings = {"prompt_n": 1, "prompt_ms": 9.0, "predicted_n": 2, "predicted_ms": next(taken)}
+        return web.json_response({"content": "ab", "timings": timings})
+
+    seconds, server = round_of(answer)
+    assert seconds == 0.05
+    asked = [json.loads(body) for _, _, _, body in server.seen]
+    assert [one["n_predict"] for one in asked] == [2, 2, 2], "with one to go nothing is drafted"
+
+
+@pytest.mark.parametrize("answer", [says(200, TOKEN), says(500, {"error": {}}), says(200, "text")])
+def test_without_two_tokens_a_round_is_not_known(answer: Answer) -> None:
+    assert round_of(answer)[0] is None
+
+
+def test_a_round_of_an_upstream_that_dies_is_not_known() -> None:
+    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        die(request)
+        return web.Response()
+
+    assert round_of(answer)[0] is None

@@ -35,7 +35,8 @@ from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
 from meshd.role.head.run_end import LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
-from meshd.role.head.split_plan import HeadOptions, PlainRpc
+from meshd.role.head.speculation import Speculation
+from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.survey import Surveyor
 from meshd.role.head.unreachable import as_reached
@@ -80,8 +81,9 @@ class Serve:
         self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
-        moments = QuietMoments(runtime.mesh.peers, self._wanted)
-        self._history = RunHistory(own, self._roster.backoff, moments, surveyor)
+        speculation = Speculation(may_draft(self._layers, options))
+        moments = QuietMoments(runtime.mesh.peers, self._wanted, speculation.better)
+        self._history = RunHistory(own, self._roster.backoff, moments, speculation, surveyor)
         self._restarts = 0  # of llama-server, those that nobody asked for
         self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
@@ -161,6 +163,8 @@ class Serve:
         """See Upstream."""
         if self._run is not None:
             self._run.measures.answered(timings, alone=alone, seconds=seconds)
+            if alone:
+                self._history.speculation.answered(timings, asyncio.get_running_loop().time())
 
     # Role.
 
@@ -213,6 +217,7 @@ class Serve:
             answers=loaded.answers,
             predicted=loaded.predicted,
             measured=self._run.measures.speed.speeds if self._run is not None else None,
+            speculation=self._history.speculation.status() if loaded.seconds is not None else None,
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )

@@ -28,11 +28,11 @@ from meshd.model.time_account import (
 from meshd.peer.interface import Mesh
 from meshd.role.capacity.ask_capacity import ask_capacity
 from meshd.role.head.advice import SplitAdvice, advise
-from meshd.role.head.answer_log import AnswerLog, LoggedAnswer, RunningAnswer
 from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
 from meshd.role.head.split_plan import HeadOptions, path_to, reservations
 from meshd.role.head.survey import Surveyor
+from meshd.role.head.timed_answers import RunningAnswer, TimedAnswer, TimedAnswers
 from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 
 _LEAST_TOKENS = 8  # of an answer that runs, before it counts
@@ -79,7 +79,7 @@ class Explained:
 
     facts: RunFacts
     split: tuple[SplitPart, ...]
-    answers: tuple[LoggedAnswer, ...]
+    answers: tuple[TimedAnswer, ...]
     active: int
     now: float
     token: TimeAccount | None
@@ -102,7 +102,7 @@ class ChosenSpans:
 async def explain(
     facts: RunFacts,
     split: Sequence[SplitPart],
-    log: AnswerLog,
+    log: TimedAnswers,
     away: AwayTimes,
     mesh: Mesh,
     peers: Mapping[str, PeerId],
@@ -167,7 +167,7 @@ async def _as_now(
     return replace(facts, machines=machines)
 
 
-def choose_spans(log: AnswerLog) -> ChosenSpans:
+def choose_spans(log: TimedAnswers) -> ChosenSpans:
     """The answer that runs, once it has a few tokens; else the last that had the machines to itself."""
     alone = [one for one in log.answers if one.alone]
     last = alone[-1] if alone else None

@@ -80,6 +80,22 @@ _FLAGS = {
 _FLASH = ("-fa", "--flash-attn")
 _SAMPLING = ("-bs", "--backend-sampling")
 _THREADS = ("-t", "--threads")
+# Options by which the user decides how llama-server speculates, or with which it cannot.
+_SPECULATES = (
+    *("--spec-", "--draft", "--model-draft", "--lookup-cache", "--hf-repo-draft"),
+    *(
+        "--threads-draft",
+        "--threads-batch-draft",
+        "--device-draft",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+    ),
+    *("--cache-type-k-draft", "--cache-type-v-draft", "--override-tensor-draft", "--cpu-moe-draft"),
+    *("--embedding", "--rerank", "--pooling"),
+)
+_SPECULATES_SHORT = frozenset(
+    {"-md", "-hfd", "-hfrd", "-lcs", "-lcd", "-td", "-tbd", "-devd", "-ngld", "-ctkd", "-ctvd"}
+)
 _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 
 
@@ -100,6 +116,7 @@ class LlamaArgs:
     backend_sampling: bool = False  # tokens are chosen where their logits are
     checkpoints: bool = False  # how many of them is the user's choice
     threads: int | None = None  # of the head's CPU
+    speculation: str = ""  # an option that decides on it, or with which there is none
 
     def shape(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> ContextShape:
         """The context that llama-server will make; what stood after `--` wins over `tokens` and `slots`.
@@ -175,7 +192,13 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
         backend_sampling=sampling,
         checkpoints=checkpoints,
         threads=_threads(rest),
+        speculation=next((word for word in rest if _speculates(word)), ""),
     )
+
+
+def _speculates(word: str) -> bool:
+    name = word.replace("_", "-") if word.startswith("--") else word
+    return name.startswith(_SPECULATES) or name in _SPECULATES_SHORT
 
 
 def _threads(rest: Sequence[str]) -> int | None:

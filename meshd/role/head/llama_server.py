@@ -9,6 +9,7 @@ from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import children_may_poll
+from meshd.model.drafts import Drafts
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import encode_index
 from meshd.process.interface import SHOWN_LINES, Child, ChildFailed, ChildSpec, ChildStatus
@@ -80,7 +81,13 @@ class LlamaServer:
         """What it inherits for one worker."""
         return MeshEnd(self._processes.socket_pair, weights=self._digests, report=self.report, away=self.away)
 
-    def start(self, plan: Plan, leases: Sequence[LeaseClient], owner: Owner) -> None:
+    def start(
+        self,
+        plan: Plan,
+        leases: Sequence[LeaseClient],
+        owner: Owner,
+        drafts: Drafts = command_lines.NO_DRAFTS,
+    ) -> None:
         """Begin to run it in tasks of `owner`. Raises MeshdError."""
         self._model.socket.unlink(missing_ok=True)
         try:
@@ -88,12 +95,14 @@ class LlamaServer:
         except OSError as error:
             raise MeshdError(f"llama-server cannot be started: {error.strerror}") from None
         self._outgoing.add(pipe.child_end)
-        child = self._processes.make_child(lambda: self._spec(plan, leases, pipe), self._model.options.child)
+        child = self._processes.make_child(
+            lambda: self._spec(plan, leases, pipe, drafts), self._model.options.child
+        )
         self._child = child
         owner.start(child.serve(), name="llama-server")
         owner.start(self._read_report(pipe), name="llama-server report")
 
-    def _spec(self, plan: Plan, leases: Sequence[LeaseClient], pipe: Report) -> ChildSpec:
+    def _spec(self, plan: Plan, leases: Sequence[LeaseClient], pipe: Report, drafts: Drafts) -> ChildSpec:
         """It loads our module, which finds a connection with each worker."""
         model, options = self._model, self._model.options
         rest = read_llama_args(options.llama_args).rest
@@ -107,6 +116,8 @@ class LlamaServer:
             load_mode=options.load_mode,
             llama_args=rest,
             mmproj=options.mmproj,
+            drafts=drafts,
+            draft_model=options.draft_model.path if options.draft_model is not None else "",
         )
         return ChildSpec(
             name=options.child,

@@ -19,6 +19,7 @@ from meshd.process.interface import ChildStatus
 from meshd.role.head.ask_workers import Asking, acquire_for, fitting, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
+from meshd.role.head.draft_model import beside_draft
 from meshd.role.head.explain import RunFacts
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_server import LlamaServer, Over
@@ -26,6 +27,7 @@ from meshd.role.head.missing_weights import find_needs
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.reservations import Reserving
+from meshd.role.head.run_drafts import RunDrafts
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
 from meshd.role.head.run_input import Looked, RunHistory, ServedModel
 from meshd.role.head.run_measures import RunMeasures
@@ -76,6 +78,7 @@ class HeadRun:
         self._work = layer_work(model.file.headers, shape, model.layers.count)
         native, processes, paths = runtime.native, runtime.processes, runtime.paths
         self._server = LlamaServer(native, processes, paths, model=model)
+        self._drafts = RunDrafts(model, history)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self._predicted: Speeds | None = None
@@ -129,7 +132,7 @@ class HeadRun:
                     offers, reservations(plan, offers), needs, self._server.report, owner
                 )
                 await self._push_plan.introduce(plan, self._leases)
-                self._server.start(plan, self._leases, owner)
+                self._server.start(plan, self._leases, owner, self._drafts.begin(plan, self._predicted))
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
                 owner.start(self._history.moments.watch(self), name="quiet moments")
@@ -159,6 +162,7 @@ class HeadRun:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
         (own, excluded), found = looking.result()
+        own = beside_draft(own, self._options.draft_model, shape_of(self._model.layers, self._options))
         plain, corrections = tuple(self._model.plain_rpc), self._history.corrections
         machines = Machines(tuple(offers), own, found.speeds, found.paths, plain, excluded, corrections)
         try:
@@ -170,8 +174,7 @@ class HeadRun:
         self._predicted = split.speeds
         self.measures.facts = RunFacts(split.plan, machines, self._options, self._model.layers, self._work)
         reasons = [error.what for error in refusals] + self._release_idle(split.plan, split.offers)
-        least = self._options.min_workers
-        if len(split.offers) < least:
+        if len(split.offers) < (least := self._options.min_workers):
             raise Refused(
                 f"{len(split.offers)} of {least} workers can take part",
                 code="workers",
@@ -315,7 +318,7 @@ class HeadRun:
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         report = self._server.report
         ready = await self._runtime.processes.first_token(
-            self._model.socket, partial(self._model.sampling, plan)
+            self._model.socket, partial(self._drafts.sampling, plan)
         )
         await asyncio.wait([granted])  # it was said before the token came, though in another stream
         if not self.started:
@@ -341,6 +344,7 @@ class HeadRun:
                 report=report,
                 answers=plan.answers,
                 predicted=self._predicted,
-                sampling=self._model.sampling(plan, ready.settings),
+                sampling=self._drafts.sampling(plan, ready.settings),
             )
         )
+        await self._drafts.time_round(self._runtime.processes.round_seconds)

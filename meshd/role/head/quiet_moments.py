@@ -1,4 +1,5 @@
-"""Whether the model is loaded again because a worker has come, is back, or is paused: when nobody asks.
+"""Whether the model is loaded again because a worker has come, is back, or is paused, or because other drafts
+gain more (speculation.py): when nobody asks.
 
 A load costs seconds to minutes, and pauses answers. So a worker that comes is taken in after a while without
 a request, once for each arrival, and one whose user is about to take it away is let go when no answer is
@@ -37,11 +38,17 @@ Look = Callable[[], Iterable[PeerStatus]]
 
 
 class QuietMoments:
-    """Of one head. `peers`: all; `wanted`: workers for which the model would be loaded again."""
+    """Of one head. `peers`: all; `wanted`: workers for which the model would be loaded again.
 
-    def __init__(self, peers: Look, wanted: Look) -> None:
+    `other_drafts`: why it would be for another speculation, given the time; empty: it would not.
+    """
+
+    def __init__(
+        self, peers: Look, wanted: Look, other_drafts: Callable[[float], str] = lambda _now: ""
+    ) -> None:
         self._peers = peers
         self._wanted = wanted
+        self._other_drafts = other_drafts
         self._idle_since: float | None = -math.inf
         self._paused: dict[PeerId, float] = {}  # when they were seen so the last time
 
@@ -69,6 +76,8 @@ class QuietMoments:
                 peer := arrived(self._wanted(), life.workers, self._paused, began=began, now=now)
             ):
                 why = f"worker {peer.name} is here: the model is loaded again with it"
+            elif idle >= UNASKED_SECONDS and (drafts := self._other_drafts(now)):
+                why = drafts
             else:
                 continue
             life.replaced = True

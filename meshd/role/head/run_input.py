@@ -12,6 +12,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
+from meshd.role.head.speculation import MayDraft, Speculation
 from meshd.role.head.speed_corrections import SpeedCorrections
 from meshd.role.head.split_plan import HeadOptions, PlainRpc
 from meshd.role.head.survey import MachineSpeeds, Surveyor
@@ -62,6 +63,7 @@ class RunHistory:
     own_devices: OwnDevices
     backoff: WorkerBackoff
     moments: QuietMoments
+    speculation: Speculation = field(default_factory=lambda: Speculation(MayDraft()))
     surveyor: Surveyor | None = None
     """Asks how fast machines are; None: nobody wants to know."""
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)

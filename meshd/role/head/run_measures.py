@@ -7,13 +7,13 @@ from meshd.gateway.interface import AnswerTimings
 from meshd.identity.keys import PeerId
 from meshd.model.status import SplitPart
 from meshd.peer.interface import Mesh
-from meshd.role.head.answer_log import AnswerLog
 from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.explain import Explained, RunFacts, explain
 from meshd.role.head.measured_speed import MeasuredSpeed
 from meshd.role.head.plan_prediction import PlanPredictor
 from meshd.role.head.speed_corrections import SpeedLearner
 from meshd.role.head.survey import Surveyor
+from meshd.role.head.timed_answers import TimedAnswers
 from meshd.role.head.token_cost import TokenCost, crossed
 
 
@@ -28,7 +28,7 @@ class RunMeasures:
         self._now = asyncio.get_running_loop().time
         self.speed = MeasuredSpeed()
         self.token_cost = TokenCost(lambda: crossed(mesh, workers().values()))
-        self.answers = AnswerLog()
+        self.answers = TimedAnswers()
         self._learner = SpeedLearner()
         self.facts: RunFacts | None = None
         """As soon as there is a plan."""
@@ -42,7 +42,8 @@ class RunMeasures:
         """See Upstream."""
         if alone:
             self.speed.answered(timings)
-            self._learn(timings)
+            if not timings.drafted:  # a plan predicts rounds of one token
+                self._learn(timings)
         self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
 
     def _learn(self, timings: AnswerTimings) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from meshd.base.errors import Refused
 from meshd.model.cache import ContextShape
+from meshd.model.drafts import MOST_FREE
 from meshd.model.layer_range import LayerRange
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
@@ -14,8 +15,10 @@ from meshd.model.split_values import DeviceShare, LeftOut, NotEnoughMemory, Plan
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
 from meshd.role.head.answer_slots import answers_at_once, as_many_as_fit
+from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.pipelined_plan import plan_pipelined
+from meshd.role.head.speculation import MayDraft
 from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 
@@ -64,6 +67,8 @@ class HeadOptions:
     name: str = ""  # of the model, in requests; empty: its file's
     child: str = "llama-server"  # what its llama-server is called in status and logs
     socket: str = "llama.sock"
+    speculate: bool = False  # drafts by what they gain, unless `llama_args` decide on them
+    draft_model: DraftModel | None = None
 
     @property
     def picks_by_speed(self) -> bool:
@@ -139,7 +144,22 @@ def make_plan(
 def shape_of(layers: ModelLayers, options: HeadOptions) -> ContextShape:
     """The context that is asked for."""
     llama_args = read_llama_args(options.llama_args)
-    return llama_args.shape(layers, tokens=options.ctx_size, slots=options.slots)
+    shape = llama_args.shape(layers, tokens=options.ctx_size, slots=options.slots)
+    may = may_draft(layers, options)
+    return replace(shape, drafted=MOST_FREE if may.free or may.model else 0)
+
+
+def may_draft(layers: ModelLayers, options: HeadOptions) -> MayDraft:
+    """What the model and its user allow."""
+    if not options.speculate:
+        return MayDraft(why="off: `--speculate off`, or a llama.cpp of the user's own")
+    if decides := read_llama_args(options.llama_args).speculation:
+        return MayDraft(why=f"left to llama-server's own options: `{decides}`")
+    if any(layer.state for layer in layers.cache.layers):
+        return MayDraft(why="off: a recurrent model would be read back from the workers with each draft")
+    if options.mmproj:
+        return MayDraft(why="off: llama-server drafts nothing for a model with images")
+    return MayDraft(free=True, model=options.draft_model is not None)
 
 
 def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptions) -> Plan:

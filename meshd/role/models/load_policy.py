@@ -144,6 +144,20 @@ class LoadPolicy:
         others = self._in_the_way(model) if model is not None else []
         return others[0].rule.name if others else ""
 
+    def wanted_instead(self, name: str) -> str:
+        """The model that a request waits for, and that cannot be loaded beside this one; empty if none is."""
+        model = self._models[name]
+        wanted = [
+            one
+            for one in self._models.values()
+            if one is not model
+            and one.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING)
+            and one.waiting
+            and self._excludes(one, model)
+        ]
+        first = min(wanted, key=lambda one: one.oldest, default=None)
+        return "" if first is None else first.rule.name
+
     def decide(self, now: float) -> LoadDecision:
         """What is to be done; the policy takes it as done."""
         self._apart = {pair: until for pair, until in self._apart.items() if until > now}
@@ -212,12 +226,7 @@ class LoadPolicy:
         return [one for one in self._beside(model) if self._excludes(model, one)]
 
     def _room_is_wanted(self, model: _Model) -> bool:
-        """A request waits for a model that cannot be loaded beside this one."""
-        return any(
-            one.waiting and self._excludes(one, model)
-            for one in self._models.values()
-            if one is not model and one.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING)
-        )
+        return bool(self.wanted_instead(model.rule.name))
 
     def _should_go(self, model: _Model, now: float) -> bool:
         if model.running or model.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING):

@@ -80,6 +80,7 @@ class ModelOnDemand:
         self.upstream = given.head
         self._life: asyncio.Task[None] | None = None
         self._is_leaving = False
+        self._why_gone = "meshd is stopping"
 
     def turn(self) -> PoolTurn:
         """See NamedModel."""
@@ -104,9 +105,9 @@ class ModelOnDemand:
         self._is_leaving = False
         self._life = owner.start(self._live(), name=f"model {self.name}")
 
-    def unload(self) -> None:
+    def unload(self, why: str) -> None:
         """Begin to end its life."""
-        self._is_leaving = True
+        self._is_leaving, self._why_gone = True, why
         if self._life is not None:
             self._life.cancel()
 
@@ -121,7 +122,7 @@ class ModelOnDemand:
                     self.upstream.rests(ModelState.FAILED, why)
                 await asyncio.sleep(TRY_AGAIN_SECONDS)
         finally:
-            self.upstream.rests(ModelState.UNLOADED, "nobody needs it")
+            self.upstream.rests(ModelState.UNLOADED, self._why_gone)
 
 
 class ModelPool:
@@ -187,6 +188,9 @@ class ModelPool:
     def reason_to_wait(self, turn: PoolTurn) -> str:
         """Why that request does."""
         model = turn.model
+        if model.stage is ModelStage.READY:
+            other = self._policy.wanted_instead(model.name)
+            return f"{model.name} makes room for {other}; this request is for its next turn" if other else ""
         if model.stage not in (ModelStage.UNLOADED, ModelStage.UNLOADING):
             return f"{model.name}: {model.upstream.readiness.reason}"
         other = self._policy.waits_for(turn.number)
@@ -249,8 +253,15 @@ class ModelPool:
             turn = self._turns[number]
             turn.grant(turn.model.upstream.readiness)
         for name in decision.unload:
-            self._names[name].unload()
+            self._names[name].unload(self._why_unloaded(self._names[name]))
         if decision.load is not None:
             self._names[decision.load].load(owner)
         stages = {model.stage for model in self._models}
         return not stages <= {ModelStage.READY, ModelStage.UNLOADED} or self._policy.has_waiting
+
+    def _why_unloaded(self, model: ModelOnDemand) -> str:
+        if other := self._policy.wanted_instead(model.name):
+            return f"it made room for {other}"
+        if model.stage is ModelStage.NO_ROOM:
+            return "there is no room for it beside the others"
+        return "nobody has asked for it lately"

@@ -4,7 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from meshd.model.drafts import Drafts
+
 NO_WARMUP = "--no-warmup"
+NO_DRAFTS = Drafts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Head:
     load_mode: str
     llama_args: tuple[str, ...]
     mmproj: str = ""  # of a multimodal model
+    drafts: Drafts = NO_DRAFTS
+    draft_model: str = ""
 
 
 _PROJECTOR_DEVICES = {"-mmdev", "--mmproj-device", "--mmproj-offload"}
@@ -79,7 +84,20 @@ def llama_server(program: str, head: Head) -> list[str]:
         argv += ["--mmproj", head.mmproj]
         if not _PROJECTOR_DEVICES & set(head.llama_args):
             argv += ["--no-mmproj-offload"]  # its default is the first device of the plan: a worker's, mostly
-    return [*argv, *head.llama_args]
+    return [*argv, *drafting(head.drafts, head.draft_model), *head.llama_args]
+
+
+def drafting(drafts: Drafts, model: str) -> list[str]:
+    """What llama-server drafts; without `-devd` it would compute the draft model on the workers."""
+    kinds: list[str] = []
+    argv: list[str] = []
+    if drafts.free:
+        kinds.append("ngram-map-k")
+        argv += ["--spec-ngram-map-k-size-m", str(drafts.free)]
+    if drafts.model:
+        kinds.append("draft-simple")
+        argv += ["--spec-draft-model", model, "--spec-draft-n-max", str(drafts.model), "-devd", "none"]
+    return ["--spec-type", ",".join(kinds), *argv] if kinds else []
 
 
 def without_overridden(plan: Sequence[str], llama_args: Sequence[str]) -> tuple[str, ...]:

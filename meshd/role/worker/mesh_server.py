@@ -6,7 +6,7 @@ so this daemon needs no picture of its work, but ends it when it says nothing an
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -31,7 +31,6 @@ from meshd.rpc.mesh_firewall import MeshFirewall
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.store.interface import LeaseCache
 from meshd.tunnel.interface import TunnelStatus
-from meshd.wire.capacity import ComputedSpan
 from meshd.wire.lease import HEAD_ENDED, RPC_SERVER_CRASHED, RPC_SERVER_ENDED
 
 PROGRESS_SECONDS = 2.0
@@ -64,14 +63,6 @@ class AgreedLease:
     def memory(self) -> list[int]:
         """Bytes of each device."""
         return [self.lease.memory[name] for name in self.devices]
-
-
-def computed_for(
-    servers: Iterable["MeshServer"], peer: PeerId, spans: Sequence[tuple[float, float]]
-) -> tuple[ComputedSpan, ...]:
-    """As TurnTimes.spent, for the newest lease of this head; nothing where it has none."""
-    found = [server for server in servers if server.lease.peer == peer]
-    return found[-1].turns.spent(spans) if found and spans else ()
 
 
 class MeshServer:

@@ -10,9 +10,10 @@ arrival; if it is faster, it takes for each as long as for the last one. Both bo
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from meshd.identity.keys import PeerId
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.capacity import ComputedSpan
 
@@ -96,3 +97,11 @@ class TurnTimes:
         if self._lost_count:
             self._wanted.clear()
             self._arrivals.clear()
+
+
+def computed_for(
+    leases: Iterable[tuple[PeerId, TurnTimes]], peer: PeerId, spans: Sequence[tuple[float, float]]
+) -> tuple[ComputedSpan, ...]:
+    """As TurnTimes.spent, for the newest lease of this head, and of no other; nothing where it has none."""
+    own = [turns for head, turns in leases if head == peer]
+    return own[-1].spent(spans) if own and spans else ()

@@ -1,12 +1,6 @@
-"""A daemon's control made for tests, and a server for it on a thread of its own."""
+"""A daemon's control made for tests."""
 
-import asyncio
-import contextlib
-import os
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from meshd.admin import api, models_api, plan_api, why_api
 from meshd.admin.api import (
@@ -23,7 +17,6 @@ from meshd.admin.api import (
 )
 from meshd.admin.net_api import NatView, NetcheckReply, NetcheckRequest, PortMappingView, ProblemView
 from meshd.admin.request import Answers
-from meshd.admin.server import AdminServer
 from meshd.admin.status import (
     ChildView,
     LinkView,
@@ -37,9 +30,15 @@ from meshd.admin.status import (
 from meshd.base.errors import Refused, UserError
 from meshd.gateway.interface import GatewayStatus, KeyStatus
 from meshd.link.transport import LinkKind
-from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus, NetworkTensor, SplitPart, StoreStatus
-
-DEADLINE = 20.0
+from meshd.model.status import (
+    AnswersAtOnce,
+    ModelState,
+    ModelStatus,
+    NetworkTensor,
+    SpeculationStatus,
+    SplitPart,
+    StoreStatus,
+)
 
 LINK = LinkView(
     kind=LinkKind.TCP,
@@ -75,6 +74,7 @@ MODEL = ModelStatus(
     bytes_per_token=2400.0,
     split=(SplitPart(node="garage", device="CPU", layers=15, bytes=48_000_000),),
     answers=AnswersAtOnce(slots=4, tokens=8192),
+    speculation=SpeculationStatus(16, 0, 400, 300, 2.5, "drafts: up to 16 repeated ones"),
 )
 
 NETCHECK = NetcheckReply(
@@ -421,31 +421,3 @@ class FakeControl(Answers):
         self.asked.append("stop")
         self.stopping = True
         return api.Done()
-
-
-@contextlib.contextmanager
-def running(home: Path, control: FakeControl) -> Iterator[AdminServer]:
-    """The server of `home` answers while the block runs."""
-    server = AdminServer(home=home, control=control, environ=dict(os.environ))
-    server.open()
-    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
-    ready = threading.Event()
-
-    async def work() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        loops.append((asyncio.get_running_loop(), task))
-        ready.set()
-        with contextlib.suppress(asyncio.CancelledError):  # the end of the block asks for it
-            await server.serve()
-
-    thread = threading.Thread(target=lambda: asyncio.run(work()), name="admin server")
-    thread.start()
-    try:
-        assert ready.wait(DEADLINE)
-        yield server
-    finally:
-        loop, task = loops[0]
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join(DEADLINE)
-        assert not thread.is_alive()

@@ -40,7 +40,8 @@ from meshd.admin.server import AdminServer
 from meshd.base import unix_peer
 from meshd.base.errors import Broken, Refused, UserError
 
-from .fake import DEADLINE, FakeControl, full_status, running
+from .fake import FakeControl, full_status
+from .fake_server import DEADLINE, running
 
 
 @pytest.fixture

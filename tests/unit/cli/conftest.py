@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.admin.fake import FakeControl, running
+from tests.unit.admin.fake import FakeControl
+from tests.unit.admin.fake_server import running
 
 
 @pytest.fixture(autouse=True)

@@ -54,6 +54,8 @@ def test_serve_without_a_model_does_not_parse() -> None:
         ({"api_key_file": Path("/nonexistent/keys")}, "cannot read API key file"),
         ({"model": Path("/nonexistent/m.gguf")}, "cannot read model file"),
         ({"model": Path("/nonexistent/smollm2")}, "cannot read model file"),
+        ({"draft_model": Path("/nonexistent/d.gguf")}, "cannot read model file"),
+        ({"draft_model": "hf:a/b", "speculate": "off"}, "cannot be combined with `--speculate off`"),
     ],
 )
 def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, object], words: str) -> None:

@@ -103,6 +103,8 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "client.heads": ("desk,attic", ("desk", "attic")),
     "client.allowed_origins": ("https://a.example", ("https://a.example",)),
     "client.continue_answers": ("20", 20),
+    "serve.speculate": ("off", "off"),
+    "serve.draft_model": ("/m/d.gguf", Path("/m/d.gguf")),
     "serve.llama_args": ("", ("-np", "2")),
     "paths.home": ("/h", Path("/h")),
     "paths.cache": ("/c", Path("/c")),

@@ -6,9 +6,11 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base import log as logging
+from meshd.base.errors import UserError
 from meshd.gateway.answer_log import AnswerLog, LoggedAnswer, utc_text
 
 ANSWER = LoggedAnswer(
@@ -87,6 +89,12 @@ def test_lines_that_a_disk_did_not_take_are_counted(tmp_path: Path) -> None:
 
 def test_without_files_nothing_was_used(tmp_path: Path) -> None:
     assert AnswerLog(tmp_path / "answers.jsonl").tokens_by_key(DAY) == {}
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").mkdir()
+    with pytest.raises(UserError, match="cannot read the log of answers"):
+        AnswerLog(tmp_path / "answers.jsonl").tokens_by_key(DAY)
 
 
 @given(st.binary())

@@ -48,6 +48,28 @@ def test_generated_text_cannot_pass_for_a_figure(text: str) -> None:
     assert metered({"choices": [{"delta": {"content": liar}}], "timings": TIMINGS}) == (12, 7)
 
 
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        (b"data: {}\n\ndata: [DONE]\n\n", 200),
+        (b"data: [DONE]\n\n", 200),
+        (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', 200),
+        (b"event: response.completed\ndata: {}\n\n", 200),
+        (b'data: {"content":"","stop":true}\n\n', 200),
+        (b'data: {"content":"a","stop":false}\n\n', 499),
+        (b'data: {"content":"\\ndata: [DONE]\\nevent: message_stop \\"stop\\":true"}\n\n', 499),
+        (b"event: response.completed_part\ndata: {}\n\n", 499),
+        (b"", 499),
+    ],
+)
+def test_who_hangs_up_on_the_last_event_has_the_whole_answer(events: bytes, status: int) -> None:
+    meter = AnswerMeter()
+    meter.see(events)
+    meter.see(b"data: {}\n\n")
+    meter.hung_up()
+    assert meter.status == status
+
+
 @given(st.binary())
 def test_any_bytes_can_be_seen(junk: bytes) -> None:
     meter = AnswerMeter()

@@ -133,6 +133,13 @@ def test_what_llama_server_says_of_the_time_is_read() -> None:
     assert answer_timings(b'data: {"choices":[]}\n\n') is None
 
 
+def test_drafts_are_read_where_there_were_any() -> None:
+    drafts = {"draft_n": 40, "draft_n_accepted": 30}
+    body = json.dumps({"timings": {**TIMINGS, **drafts}}).encode()
+    assert answer_timings(body) == AnswerTimings(12, 0.024, 50, 1.0, 40, 30)
+    assert answer_timings(json.dumps({"timings": {**TIMINGS, "draft_n": -1}}).encode()) is None
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"prompt_n": -1}, {"prompt_ms": "1"}, {"predicted_n": 1e13}, {"predicted_ms": None}, {"prompt_n": [1]}],

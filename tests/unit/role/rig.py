@@ -61,8 +61,8 @@ class Bench:
         self.tunnels: list[StubTunnel] = []
         self.device_lines: Sequence[str] = DEVICE_LINES
         self.child_refuses: MeshdError | None = None
-        self.start_seconds = self.listing_seconds = self.trial_seconds = 0.0
-        self.listings = self.tokens_asked = 0
+        self.start_seconds = self.listing_seconds = self.trial_seconds = self.timing_seconds = 0.0
+        self.listings = self.tokens_asked = self.rounds_timed = 0
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
@@ -70,7 +70,6 @@ class Bench:
         self.timing_lines: Sequence[str] | None = None  # None: 1 ms a token, for each kind
         self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above
         self.timing_ended: Ended | None = Ended(0, None, ())  # None: never
-        self.timing_seconds = 0.0
         self.stopped: set[int] = set()
         self.report_fails = False
         self.pairs_left = 1000
@@ -92,6 +91,7 @@ class Bench:
                 make_child=self._make_child,
                 run_to_end=self._run_to_end,
                 first_token=self._first_token,
+                round_seconds=self._round_seconds,
                 hand_over=self._hand_over,
                 make_report=self._make_report,
                 socket_pair=self._socket_pair,
@@ -196,6 +196,10 @@ class Bench:
         if self.ready is None:
             return ReadyReport(True, "", 0.1)
         return await self.ready
+
+    async def _round_seconds(self, _socket: Path) -> float | None:
+        self.rounds_timed += 1
+        return 0.1
 
     def _random(self, count: int) -> bytes:
         self._drawn += 1

@@ -31,6 +31,22 @@ def test_other_options_pass_as_they_stand() -> None:
     assert read_llama_args(given) == LlamaArgs(rest=given, threads=2)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--spec-type",
+        "--spec_type",
+        "--spec-draft-model",
+        "-md",
+        "--draft-max",
+        "-lcs",
+        "--embeddings",
+    ],
+)
+def test_options_that_decide_on_speculation_are_seen(option: str) -> None:
+    assert read_llama_args(["-t", "2", option, "x"]).speculation == option
+
+
 def test_what_decides_memory_is_read_and_taken_out() -> None:
     text = "-c 4096 -np 2 -ctk q8_0 --cache-type-v q4_0 -fa off -b 256 -ub 128 -kvu --swa-full -t 2"
     llama_args = read_llama_args(text.split())

@@ -88,12 +88,32 @@ def test_a_model_is_loaded_by_the_first_request_and_makes_room_for_another(tmp_p
             first.end()
             assert await begun is None
             assert waiting.notice == ""
+            assert here.pool.statuses[0].reason == "it made room for b"
             assert (here.running(), here.states()) == (["llama-server-b"], {"a": "unloaded", "b": "ready"})
             assert here.pool.status.model is not None and here.pool.status.model.name == "b"
             assert [child.restarts for child in here.pool.status.children] == [0]
             waiting.end()
             await here.begun("a")
             assert here.pool.status.children[0].restarts == 0, "it was unloaded on purpose"
+
+    run(main())
+
+
+def test_a_request_that_comes_when_the_turn_is_over_hears_that(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, ALONE) as here:
+            first = await here.begun("a")
+            other = here.model("b").turn()
+            await asyncio.sleep(LEAST_TURN_SECONDS + 1)
+            late = here.model("a").turn()
+            asked = asyncio.create_task(late.begin())
+            await asyncio.sleep(1)
+            assert late.notice == "a makes room for b; this request is for its next turn"
+            first.end()
+            assert await other.begin() is None
+            assert not asked.done()
+            other.end()
+            assert await asked is None
 
     run(main())
 
@@ -145,6 +165,7 @@ def test_idle_models_are_unloaded_after_their_time(tmp_path: Path) -> None:
             await asyncio.sleep(58)
             assert here.states() == {"a": "ready"}
             await asyncio.sleep(4)
+            assert here.pool.statuses[0].reason == "nobody has asked for it lately"
             assert (here.states(), here.running()) == ({"a": "unloaded"}, [])
             assert here.pool.status.model is None
 
@@ -235,7 +256,7 @@ def test_models_without_room_beside_each_other_take_turns(tmp_path: Path) -> Non
             waiting = here.model("b").turn()
             begun = asyncio.create_task(waiting.begin())
             await asyncio.sleep(5)
-            assert here.states()["b"] == "unloaded", "there is no room for it"
+            assert here.pool.statuses[1].reason == "there is no room for it beside the others"
             assert waiting.notice.startswith("b waits for the memory of a")
             here.it.bench.device_lines = DEVICE_LINES
             first.end()

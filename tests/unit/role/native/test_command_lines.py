@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from meshd.model.drafts import Drafts
 from meshd.role.native import command_lines
 from meshd.role.native.command_lines import Head, MeshDescriptors
 
@@ -46,6 +47,20 @@ def test_what_images_need_is_computed_by_the_head_alone() -> None:
     for own in ("-mmdev", "--mmproj-device"):
         argv = command_lines.llama_server("llama", replace(HEAD, mmproj="p.gguf", llama_args=(own, "CUDA0")))
         assert "--no-mmproj-offload" not in argv and argv[-2:] == [own, "CUDA0"]
+
+
+def test_drafts_are_options_of_llama_server_before_the_users_words() -> None:
+    drafting = replace(HEAD, drafts=Drafts(16, 6), draft_model="d.gguf")
+    text = " ".join(command_lines.llama_server("llama", drafting))
+    assert "--spec-type ngram-map-k,draft-simple " in text
+    assert "--spec-ngram-map-k-size-m 16 " in text
+    assert "--spec-draft-model d.gguf --spec-draft-n-max 6 " in text
+    assert " -devd none " in text, "else the workers would compute it"
+    assert text.endswith("--ctx-size 4096")
+    assert "--spec" not in " ".join(command_lines.llama_server("llama", HEAD))
+    free = command_lines.drafting(Drafts(8), "d.gguf")
+    assert free[:2] == ["--spec-type", "ngram-map-k"]
+    assert "d.gguf" not in free
 
 
 def test_the_users_override_replaces_the_plans() -> None:

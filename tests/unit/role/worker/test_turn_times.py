@@ -2,11 +2,13 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.role.worker.turn_times import TurnTimes
+from meshd.identity.keys import PeerId
+from meshd.role.worker.turn_times import TurnTimes, computed_for
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.capacity import ComputedSpan
 
 EVER = (1e6, 0.0)
+ONE, OTHER = PeerId(bytes([1]) * 32), PeerId(bytes([2]) * 32)
 
 
 class Clock:
@@ -107,6 +109,19 @@ def test_more_than_can_be_remembered_is_not_told() -> None:
     assert it.spent == ()
     it.asked(1.0, wire.DATA)
     assert it.spent == ()
+
+
+def test_a_head_is_told_of_its_own_newest_lease_alone() -> None:
+    leases = []
+    for head, seconds in ((ONE, 1.0), (ONE, 2.0), (OTHER, 4.0)):
+        it = Clock()
+        it.asked(0.0, wire.COMPUTE, wire.READ)
+        it.asked(seconds, wire.DATA)
+        leases.append((head, it.turns))
+    assert [one.busy_us // 1000 for one in computed_for(leases, ONE, [EVER])] == [2000]
+    assert [one.busy_us // 1000 for one in computed_for(leases, OTHER, [EVER])] == [4000]
+    assert computed_for(leases, PeerId(bytes([9]) * 32), [EVER]) == ()
+    assert computed_for(leases, ONE, []) == ()
 
 
 EVENTS = st.lists(

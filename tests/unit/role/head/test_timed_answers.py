@@ -1,15 +1,15 @@
 """The last answers, and the one that runs."""
 
 from meshd.gateway.interface import AnswerTimings
-from meshd.role.head.answer_log import AnswerLog, RunningAnswer
 from meshd.role.head.explain import choose_spans
+from meshd.role.head.timed_answers import RunningAnswer, TimedAnswers
 
 TIMINGS = AnswerTimings(100, 0.5, 21, 2.0)
 
 
-def log(*answers: tuple[float, bool]) -> AnswerLog:
+def log(*answers: tuple[float, bool]) -> TimedAnswers:
     """Answers that ended then, alone or not; each a second in the queue."""
-    found = AnswerLog()
+    found = TimedAnswers()
     for ended, alone in answers:
         found.answered(TIMINGS, ended, alone=alone, seconds=3.5)
     return found
@@ -60,7 +60,7 @@ def test_another_answer_begins_anew() -> None:
 
 
 def test_of_a_long_answer_the_end_is_looked_at() -> None:
-    it = AnswerLog()
+    it = TimedAnswers()
     it.answered(AnswerTimings(1, 0.0, 8001, 80.0), 100.0, alone=True, seconds=80.0)
     spans = choose_spans(it)
     assert (spans.token, spans.tokens) == ((60.0, 100.0), 4000)

@@ -9,7 +9,7 @@ _KEPT_ANSWERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedAnswer:
+class TimedAnswer:
     """`ended`, by the clock of whoever tells; `seconds` since its request came.
 
     Times of llama-server: its prompt, then `generated`, the first of which the prompt made.
@@ -40,17 +40,17 @@ class RunningAnswer:
     tokens: int
 
 
-class AnswerLog:
+class TimedAnswers:
     """Of one life of the model."""
 
     def __init__(self) -> None:
-        self._answers: deque[LoggedAnswer] = deque(maxlen=_KEPT_ANSWERS)
+        self._answers: deque[TimedAnswer] = deque(maxlen=_KEPT_ANSWERS)
         self.running: RunningAnswer | None = None
         self.active = 0
         """Requests under way."""
 
     @property
-    def answers(self) -> tuple[LoggedAnswer, ...]:
+    def answers(self) -> tuple[TimedAnswer, ...]:
         """The newest last."""
         return tuple(self._answers)
 
@@ -72,4 +72,4 @@ class AnswerLog:
     def answered(self, timings: AnswerTimings, now: float, *, alone: bool, seconds: float) -> None:
         """A whole one."""
         self.running = None
-        self._answers.append(LoggedAnswer(now, seconds, alone, timings))
+        self._answers.append(TimedAnswer(now, seconds, alone, timings))

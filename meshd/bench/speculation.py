@@ -1,0 +1,170 @@
+"""What speculation gains, through the daemons: `python -m meshd.bench.speculation`.
+
+Three fleets stand side by side, one for each way of drafting: none, repeated tokens, and those and a draft
+model (the model itself, unless `--draft-model` names a smaller one). Each try asks one after the other for
+the same answers: one that repeats its prompt (JSON, greedy), and prose (sampled, with a seed). What is
+printed: tokens a second of each try, the ratio of the medians to those without drafts, rounds over the
+workers, and whether the text is the same.
+Other load on the machine falls on all three alike, as their tries alternate; the tables of two runs differ.
+"""
+
+import argparse
+import asyncio
+import http.client
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from meshd.base.errors import MeshdError
+from meshd.base.tasks import Owner
+from meshd.bench.distant_run import until_head_serves
+from meshd.bench.program import run_program
+from meshd.build.demo_model import demo_model
+from meshd.config import load
+from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.node import LocalNode, model_ready
+
+_ANSWER_SECONDS = 900.0
+_USERS = [{"id": number, "name": f"user-{number}", "active": True} for number in range(5)]
+_FILE = f"The same file again:\n```json\n{json.dumps(_USERS, indent=1)}\n```\n"
+PROMPTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "repetitive": {"prompt": _FILE * 3 + "The same file again:\n```json\n[", "temperature": 0},
+        "prose": {
+            "prompt": "The keeper of the lighthouse woke before dawn, as he had for thirty years, and",
+            "temperature": 0.8,  # the most likely text of a small model repeats itself
+            "seed": 5,
+        },
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatedAnswer:
+    """Tokens a second without the prompt, the text, and how many of the drafted tokens are in it."""
+
+    rate: float
+    text: str
+    drafted: int
+    accepted: int
+    rounds: int
+
+
+@dataclass(slots=True)
+class DraftingMode:
+    """One fleet and what it has answered, by kind of text."""
+
+    name: str
+    options: tuple[str, ...]
+    url: str = ""
+    answers: dict[str, list[SpeculatedAnswer]] = field(default_factory=dict)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints, and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m meshd.bench.speculation", description=__doc__)
+    parser.add_argument("--model", type=Path, metavar="FILE")
+    parser.add_argument("--draft-model", type=Path, metavar="FILE")
+    parser.add_argument("--workers", type=int, default=4, metavar="N")
+    parser.add_argument("--rtt", type=float, default=50.0, metavar="MS")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="of an answer")
+    parser.add_argument("--tries", type=int, default=3, metavar="N")
+    return run_program(_run(parser.parse_args(argv)))
+
+
+async def _run(args: argparse.Namespace) -> None:
+    cache = load().config.paths.cache
+    model = args.model or await demo_model(cache, lambda _step: None)
+    draft = str(args.draft_model or model)
+    modes = [
+        DraftingMode("off", ("--speculate", "off")),
+        DraftingMode("repeated tokens", ()),
+        DraftingMode("draft model", ("--draft-model", draft)),
+    ]
+    async with AsyncExitStack() as stack:
+        owner = await stack.enter_async_context(Owner())
+        heads = []
+        for mode in modes:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshd-bench-")))
+            heads.append(await _start(args, mode, model, cache, folder, owner))
+        for number in range(args.tries + 1):  # the first one brings graphs to the workers
+            for kind, asked in PROMPTS.items():
+                for mode in modes:
+                    answer = await asyncio.to_thread(_answer, mode.url, asked, args.tokens)
+                    if number:
+                        mode.answers.setdefault(kind, []).append(answer)
+        for kind in PROMPTS:
+            for mode in modes:
+                sys.stdout.write(line(kind, mode, modes[0]) + "\n")
+        for mode, head in zip(modes, heads, strict=True):
+            status = await head.status()
+            found = status.model.speculation if status.model is not None else None
+            sys.stdout.write(f"{mode.name}, by `meshd status`: {found}\n")
+        owner.cancel()
+
+
+async def _start(
+    args: argparse.Namespace, mode: DraftingMode, model: Path, cache: Path, folder: Path, owner: Owner
+) -> LocalNode:
+    fleet = Fleet(
+        FleetSpec(
+            folder=folder,
+            cache=cache,
+            model=model,
+            worker_model=model,
+            round_trips=[args.rtt / 1000] * args.workers,
+            head_options=("--device", "none", "--output-on", "worker", "--ctx-size", "2048", *mode.options),
+            worker_options=[("--threads", "1")] * args.workers,
+        )
+    )
+    await fleet.start_workers(owner)
+    head = await fleet.start_head(owner)
+    await until_head_serves(fleet, head)
+    mode.url = fleet.api_url(await head.until(model_ready))
+    return head
+
+
+def _answer(url: str, asked: Mapping[str, object], tokens: int) -> SpeculatedAnswer:
+    """Raises MeshdError."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+    body = {"n_predict": tokens, "ignore_eos": True, "cache_prompt": False, **asked}
+    try:
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        data = json.loads(answer.read())
+    except OSError as error:
+        raise MeshdError(f"the API does not answer: {error}") from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise MeshdError(f"the API answered {answer.status}: {str(data)[:200]}")
+    said = data["timings"]
+    drafted, accepted = said.get("draft_n", 0), said.get("draft_n_accepted", 0)
+    rounds = said["predicted_n"] - 1 - accepted  # the first token is the prompt's
+    return SpeculatedAnswer(said["predicted_per_second"], data["content"], drafted, accepted, rounds)
+
+
+def line(kind: str, mode: DraftingMode, off: DraftingMode) -> str:
+    """What is printed of one kind of text and one way of drafting, beside `off`."""
+    answers, without = mode.answers[kind], off.answers[kind]
+    rates = ", ".join(f"{one.rate:.1f}" for one in answers)
+    ratio = statistics.median(one.rate for one in answers) / statistics.median(one.rate for one in without)
+    same = "the same text" if {one.text for one in answers} == {one.text for one in without} else "OTHER text"
+    drafted, accepted = sum(one.drafted for one in answers), sum(one.accepted for one in answers)
+    rounds = statistics.median(one.rounds for one in answers)
+    return (
+        f"{kind}, {mode.name}: {rates} tokens/s ({ratio:.2f}), {rounds:.0f} rounds, "
+        f"{accepted} of {drafted} accepted, {same}"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

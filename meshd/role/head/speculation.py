@@ -1,0 +1,232 @@
+"""Whether llama-server drafts tokens, and how many: by the round of the split and by what was gained. Pure.
+
+llama-server takes the length of drafts at its start and no request can change it, so a change is a load. Its
+own rules make drafts follow the text all the same: repeated tokens are drafted where the last twelve have
+been there before, and as many as were accepted there the last time. So texts that repeat nothing are made as
+without. What is decided here is of a whole life of the model: at each load, and at a quiet moment once the
+answers show clearly that another choice is better.
+
+What a round takes without drafts is measured after a load, and by answers in which nothing was drafted.
+"""
+
+from dataclasses import dataclass, field
+
+from meshd.gateway.interface import AnswerTimings
+from meshd.model.drafts import (
+    MOST_FREE,
+    MOST_MODEL,
+    Drafts,
+    acceptance_of,
+    best_length,
+    gain,
+)
+from meshd.model.status import SpeculationStatus
+
+ENOUGH_TOKENS = 1000  # in answers made alone, before they outweigh what is assumed
+BETWEEN_LOADS_SECONDS = 600.0  # from one load to the next for this alone
+FORGOTTEN_SECONDS = 24 * 3600.0  # after that what did not pay is tried again: texts change
+# Acceptance, before anything is measured. That of a draft model is low: a draft that is too short for a text
+# gains a little less, one that is too long may lose.
+ASSUMED_FREE, ASSUMED_MODEL = 0.9, 0.6
+_LEAST_GAIN = 1.05  # of a draft model that is not measured: its rounds are an estimate
+_LOSS = 0.97  # a gain below this is a loss, and not noise
+_CLEARLY = 1.15  # times as fast: worth a load
+_ALIKE = 0.25  # estimates of rounds that differ by less are of one split
+_REMEMBERED_TOKENS = 8192
+_LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEstimate:
+    """Seconds: of a round over the split with one token, of checking and of drafting one more token."""
+
+    round: float
+    check: float
+    draft: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MayDraft:
+    """What a model and its user allow; `why` not, if nothing."""
+
+    free: bool = False
+    model: bool = False
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _Observed:
+    """Of answers of one kind of life; older ones count less."""
+
+    rounds: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    seconds: float = 0.0
+    last: float = 0.0  # when it was added to
+
+    @property
+    def tokens(self) -> float:
+        return self.rounds + self.accepted
+
+    def add(self, timings: AnswerTimings, now: float) -> None:
+        if self.tokens > _REMEMBERED_TOKENS:
+            self.rounds, self.drafted = self.rounds / 2, self.drafted / 2
+            self.accepted, self.seconds = self.accepted / 2, self.seconds / 2
+        accepted = min(timings.accepted, timings.drafted, timings.generated_tokens - 1)
+        self.rounds += timings.generated_tokens - 1 - accepted  # the first token is the prompt's
+        self.drafted += timings.drafted
+        self.accepted += accepted
+        self.seconds += timings.generated_seconds
+        self.last = now
+
+    def is_enough(self, now: float) -> bool:
+        return self.tokens >= ENOUGH_TOKENS and now - self.last < FORGOTTEN_SECONDS
+
+    def gain(self, measured: float, round_seconds: float) -> float:
+        """Against rounds of `round_seconds` now; they took `measured` when this was observed."""
+        taken = self.seconds + self.rounds * (round_seconds - measured)
+        return self.tokens * round_seconds / taken if taken > 0 else 1.0
+
+    def token_seconds(self, round_seconds: float) -> float:
+        """Of one more drafted token."""
+        return max(0.0, self.seconds - self.rounds * round_seconds) / self.drafted if self.drafted else 0.0
+
+    def acceptance(self, length: int) -> float:
+        return acceptance_of(self.accepted * length / self.drafted, length) if self.drafted else 0.0
+
+
+@dataclass(slots=True)
+class _Life:
+    """The present one, and what a round took in the last one with drafts of its kind."""
+
+    drafts: Drafts = field(default_factory=Drafts)
+    began: float = 0.0
+    tokens: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Speculation:
+    """Of one head. `begin` with each load, then `round_took` and `answered`; `better` asks for another."""
+
+    def __init__(self, may: MayDraft) -> None:
+        self._may = may
+        self._estimate, self._most = RoundEstimate(0.0, 0.0), MOST_FREE
+        self._measured: float | None = None  # of a round with one token
+        self._free, self._model = _Observed(), _Observed()
+        self._free_round = self._model_round = 0.0  # when those were observed
+        self._model_length = 0
+        self._life = _Life()
+
+    @property
+    def drafts(self) -> Drafts:
+        """Those of the present life."""
+        return self._life.drafts
+
+    def begin(self, estimate: RoundEstimate, now: float, *, most: int = MOST_FREE) -> Drafts:
+        """A life begins over a split of which this is known. Its drafts, at most `most` tokens long."""
+        if abs(estimate.round - self._estimate.round) > _ALIKE * self._estimate.round:
+            self._measured = None  # of another split
+        self._estimate, self._most = estimate, most
+        self._life = _Life(self._choose(now), now)
+        if self._life.drafts.model:
+            self._model_length = self._life.drafts.model
+        return self._life.drafts
+
+    def round_took(self, seconds: float) -> None:
+        """A round without drafts, and with nothing beside it."""
+        if seconds > 0:
+            self._measured = seconds
+
+    def answered(self, timings: AnswerTimings, now: float) -> None:
+        """An answer that was made alone."""
+        life, count = self._life, timings.generated_tokens - 1
+        if count < 1:
+            return
+        if timings.drafted == 0:
+            if count >= _LEAST_GENERATED:
+                seconds = timings.generated_seconds / count
+                self._measured = seconds if self._measured is None else (self._measured + seconds) / 2
+            if not life.drafts.longest:
+                life.tokens += count
+                return
+        life.tokens += count
+        life.drafted += timings.drafted
+        life.accepted += min(timings.accepted, timings.drafted)
+        if life.drafts.model:
+            self._model.add(timings, now)
+            self._model_round = self._round
+        else:
+            self._free.add(timings, now)
+            self._free_round = self._round
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast answers of this kind of life are as without; None: not known."""
+        of, then = (
+            (self._model, self._model_round) if self._life.drafts.model else (self._free, self._free_round)
+        )
+        if not self._life.drafts.longest:
+            return 1.0
+        if self._measured is None or not of.tokens:
+            return None
+        return of.gain(then, self._measured)
+
+    def status(self) -> SpeculationStatus:
+        """For status."""
+        life, gained = self._life, self.gain
+        return SpeculationStatus(
+            free=life.drafts.free,
+            model=life.drafts.model,
+            drafted=life.drafted,
+            accepted=life.accepted,
+            gain=round(gained, 2) if gained is not None else None,
+            why=self._may.why or f"drafts: {life.drafts.text}",
+        )
+
+    def better(self, now: float) -> str:
+        """Why the model should be loaded again with other drafts; empty: it should not."""
+        life, now_gain = self._life, self.gain
+        if now - life.began < BETWEEN_LOADS_SECONDS or life.tokens < ENOUGH_TOKENS or now_gain is None:
+            return ""
+        wanted = self._choose(now)
+        if now_gain < _LOSS and wanted != life.drafts:
+            return f"drafts cost more than they gain ({now_gain:.2f} times as fast): now {wanted.text}"
+        if self._expected(wanted, now) > _CLEARLY * now_gain:
+            return f"other drafts gain more: now {wanted.text}"
+        return ""
+
+    @property
+    def _round(self) -> float:
+        return self._measured if self._measured is not None else self._estimate.round
+
+    def _choose(self, now: float) -> Drafts:
+        free = self._free_length(now, min(self._most, MOST_FREE)) if self._may.free else 0
+        model = self._model_best(now, min(self._most, MOST_MODEL)) if self._may.model else 0
+        return Drafts(free, model)
+
+    def _free_length(self, now: float, most: int) -> int:
+        if self._free.is_enough(now) and self._free.gain(self._free_round, self._round) < _LOSS:
+            return 0
+        return best_length(self._round, self._estimate.check, ASSUMED_FREE, most)
+
+    def _model_best(self, now: float, most: int) -> int:
+        acceptance, token = self._of_model(now)
+        length = best_length(self._round, token, acceptance, most)
+        return length if gain(self._round, token, acceptance, length) >= _LEAST_GAIN else 0
+
+    def _of_model(self, now: float) -> tuple[float, float]:
+        """Acceptance, and seconds of a drafted token; as assumed until enough is measured."""
+        if self._model_length and self._model.is_enough(now):
+            found = self._model
+            return found.acceptance(self._model_length), found.token_seconds(self._model_round)
+        return ASSUMED_MODEL, self._estimate.check + self._estimate.draft
+
+    def _expected(self, drafts: Drafts, now: float) -> float:
+        """The gain of lives with these; 1 where nothing tells."""
+        if drafts.model:
+            acceptance, token = self._of_model(now)
+            return gain(self._round, token, acceptance, drafts.model)
+        if drafts.free and self._free.is_enough(now):
+            return self._free.gain(self._free_round, self._round)
+        return 1.0

@@ -1,0 +1,107 @@
+"""A head that drafts tokens, over two workers: texts are those of none drafted, status says what it gains."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from meshd.base.tasks import Owner
+from meshd.fleet.fleet import Fleet as FarFleet
+from meshd.fleet.fleet import FleetSpec
+from meshd.fleet.node import ready_or_raise
+
+from tests.e2e.alone import alone
+from tests.e2e.api_client import Api, generation
+from tests.e2e.models import cache_folder, smollm2
+from tests.e2e.nodes import SAME_BATCHES, SAME_THREADS, Fleet, api_of, child_pid, model_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+LINE = "The quick brown fox jumps over the lazy dog, and the dog sleeps on under the old tree.\n"
+REPETITIVE = LINE * 4
+TOKENS = 96
+DRAFTS = ("--speculate", "auto", "--min-workers", "2", "--device", "none", "--output-on", "worker")
+FAR = 0.04  # seconds: a round takes clearly longer than to draft a token with the same model
+
+
+async def text(api: Api, prompt: str, **more: object) -> str:
+    answer = await api.ask("POST", "/completion", {**generation(prompt, TOKENS), **more})
+    assert answer.status == 200, answer
+    return str(answer.body["content"])
+
+
+@pytest.mark.parametrize("by_model", [False, True], ids=["repeated", "draft model"])
+def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
+    tmp_path: Path, by_model: bool
+) -> None:
+    expected = alone(smollm2(), TOKENS, REPETITIVE)
+
+    async def check() -> None:
+        model = smollm2()
+        draft = ("--draft-model", str(model)) if by_model else ()
+        spec = FleetSpec(
+            folder=tmp_path,
+            cache=cache_folder(),
+            model=model,
+            worker_model=model,
+            round_trips=[FAR, FAR],
+            head_options=(*DRAFTS, *draft, *SAME_THREADS),
+        )
+        async with Owner() as owner:
+            fleet = FarFleet(spec)
+            await fleet.start_workers(owner)
+            head = await fleet.start_head(owner)
+            api = Api(fleet.api_url(await head.until(ready_or_raise)))
+            sampled = {"temperature": 0.9, "seed": 3}
+            for more in ({}, sampled):
+                # of all logits, and of candidates
+                logits = await text(api, REPETITIVE, **more, backend_sampling=False)
+                assert await text(api, REPETITIVE, **more) == logits
+                assert logits == expected or more
+            found = model_of(await head.status()).speculation
+            assert found is not None
+            assert found.free > 0 and (found.model > 0) is by_model
+            assert found.drafted >= found.accepted > 0
+            assert found.gain is not None and found.gain > 0
+            owner.cancel()
+
+    play(check())
+
+
+def test_an_answer_that_drafts_goes_on_when_llama_server_is_lost(tmp_path: Path) -> None:
+    expected = alone(smollm2(), TOKENS, REPETITIVE)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2(), smollm2())
+            options = (*DRAFTS, "--continue-answers", "200", *SAME_THREADS, *SAME_BATCHES)
+            head = await fleet.head(smollm2(), *options, token=token)
+            status = await fleet.ready(head)
+            server, hit = child_pid(status, "llama-server"), asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def on_piece(streamed: object) -> None:
+                if getattr(streamed, "pieces", 0) == 10 and not hit.is_set():
+                    os.kill(server, signal.SIGKILL)
+                    loop.call_soon_threadsafe(hit.set)
+
+            streamed = await api_of(status).stream(REPETITIVE, TOKENS, on_piece=on_piece)
+            assert hit.is_set()
+            assert streamed.error == "" and streamed.done
+            assert (streamed.text, streamed.tokens) == (expected, TOKENS)
+
+    play(check())
+
+
+def test_a_head_that_is_told_not_to_drafts_nothing(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), "--speculate", "off", *SAME_THREADS, token=token)
+            await text(api_of(await fleet.ready(head)), REPETITIVE)
+            found = model_of(await head.status()).speculation
+            assert found is not None
+            assert (found.free, found.model, found.drafted) == (0, 0, 0)
+
+    play(check())

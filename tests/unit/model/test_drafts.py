@@ -1,0 +1,48 @@
+"""How many drafted tokens pay."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.model.drafts import MOST_MODEL, Drafts, acceptance_of, best_length, gain, tokens_of_round
+
+SECONDS = st.floats(1e-4, 10.0)
+SHARE = st.floats(0.0, 1.0)
+LENGTH = st.integers(1, MOST_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("round_ms", "length", "tokens_a_second"), [(17, 3, 92), (68, 7, 40), (94, 8, 32), (149, 9, 23)]
+)
+def test_the_best_length_grows_with_the_round(round_ms: float, length: int, tokens_a_second: float) -> None:
+    """80 % accepted, 5 ms for a drafted token."""
+    seconds = round_ms / 1000
+    assert best_length(seconds, 0.005, 0.8, MOST_MODEL) == length
+    assert gain(seconds, 0.005, 0.8, length) / seconds == pytest.approx(tokens_a_second, rel=0.03)
+
+
+@given(SECONDS, SECONDS, SHARE)
+def test_no_length_is_chosen_that_loses(round_seconds: float, token: float, acceptance: float) -> None:
+    length = best_length(round_seconds, token, acceptance, MOST_MODEL)
+    best = gain(round_seconds, token, acceptance, length)
+    assert best >= 1 - 1e-9
+    others = (gain(round_seconds, token, acceptance, other) for other in range(MOST_MODEL + 1))
+    assert best == max(others)
+
+
+@given(SHARE, LENGTH)
+def test_acceptance_is_found_from_what_was_accepted(acceptance: float, length: int) -> None:
+    accepted = tokens_of_round(acceptance, length) - 1
+    found = acceptance_of(accepted, length)
+    assert tokens_of_round(found, length) - 1 == pytest.approx(accepted, abs=1e-6)
+
+
+def test_nothing_is_drafted_where_nothing_is_known_or_drafts_cost_as_much_as_rounds() -> None:
+    assert best_length(0.0, 0.01, 0.8, 16) == 0
+    assert best_length(0.01, 0.01, 0.8, 16) == 0
+    assert gain(0.0, 0.0, 0.5, 0) == 1.0
+
+
+def test_drafts_say_what_they_are() -> None:
+    assert Drafts().text == "none"
+    assert Drafts(16, 4).longest == 16
+    assert Drafts(16, 4).text == "up to 4 tokens by the draft model or up to 16 repeated ones"
