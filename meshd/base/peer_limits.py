@@ -118,8 +118,21 @@ API_STRANGERS_OF_ADDRESS = Share(
 )
 API_CLIENTS = Share("accepted API connections", 256, "node", "further requests get 503")
 API_CLIENTS_OF_KEY = Share("API connections with one key", 192, "key", "further requests get 503")
+API_CALLS = Share("requests of members to this node's API", 48, "node", "further streams are refused")
+API_CALLS_OF_PEER = Share("requests to this node's API", 24, "peer", "further streams are refused")
+API_CALLS_OF_ISSUER = Share("requests to this node's API", 36, "issuer", "further streams are refused")
+SERVING_TOLD = Share("members told what this node serves", 64, "node", "further streams are refused")
+SERVING_TOLD_OF_PEER = Share(
+    "streams on which it is told what this node serves", 2, "peer", "further streams are refused"
+)
+SERVING_TOLD_OF_ISSUER = Share(
+    "members told what this node serves", 48, "issuer", "further streams are refused"
+)
+HEADS_FOLLOWED = Share("heads whose APIs a client knows", 16, "node", "the others are not asked")
+HEADS_FOLLOWED_OF_ISSUER = Share("heads whose APIs a client knows", 12, "issuer", "the others are not asked")
+SERVING_HEARD = Rate("messages of a head that tells what it serves", 8.0, 40, "peer", "the next one waits")
 API_USERS_KNOWN = Share(
-    "keys of the API whose use is remembered between requests",
+    "users of the API whose use is remembered between requests",
     1024,
     "node",
     "the one with the least is forgotten",

@@ -17,9 +17,7 @@ from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
 
-LATER = frozenset(
-    "client report service".split()  # noqa: SIM905
-)
+LATER = frozenset({"report", "service"})
 
 
 class VerbModule(Protocol):
@@ -50,6 +48,12 @@ def _serve() -> VerbModule:
     from meshd.cli import serve
 
     return serve
+
+
+def _client() -> VerbModule:
+    from meshd.cli import client
+
+    return client
 
 
 def _status() -> VerbModule:
@@ -222,6 +226,7 @@ VERBS: tuple[Verb, ...] = (
         _serve,
         rest=True,
     ),
+    Verb("client", GROUPS[1], "offer the API of the serving nodes on this machine, without a model", _client),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", _relay),
     Verb("pause", GROUPS[1], "lend nothing until resume", _pause),
     Verb("drain", GROUPS[1], "lend nothing new, and wait until nothing is lent", _drain),
@@ -321,13 +326,10 @@ def _help() -> str:
         "",
     ]
     for group in GROUPS:
-        lines += [
-            f"{group}:",
-            *(f"  {verb.name:<8}  {verb.help}" for verb in VERBS if verb.group == group),
-            "",
-        ]
+        verbs = [f"  {verb.name:<8}  {verb.help}" for verb in VERBS if verb.group == group]
+        lines += [f"{group}:", *verbs, ""]
     lines += [
-        "A running `meshd worker` or `meshd serve` is a node, or daemon; one that serves is a head.",
+        "A running `meshd worker`, `serve` or `client` is a node, or daemon; one that serves is a head.",
         "A node keeps its state in $MESHD_HOME",
         "(default: ~/.local/state/meshd; on macOS: ~/Library/Application Support/meshd).",
         "",

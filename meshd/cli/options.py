@@ -58,7 +58,7 @@ def add_config_file(parser: argparse.ArgumentParser) -> None:
 def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
     """Every option of the verb `role`; values stay text, load() reads and judges them."""
     add_config_file(parser)
-    common = parser.add_argument_group("options of worker and serve")
+    common = parser.add_argument_group("options of worker, serve and client")
     for key in KEYS:
         if key.option and key.is_for(role):
             _add(common if key.is_common else parser, key)

@@ -120,6 +120,8 @@ def _show_node(status: Status, out: Output) -> None:
         requests, tokens = in_number(api.requests, "request"), in_number(api.tokens, "token")
         waiting = f", {api.waiting} waiting for their turn" if api.waiting else ""
         out.line(f"api     {api.url}  {ready}, {requests}, {tokens}{waiting}")
+        if status.model is None and api.reason:  # else it is that of the model
+            out.line(f"        {api.reason}")
 
 
 def _show_keys(api: GatewayStatus, out: Output) -> None:

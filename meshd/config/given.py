@@ -1,6 +1,6 @@
 """A raw value of a setting, from whichever origin, to the value that the tree holds; errors that name it."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,12 +74,12 @@ def raw_text(key: Key, raw: object) -> str:
     return str(raw).lower() if isinstance(raw, bool) else str(raw)
 
 
-def unknown_key(name: str, known: Collection[str], file: Path) -> UserError:
+def unknown_key(name: str, known: Sequence[str], file: Path) -> UserError:
     """With the nearest key that is known."""
     import difflib
 
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    short = [k for k in sorted(known) if k.split(".")[-1] == name.split(".")[-1]]
+    short = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
     best = (short or near or [""])[0]
     hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"
     return UserError(f"unknown key `{name}` in `{file}`", hint=hint)

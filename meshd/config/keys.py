@@ -1,6 +1,7 @@
 """The list of everything that can be set: options, variables, file keys and their pages follow from it."""
 
 from meshd.config import forms
+from meshd.config.client_keys import CLIENT_KEYS
 from meshd.config.forms import choice
 from meshd.config.key import Key
 from meshd.config.link_keys import LINK_KEYS
@@ -62,6 +63,7 @@ KEYS: tuple[Key, ...] = (
     *LINK_KEYS,
     *WORKER_KEYS,
     *SERVE_KEYS,
+    *CLIENT_KEYS,
     Key(
         section="paths",
         field="home",

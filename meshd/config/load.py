@@ -5,7 +5,7 @@ file that cannot be read is a UserError. Both name origin, key, value and the ex
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.model_tables import MODELS, read_model_tables
 from meshd.config.tree import (
+    ClientConfig,
     Config,
     LinksConfig,
     LogConfig,
@@ -102,6 +103,7 @@ def _build(values: Mapping[str, Mapping[str, object]], environ: Mapping[str, str
         links=section(LinksConfig, "links"),
         worker=section(WorkerConfig, "worker"),
         serve=section(ServeConfig, "serve"),
+        client=section(ClientConfig, "client"),
         paths=section(Paths, "paths", home=find_home(environ), cache=find_cache(environ)),
     )
 
@@ -161,13 +163,13 @@ def _read_file(file: Path) -> dict[str, object]:
 
 def _flat(table: Mapping[str, object], file: Path) -> Iterator[tuple[str, object]]:
     """Values by `section.field`, but for models; an unknown one is an error that names the nearest known."""
-    known = {key.name for key in KEYS if key.in_file}
-    sections = {name.split(".")[0] for name in known}
+    known = [key.name for key in KEYS if key.in_file]
+    sections = list(dict.fromkeys(name.split(".")[0] for name in known))
     for section, content in table.items():
         if section == MODELS:
             continue
         if section not in sections:
-            raise _unknown(section, sections | known, file)
+            raise _unknown(section, [*sections, *known], file)
         if not isinstance(content, dict):
             raise UserError(
                 f"cannot use `{section} = {content}` in `{file}`: expected a section",
@@ -179,7 +181,7 @@ def _flat(table: Mapping[str, object], file: Path) -> Iterator[tuple[str, object
             yield f"{section}.{name}", value
 
 
-def _unknown(name: str, known: set[str], file: Path) -> UserError:
+def _unknown(name: str, known: Sequence[str], file: Path) -> UserError:
     for key in KEYS:
         if key.name == name and not key.in_file:
             return UserError(

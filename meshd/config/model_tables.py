@@ -136,7 +136,7 @@ def _values(name: str, table: object, file: Path) -> dict[str, object]:
     for field, raw in table.items():
         key = _KEYS.get(field)
         if key is None:
-            raise unknown_key(f"{section}.{field}", {f"{section}.{known}" for known in _KEYS}, file)
+            raise unknown_key(f"{section}.{field}", [f"{section}.{known}" for known in _KEYS], file)
         text = f"{section}.{field} = {raw_text(key, raw)}"
         given = Given(raw, f"file {file}", f"{text}` in `{file}", file.absolute().parent, UserError)
         values[field] = read_given(key, given)

@@ -209,6 +209,15 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="no_members",
+        form=forms.BOOLEAN,
+        option="--no-members",
+        switch=True,
+        help="do not let other members of the mesh call the API (`meshd client`)",
+        more="Otherwise those with the role `use` may; if there are API keys, with one of them.",
+    ),
+    Key(
+        section="serve",
         field="allowed_hosts",
         form=listed(forms.WORD),
         option="--allowed-host",

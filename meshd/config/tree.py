@@ -121,6 +121,7 @@ class ServeConfig:
     sample: str = "auto"
     output: str = "auto"
     api_key_file: Path | None = None
+    no_members: bool = False
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     continue_answers: int = 300  # seconds
@@ -128,6 +129,16 @@ class ServeConfig:
     speculate: str = "auto"
     draft_model: Path | str | None = None
     llama_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Where the API of other nodes answers on this one, and of which: of all, if `heads` is empty."""
+
+    port: int = DEFAULT_API_PORT
+    heads: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    continue_answers: int = 300  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +179,7 @@ class Config:
     links: LinksConfig = field(default_factory=LinksConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
     paths: Paths = field(default_factory=Paths)
     models: tuple[ModelConfig, ...] = ()
 

@@ -38,6 +38,7 @@ async def enter(
     *,
     mesh_port: MeshPort,
     note: Callable[[str], object] = lambda _text: None,
+    founds_mesh: bool = True,
 ) -> Entered[Joining]:
     """See Enrolment.enter."""
 
@@ -53,6 +54,7 @@ async def enter(
         mdns=not links.no_mdns,
         local_only=mesh_port.local_only,
         has_udp=mesh_port.quic is not None,
+        founds_mesh=founds_mesh,
     )
     enrolment = Enrolment(
         home,

@@ -44,8 +44,23 @@ class RoleKind(Protocol):
     """One of ROLES (roles.py)."""
 
     @property
+    def needs_native(self) -> bool:
+        """Else it starts no program of llama.cpp."""
+        ...
+
+    @property
     def runs_llama_server(self) -> bool:
         """Else mesh-server is all that it needs."""
+        ...
+
+    @property
+    def founds_mesh(self) -> bool:
+        """Where this node is in none yet and has no token; else that is an error."""
+        ...
+
+    @property
+    def token_use(self) -> str:
+        """What a person does with the invite token that it prints; empty: it prints none."""
         ...
 
     def devices(self, config: Config) -> Sequence[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from meshd.admin.socket_path import socket_folder
 from meshd.base import log
+from meshd.base.errors import UserError
 from meshd.base.stopped_process import is_stopped
 from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
@@ -42,7 +43,7 @@ from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION
 from meshd.tunnel.compression_policy import judge
 from meshd.tunnel.joined import JoinedTunnel, join
-from meshd.wire.native import NativeVersion, mesh_protocol
+from meshd.wire.native import UNKNOWN, NativeVersion, mesh_protocol
 
 LOG = log.get("daemon")
 NOT_BUILT = "llama.cpp is not built yet"
@@ -66,6 +67,22 @@ def find_native(paths: Paths, *, head: bool = True) -> NativeBuild:
         mesh_server=program(MESH_PROGRAM),
         module=program(MESH_MODULE),
         version=NativeVersion(mesh_protocol(MESH_VERSION), info.pin, info.sources_sha256, info.backend),
+        plain_rpc=read_pin().rpc_protocol,
+    )
+
+
+def native_if_built(paths: Paths) -> NativeBuild:
+    """For a role that starts none of the programs; `meshd plan` may. Where there is none it says so then."""
+    try:
+        return find_native(paths, head=False)
+    except UserError:
+        pass
+    nowhere = paths.cache / "native" / "none"
+    return NativeBuild(
+        llama_server=nowhere / LLAMA_SERVER,
+        mesh_server=nowhere / MESH_PROGRAM,
+        module=nowhere / MESH_MODULE,
+        version=NativeVersion(mesh_protocol(MESH_VERSION), UNKNOWN, UNKNOWN, "none"),
         plain_rpc=read_pin().rpc_protocol,
     )
 

@@ -24,7 +24,7 @@ from meshd.daemon.pausing import Pausing
 from meshd.daemon.planning import Planning, make_planning
 from meshd.daemon.preflight import Preflight
 from meshd.daemon.role_kind import BuiltRole
-from meshd.daemon.role_runtime import find_native, make_runtime
+from meshd.daemon.role_runtime import find_native, make_runtime, native_if_built
 from meshd.daemon.roles import ROLES
 from meshd.daemon.shared_names import watch_names
 from meshd.daemon.tunnels import make_tunnels
@@ -38,10 +38,6 @@ from meshd.tunnel.user_tunnels import OwnTunnels
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
-_USES = {
-    "worker": "where you want the API, run `meshd serve --model FILE --join TOKEN`, with this token",
-    "serve": "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token",
-}
 LOG = log.get("daemon")
 
 
@@ -106,7 +102,13 @@ class Daemon:
         try:
             key = self._home.load_or_create_identity()
             entered = await enter(
-                self._home, key, self._config, self._role, mesh_port=preflight.mesh_port, note=self._note
+                self._home,
+                key,
+                self._config,
+                self._role,
+                mesh_port=preflight.mesh_port,
+                note=self._note,
+                founds_mesh=ROLES[self._role].founds_mesh,
             )
             try:
                 await self._live(key, entered, native, preflight)
@@ -117,8 +119,10 @@ class Daemon:
 
     async def _find_native(self) -> NativeBuild:
         """The binaries in use; those that the user names are tried. Raises UserError."""
-        paths = self._config.paths
-        head = ROLES[self._role].runs_llama_server
+        paths, role = self._config.paths, ROLES[self._role]
+        if not role.needs_native:
+            return native_if_built(paths)
+        head = role.runs_llama_server
         native = find_native(paths, head=head)
         if paths.native_bin is None:
             return native
@@ -221,6 +225,8 @@ class Daemon:
         )
 
     def _print_token(self, member: MemberNode) -> None:
+        if not (use := ROLES[self._role].token_use):
+            return
         try:
             invite = member.printed_invite()
         except UserError as error:  # the disk takes no new invite
@@ -233,7 +239,7 @@ class Daemon:
             return
         self._out(invite.token)
         if self._config.log.format == "text":  # else each line of stderr is for a program
-            self._note(f"{invite.validity(member.node.wall_clock())}\n{_USES[self._role]}")
+            self._note(f"{invite.validity(member.node.wall_clock())}\n{use}")
 
 
 async def _watch_addresses(member: MemberNode) -> None:

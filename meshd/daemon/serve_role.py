@@ -5,7 +5,7 @@ Both are imported where they are used: a worker's daemon knows this module, and 
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from meshd.daemon.role_runtime import device_speeds, machine_id
 from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture, check_projector
+from meshd.model.status import ModelStatus
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
@@ -25,7 +26,8 @@ from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
-    from meshd.gateway.server import ApiPort
+    from meshd.gateway.interface import Models
+    from meshd.gateway.server import ApiPort, Gateway
     from meshd.role.head.draft_model import DraftModel
     from meshd.role.head.split_plan import HeadOptions
     from meshd.role.models.model_pool import ModelPool
@@ -36,7 +38,10 @@ LOAD_MODE = "mmap"  # our module knows the weights of a mapped file, and nobody 
 class ServeRole:
     """Implements RoleKind."""
 
+    needs_native = True
     runs_llama_server = True
+    founds_mesh = True
+    token_use = "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token"
 
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""
@@ -52,7 +57,7 @@ class ServeRole:
         for serve in _served(config):
             read_llama_args(serve.llama_args)
             files.append(await _open(serve, config, held))
-        api = await _claim_api(config)
+        api = await claim_api(_gateway_config(config))
         held.callback(api.close)
         return ClaimedServe(config, files, api, HashCache(config.paths.cache / "weights"))
 
@@ -86,21 +91,42 @@ class ClaimedServe:
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
-        from meshd.gateway.answer_log import ANSWER_LOG_NAME, AnswerLog
         from meshd.gateway.one_model import OneModel
-        from meshd.gateway.server import Gateway
         from meshd.role.head.cycle import Serve
 
         speeds = device_speeds(runtime, ServeRole().threads(self.config))
-        log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
         if self.config.models:
             pool = await self._pool(runtime, member, speeds)
-            api = Gateway(self.api.config, pool, self.api, log=log, wall=time.time)
-            return BuiltRole(pool, api, held=lambda: pool.held, explain=pool.explain)
+            gateway = self._gateway(pool, runtime, member, lambda: pool.statuses)
+            return BuiltRole(pool, gateway, held=lambda: pool.held, explain=pool.explain)
         draft = await self._draft_model(self.config.serve, self.files[0])
         head = Serve(runtime, self.files[0], head_options(self.config, member, draft), speeds)
-        api = Gateway(self.api.config, OneModel(head), self.api, log=log, wall=time.time)
-        return BuiltRole(head, api, held=lambda: head.held, explain=head.explain)
+        gateway = self._gateway(OneModel(head), runtime, member, lambda: [head.model_status])
+        return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain)
+
+    def _gateway(
+        self,
+        models: "Models",
+        runtime: RoleRuntime,
+        member: MemberNode,
+        statuses: Callable[[], Sequence[ModelStatus]],
+    ) -> "Gateway":
+        """`statuses` of all models, which members are told."""
+        from meshd.gateway.answer_log import ANSWER_LOG_NAME, AnswerLog
+        from meshd.gateway.server import Gateway
+        from meshd.role.head.member_api import MemberApi, served_models
+
+        log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
+        gateway = Gateway(self.api.config, models, self.api, log=log, wall=time.time)
+        if not self.config.serve.no_members:
+            MemberApi(
+                runtime.mesh,
+                runtime.tunnels.join,
+                gateway,
+                lambda: served_models(statuses(), gateway.requests_of, on_demand=models.on_demand),
+                me=member.node.facts.peer,
+            )
+        return gateway
 
     async def _pool(self, runtime: RoleRuntime, member: MemberNode, speeds: DeviceSpeeds) -> "ModelPool":
         from meshd.role.head.cycle import Serve
@@ -180,19 +206,23 @@ async def _check_mmproj(path: Path, cache: HashCache) -> None:
         file.close()
 
 
-async def _claim_api(config: Config) -> "ApiPort":
+def _gateway_config(config: Config) -> GatewayConfig:
     from meshd.gateway.auth import load_keys
-    from meshd.gateway.server import ApiPort
 
     serve = config.serve
-    return await ApiPort.claim(
-        GatewayConfig(
-            host=serve.host,
-            port=serve.port,
-            api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
-            allowed_hosts=serve.allowed_hosts,
-            allowed_origins=serve.allowed_origins,
-            continue_seconds=float(serve.continue_answers),
-            max_wait_seconds=float(serve.max_wait),
-        )
+    return GatewayConfig(
+        host=serve.host,
+        port=serve.port,
+        api_keys=load_keys(serve.api_key_file) if serve.api_key_file is not None else (),
+        allowed_hosts=serve.allowed_hosts,
+        allowed_origins=serve.allowed_origins,
+        continue_seconds=float(serve.continue_answers),
+        max_wait_seconds=float(serve.max_wait),
     )
+
+
+async def claim_api(config: GatewayConfig) -> "ApiPort":
+    """The API's port. Raises UserError when it cannot be had."""
+    from meshd.gateway.server import ApiPort
+
+    return await ApiPort.claim(config)

@@ -22,7 +22,10 @@ from meshd.store.model_file import ModelFile
 class WorkerRole:
     """Implements RoleKind."""
 
+    needs_native = True
     runs_llama_server = False
+    founds_mesh = True
+    token_use = "where you want the API, run `meshd serve --model FILE --join TOKEN`, with this token"
 
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from meshd.gateway.answer_log import AnswerLog, LoggedAnswer, utc_text
 from meshd.gateway.answer_meter import AnswerMeter
 from meshd.gateway.api_key import ApiKey
-from meshd.gateway.auth import key_digest
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import KeyStatus
 from meshd.gateway.key_quota import Excess, KeyQuota
 from meshd.gateway.turns import Turn
+from meshd.identity.key_proof import key_digest
 
 
 class _Account:
@@ -31,8 +31,7 @@ class Accounts:
         self._wall = wall
         self._is_limited = any(key.limits.tokens_per_day is not None for key in keys)
         self._of = {key_digest(key.secret): _Account(key.name, KeyQuota(key, 0.0)) for key in keys}
-        if not keys:
-            self._of[b""] = _Account(None, KeyQuota(ApiKey(""), 0.0))  # every client
+        self._anybody = _Account(None, KeyQuota(ApiKey(""), 0.0))  # where no key is asked for
 
     async def open(self) -> None:
         """Take up what was used today before a restart. Raises UserError when that cannot be read."""
@@ -66,10 +65,14 @@ class Accounts:
             if one.name is not None
         )
 
+    def _account(self, key: bytes) -> _Account:
+        """Without keys, members that call have turns of their own, but no accounts."""
+        return self._of[key] if self._of else self._anybody
+
     @contextmanager
     def request(self, key: bytes) -> Iterator[None]:
         """A request with this key, until the block is left. Raises HttpRefusal when it may have no more."""
-        quota = self._of[key].quota
+        quota = self._account(key).quota
         excess = quota.begin(asyncio.get_running_loop().time(), self._wall())
         if excess is not None:
             raise HttpRefusal(_refused(excess))
@@ -80,7 +83,7 @@ class Accounts:
 
     def answered(self, key: bytes, model: str, path: str, meter: AnswerMeter, turn: Turn) -> None:
         """A request has ended, well or not."""
-        account, wall = self._of[key], self._wall()
+        account, wall = self._account(key), self._wall()
         account.answers += 1
         account.prompt_tokens += meter.prompt or 0
         account.generated_tokens += meter.generated

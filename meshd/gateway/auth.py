@@ -1,6 +1,5 @@
 """API authentication: keys from a private file, compared in constant time."""
 
-import hashlib
 import hmac
 import os
 import stat
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.gateway.api_key import ApiKey, parse_keys
+from meshd.identity.key_proof import key_digest
 
 MAX_KEY_FILE_BYTES = 1 << 20
 
@@ -80,36 +80,30 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         # digests have one length: the comparison does not tell how long a key is
-        self._digests = tuple(key_digest(key.secret) for key in keys)
+        self.digests = tuple(key_digest(key.secret) for key in keys)
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self.digests)
 
     def match(self, headers: Mapping[str, str]) -> bytes | None:
         """The digest of the key of ours that `Authorization: Bearer KEY` or `x-api-key: KEY` carries; None:
         neither does. Empty where no key is asked for."""
-        if not self._digests:
+        if not self.digests:
             return b""
         found: bytes | None = None
-        for given in _given_keys(headers):
-            digest = key_digest(given)
-            for known in self._digests:
+        for digest in given_keys(headers):
+            for known in self.digests:
                 # no early exit: the time does not tell which key was close
                 found = known if hmac.compare_digest(digest, known) else found
         return found
 
 
-def _given_keys(headers: Mapping[str, str]) -> list[str]:
+def given_keys(headers: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Digests of the keys that these headers carry."""
     given = []
     scheme, _, value = headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         given.append(value.strip())
     if key := headers.get("X-Api-Key", "").strip():
         given.append(key)
-    return given
-
-
-def key_digest(key: str) -> bytes:
-    """What stands for a key within the gateway."""
-    # surrogates stand for bytes that were not UTF-8 in a header
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return tuple(map(key_digest, given))

@@ -14,6 +14,7 @@ from meshd.base.hosts import is_loopback
 from meshd.base.peer_limits import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS, API_STRANGERS_OF_ADDRESS
 from meshd.base.unproven_connections import UnprovenConnections
 from meshd.base.work_slots import Release, Slots
+from meshd.gateway.interface import MemberCaller
 
 STRANGER_SECONDS = 10.0  # for a whole request head
 SWEEP_SECONDS = 1.0
@@ -41,7 +42,8 @@ class RequestGate:
         # one machine has many users: what counts as one address is meant for those of a network
         place = f"{host} {port}" if is_loopback(host) else host
         self._since[visitor] = asyncio.get_running_loop().time()
-        self._strangers.arrive(visitor, host=place, send_away=visitor.send_away)
+        if visitor.member is None:  # the mesh knows its members, and has counted this one
+            self._strangers.arrive(visitor, host=place, send_away=visitor.send_away)
 
     def know(self, visitor: "Visitor", key: bytes) -> bool:
         """A request on it was let in with `key`; False when those of that key, or all, are too many."""
@@ -73,7 +75,13 @@ class Visitor(web.RequestHandler):
     """One connection."""
 
     def __init__(
-        self, door: RequestGate, server: web.Server, *, loop: asyncio.AbstractEventLoop, idle: float
+        self,
+        door: RequestGate,
+        server: web.Server,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        idle: float,
+        member: MemberCaller | None = None,
     ) -> None:
         super().__init__(
             server,
@@ -87,6 +95,7 @@ class Visitor(web.RequestHandler):
             max_headers=MAX_HEADERS,
         )
         self._door = door
+        self.member = member
         self._wire: asyncio.BaseTransport | None = None
         self.release: Release | None = None  # of its place among those who are known
 
@@ -115,9 +124,15 @@ class DoorServer(web.Server):
         self._door = door
         self._idle = idle
 
-    def __call__(self) -> Visitor:
+    def __call__(self, member: MemberCaller | None = None) -> Visitor:
         """For a new connection."""
-        return Visitor(self._door, self, loop=asyncio.get_running_loop(), idle=self._idle)
+        loop = asyncio.get_running_loop()
+        return Visitor(self._door, self, loop=loop, idle=self._idle, member=member)
+
+
+def member_of(request: web.BaseRequest) -> MemberCaller | None:
+    """Who calls over the mesh."""
+    return request.protocol.member if isinstance(request.protocol, Visitor) else None
 
 
 def _address(transport: asyncio.BaseTransport) -> tuple[str, int]:

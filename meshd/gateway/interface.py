@@ -7,7 +7,7 @@ It must never keep an answer that the client does not read, nor a generation who
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from socket import socket
 from typing import Protocol
 
 from meshd.gateway.api_key import ApiKey
@@ -45,27 +45,50 @@ class AnswerTimings:
     accepted: int = 0
 
 
-class Upstream(Protocol):
-    """What the gateway needs to know of the llama-server behind it."""
+@dataclass(frozen=True, slots=True)
+class ModelWish:
+    """What a request says of who may answer it: its `model`, and the digests of the keys that it carries."""
 
-    @property
-    def socket_path(self) -> Path:
-        """llama-server's unix socket (it changes never for one daemon, though the process may)."""
-        ...
+    model: str = ""
+    keys: tuple[bytes, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCaller:
+    """A member that calls the API over a stream of the mesh. `key`: whose share its requests count in, and
+    whose turn it is with them; None: it has shown none of the API keys that are asked for.
+    """
+
+    key: bytes | None = field(repr=False)
+
+
+class Upstream(Protocol):
+    """What the gateway needs to know of who answers: llama-server, or for one request another node's API."""
 
     @property
     def readiness(self) -> Readiness: ...
 
     @property
-    def model_name(self) -> str: ...
+    def model_name(self) -> str:
+        """Empty where a request leaves it to another node."""
+        ...
 
     @property
-    def slots(self) -> int:
-        """Answers that llama-server generates at a time; those of the last one while none is loaded."""
+    def slots(self) -> int | None:
+        """Answers that it generates at a time; of a llama-server the last one's while none is loaded. None:
+        requests do not wait here for their turn, who answers them has a queue."""
+        ...
+
+    async def connect(self) -> socket:
+        """A new connection, on which HTTP is spoken; the caller owns it. Raises OSError, MeshdError."""
+        ...
+
+    def is_refusal(self, status: int) -> bool:
+        """Whether an answer with this status means: ask again, somebody else may take the request."""
         ...
 
     async def upstream_broke(self, why: str) -> str:
-        """Told when a request found llama-server gone, or of no use. Returns why, as far as it is known.
+        """Told when a request found it gone, or of no use. Returns why, as far as it is known.
 
         New requests are refused from the call on; the reason may take a second.
         """
@@ -118,11 +141,12 @@ class NamedModel(Protocol):
 
 
 class Models(Protocol):
-    """The models behind a gateway: one that answers whatever the request names, or several by name."""
+    """The models behind a gateway: one that answers whatever the request names, several by name, or those
+    of other nodes."""
 
     @property
     def all(self) -> Sequence[NamedModel]:
-        """They never change."""
+        """Those that can be asked for now: those of other nodes change."""
         ...
 
     @property
@@ -130,13 +154,41 @@ class Models(Protocol):
         """The model of a gateway that has one; it is loaded, or about to be, whether or not anybody asks."""
         ...
 
-    def find(self, name: str) -> NamedModel | None:
-        """By name or alias; the default for an empty name."""
+    @property
+    def on_demand(self) -> bool:
+        """They are loaded here for requests, so all can be named at any time; one that cannot be had is not
+        waited for."""
+        ...
+
+    @property
+    def readiness(self) -> Readiness:
+        """Of all together: READY while any of them may be asked for."""
+        ...
+
+    def find(self, wish: ModelWish) -> NamedModel | None:
+        """Who answers one request: by name or alias; the default for an empty name."""
         ...
 
     @property
     def statuses(self) -> Sequence[ModelStatus]:
-        """Of several models, in the order of `all`."""
+        """Of models on demand, in the order of `all`."""
+        ...
+
+
+class MemberGate(Protocol):
+    """The API as members of the mesh call it."""
+
+    def requests_of(self, model: str) -> int:
+        """Under way, or waiting for their turn."""
+        ...
+
+    @property
+    def key_digests(self) -> Sequence[bytes]:
+        """Of the API keys, one of which is asked for; empty: none is."""
+        ...
+
+    async def take(self, connection: socket, member: MemberCaller) -> None:
+        """Answer on a connection that a member has made, which it owns from now on. Raises Broken."""
         ...
 
 
@@ -148,7 +200,8 @@ class GatewayConfig:
     `max_bodies_bytes` all that are held together; `max_requests` may be under way at once, waiting
     for their turn or not; for their turn they wait for `max_wait_seconds` at most.
     `keepalive_seconds` of silence in a stream are followed by a comment line. For `continue_seconds` an
-    answer waits for a model that was lost under it, and goes on then.
+    answer waits for a model that was lost under it, and goes on then. `fails_over`: where one upstream is
+    lost or refuses, another one may answer at once.
     """
 
     host: str = "127.0.0.1"
@@ -162,6 +215,7 @@ class GatewayConfig:
     max_wait_seconds: float = 600.0
     keepalive_seconds: float = 10.0
     continue_seconds: float = 0.0
+    fails_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +241,7 @@ class GatewayStatus:
     running: int = 0  # answers under way
     waiting: int = 0  # requests that wait for their turn
     keys: tuple[KeyStatus, ...] = ()  # empty where no key is asked for
+    reason: str = ""  # why it is not ready; the models that a client offers
 
 
 FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]

@@ -1,13 +1,13 @@
-"""The one model of a gateway: while it is not ready, requests are refused with the reason."""
+"""A model that nobody loads for a request: while it is not ready, requests are refused with the reason."""
 
 from collections.abc import Sequence
 
-from meshd.gateway.interface import Readiness, Upstream
+from meshd.gateway.interface import ModelWish, Readiness, Upstream
 from meshd.model.status import ModelState, ModelStatus
 
 
 class TurnAtOnce:
-    """Implements ModelTurn: of a model that nobody loads for a request."""
+    """Implements ModelTurn."""
 
     notice = ""
 
@@ -23,28 +23,36 @@ class TurnAtOnce:
         """See ModelTurn."""
 
 
-class OneModel:
-    """Implements Models and NamedModel."""
-
-    statuses: Sequence[ModelStatus] = ()
+class PlainModel:
+    """Implements NamedModel."""
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
 
-    @property
-    def all(self) -> Sequence["OneModel"]:
-        """See Models."""
-        return (self,)
-
-    @property
-    def only(self) -> "OneModel":
-        """See Models."""
-        return self
-
-    def find(self, name: str) -> "OneModel":
-        """See Models: clients name whatever model they know."""
-        return self
-
     def turn(self) -> TurnAtOnce:
         """See NamedModel."""
         return TurnAtOnce(self.upstream)
+
+
+class OneModel:
+    """Implements Models: one that is always meant."""
+
+    on_demand = False
+    statuses: Sequence[ModelStatus] = ()
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.only = PlainModel(upstream)
+
+    @property
+    def all(self) -> Sequence[PlainModel]:
+        """See Models."""
+        return (self.only,)
+
+    @property
+    def readiness(self) -> Readiness:
+        """See Models."""
+        return self.only.upstream.readiness
+
+    def find(self, wish: ModelWish) -> PlainModel:
+        """See Models: clients name whatever model they know."""
+        return self.only

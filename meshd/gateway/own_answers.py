@@ -6,7 +6,7 @@ from dataclasses import asdict
 from aiohttp import web
 
 from meshd.gateway.failure import Failure, HttpRefusal, not_ready
-from meshd.gateway.interface import Models, NamedModel, Upstream
+from meshd.gateway.interface import Models, ModelWish, NamedModel, Readiness
 from meshd.model.status import ModelState, ModelStatus
 
 HEALTH_PATHS = frozenset({"/health", "/v1/health"})
@@ -23,35 +23,30 @@ class OwnAnswers:
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    def find(self, asked: object) -> NamedModel:
-        """The model that a request names; the default for none. Raises HttpRefusal."""
+    def find(self, asked: object, keys: tuple[bytes, ...] = ()) -> NamedModel:
+        """The model for a request that names this one, and carries these keys. Raises HttpRefusal."""
+        if self._models.only is not None:
+            return self._models.only  # whatever a client calls it
         if asked is not None and not isinstance(asked, str):
             raise HttpRefusal(Failure(400, "`model` must be the name of a model", code="invalid_model"))
-        found = self._models.find(asked or "")
+        found = self._models.find(ModelWish(asked or "", keys))
         if found is None:
             raise HttpRefusal(self._unknown(asked or ""))
         return found
 
-    def _unknown(self, asked: str) -> Failure:
-        names = [model.upstream.model_name for model in self._models.all]
-        shown = ", ".join(f"`{name}`" for name in names[:_SHOWN_NAMES]) + (
-            ", …" if len(names) > _SHOWN_NAMES else ""
-        )
-        message = f"the model `{asked[:200]}` is not served here; {shown} {'are' if len(names) > 1 else 'is'}"
-        return Failure(404, message, code="model_not_found")
+    def check_ready(self) -> None:
+        """Raises HttpRefusal when no request can be answered; of models on demand, each says that itself."""
+        if not self._models.on_demand:
+            check_ready(self._models.readiness)
 
     def health(self, asked: str, extra: Headers) -> web.Response:
         """Of the only model, or of the one that is `asked` for; of several: whether any can be had."""
-        only = self._models.only
-        if only is not None or asked:
-            return _health(only.upstream if only is not None else self.find(asked).upstream, extra)
-        statuses = self._models.statuses
-        said = {"models": {one.name: str(one.state) for one in statuses}}
-        if any(one.state is not ModelState.FAILED for one in statuses):
-            return web.json_response({"status": "ok", **said}, headers=extra)
-        failure = Failure(503, "no model can be served", type="unavailable_error", code="model_failed")
-        whole = {"status": "failed", "reason": failure.message, **said, "error": failure.error()}
-        return web.json_response(whole, status=503, headers={**failure.headers(), **extra})
+        if asked and self._models.only is None:
+            one = self.find(asked).upstream
+            return _health(one.readiness, {"model": one.model_name}, extra)
+        states = {one.name: str(one.state) for one in self._models.statuses}
+        said: Mapping[str, object] = {"models": states} if self._models.on_demand else {"model": self._name}
+        return _health(self._models.readiness, said, extra)
 
     def answers(self, path: str) -> bool:
         """Whether a model or all of them are asked about."""
@@ -59,43 +54,53 @@ class OwnAnswers:
 
     def about(self, path: str, extra: Headers) -> web.Response:
         """One model, or all. Raises HttpRefusal."""
-        if (only := self._models.only) is not None:
-            return _of_one(only.upstream, path, extra)
-        statuses = {one.name: _described(one) for one in self._models.statuses}
+        self.check_ready()  # a client takes a model that is listed for one that answers
+        rows = [((one.name, *one.aliases), _described(one)) for one in self._models.statuses]
+        if not self._models.on_demand:
+            rows = [((name,), _model_object(name)) for name in self._names]
         if path in MODELS_PATHS:
-            return web.json_response({"object": "list", "data": list(statuses.values())}, headers=extra)
+            data = [row for _names, row in rows]
+            return web.json_response({"object": "list", "data": data}, headers=extra)
         asked = path.removeprefix(MODEL_PREFIX)
-        found = self._models.find(asked) if asked else None
+        found = next((row for names, row in rows if asked in names), None)
         if found is None:
             raise HttpRefusal(self._unknown(asked))
-        return web.json_response(statuses[found.upstream.model_name], headers=extra)
+        return web.json_response(found, headers=extra)
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for model in self._models.all if (name := model.upstream.model_name)]
+
+    @property
+    def _name(self) -> str:
+        """Empty when there is none, or more than one."""
+        names = self._names
+        return names[0] if len(names) == 1 else ""
+
+    def _unknown(self, asked: str) -> Failure:
+        names = [f"`{name}`" for name in self._names]
+        shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
+        served = f"{shown} {'is' if len(names) == 1 else 'are'}" if names else "no model is"
+        message = f"the model `{asked[:200]}` is not served here; {served}"
+        return Failure(404, message, code="model_not_found")
 
 
-def _health(upstream: Upstream, extra: Headers) -> web.Response:
-    now, model = upstream.readiness, upstream.model_name
+def check_ready(now: Readiness) -> None:
+    """Raises HttpRefusal."""
+    if now.state is not ModelState.READY:
+        raise HttpRefusal(not_ready(now))
+
+
+def _health(now: Readiness, said: Mapping[str, object], extra: Headers) -> web.Response:
     if now.state is ModelState.READY:
-        return web.json_response({"status": "ok", "model": model}, headers=extra)
+        return web.json_response({"status": "ok", **said}, headers=extra)
     failure = not_ready(now)
-    said = {"status": str(now.state), "reason": now.reason, "progress": now.progress, "model": model}
+    whole = {"status": str(now.state), "reason": now.reason, "progress": now.progress, **said}
     workers = [asdict(worker) for worker in now.workers]
     headers = {**failure.headers(), **extra}
     return web.json_response(
-        {**said, "workers": workers, "error": failure.error()}, status=503, headers=headers
+        {**whole, "workers": workers, "error": failure.error()}, status=503, headers=headers
     )
-
-
-def _of_one(upstream: Upstream, path: str, extra: Headers) -> web.Response:
-    if (now := upstream.readiness).state is not ModelState.READY:
-        raise HttpRefusal(not_ready(now))  # a client takes a model that is listed for one that answers
-    name = upstream.model_name
-    if path in MODELS_PATHS:
-        data = [_model_object(name)] if name else []
-        return web.json_response({"object": "list", "data": data}, headers=extra)
-    asked = path.removeprefix(MODEL_PREFIX)
-    if not name or asked != name:
-        message = f"the model `{asked[:200]}` is not served here, `{name}` is"
-        raise HttpRefusal(Failure(404, message, code="model_not_found"))
-    return web.json_response(_model_object(name), headers=extra)
 
 
 def _described(status: ModelStatus) -> dict[str, object]:

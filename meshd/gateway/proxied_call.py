@@ -3,20 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from meshd.base.errors import MeshdError
 from meshd.gateway.answer_meter import AnswerMeter
 from meshd.gateway.body import with_fields
 from meshd.gateway.events import StreamForm
-from meshd.gateway.interface import ModelTurn, Readiness
+from meshd.gateway.interface import ModelTurn, Readiness, Upstream
 from meshd.gateway.turns import Turn
-
-
-class UpstreamLost(MeshdError):
-    """llama-server went away, or cannot answer; `taken` tells whether it had the request by then."""
-
-    def __init__(self, what: str, *, taken: bool) -> None:
-        super().__init__(what)
-        self.taken = taken
 
 
 class CallAdmission:
@@ -49,8 +40,9 @@ class CallAdmission:
 
 @dataclass(frozen=True, slots=True)
 class ProxiedCall:
-    """`counts` when its answer holds generated tokens. It is made once `admission` has come.
+    """`counts` when its answer holds generated tokens. `upstream` is asked once `admission` has come.
 
+    `cut`: a member's gateway asks, and an answer that breaks off shows that it did.
     `added`: fields of the body that depend on the model as it is loaded; it may raise HttpRefusal.
     """
 
@@ -61,7 +53,9 @@ class ProxiedCall:
     counts: bool
     form: StreamForm
     headers: dict[str, str]  # to be added to the answer
+    upstream: Upstream
     admission: CallAdmission
+    cut: bool = False
     own_seed: bool = False  # the client has given none
     added: Callable[[], Mapping[str, object]] | None = None
     began: float = 0.0  # when the request came, by the loop's clock

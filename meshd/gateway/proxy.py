@@ -20,63 +20,56 @@ from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.gateway.events import EventSplitter, TokenCount, answer_timings, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal, not_ready
-from meshd.gateway.interface import Upstream
-from meshd.gateway.proxied_call import ProxiedCall, UpstreamLost
+from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.running_answers import RunningAnswers
 from meshd.gateway.sent_events import OtherAnswer, SentEvents
-from meshd.gateway.upstream import open_session
+from meshd.gateway.upstream import UpstreamLost, open_session, read_some, send_call
 from meshd.gateway.upstream_failure import plain_failure, told_failure
 from meshd.model.status import ModelState
 
+_CONTENT_TYPES = frozenset({"application/json", "text/event-stream", "text/plain"})  # of llama-server
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
 
 _log = get("gateway")
 
 
 class Proxy:
-    """Forwards calls to the llama-server of `upstream`. Use as an async context manager."""
+    """Forwards calls to their upstreams, which compute on the same machines."""
 
     def __init__(
         self,
-        upstream: Upstream,
         *,
         silence: float,
         count_tokens: Callable[[int], None],
         continue_seconds: float = 0.0,
-        running: RunningAnswers | None = None,
-        waiting: RunningAnswers | None = None,
+        fails_over: bool = False,
         on_demand: bool = False,
     ) -> None:
-        """`continue_seconds`: how long an answer waits for a model that was lost under it. `running`, and
-        `waiting` for their turns: also of other models, which compute on the same machines. `on_demand`: the
-        model is loaded for requests, so one that cannot be had is not waited for.
-        """
-        self._upstream = upstream
+        """As in GatewayConfig. `on_demand`: models are loaded for requests, so one that cannot be had is not
+        waited for."""
         self._continue_seconds = continue_seconds
+        self._fails_over = fails_over
         self._silence = silence
         self._count_tokens = count_tokens
-        self._session: aiohttp.ClientSession | None = None
-        self._running = RunningAnswers() if running is None else running
-        self._waiting = RunningAnswers() if waiting is None else waiting
+        self._running = RunningAnswers()
+        self._waiting = RunningAnswers()  # for their turns
         self._on_demand = on_demand
 
-    async def __aenter__(self) -> "Proxy":
-        self._session = open_session(self._upstream.socket_path)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+    def end_all(self, why: str) -> None:
+        """End every answer under way, and every wait for one, with an error that says `why`; refuse later
+        ones."""
+        for answers in (self._waiting, self._running):
+            answers.end_all(why)
 
     async def forward(self, request: web.BaseRequest, call: ProxiedCall) -> web.StreamResponse:
         """Answer `request` with what llama-server says to `call`, in its turn; once more if it is lost.
 
         Raises HttpRefusal.
         """
-        repeats = Repeats(self._upstream, self._continue_seconds if call.method == "POST" else 0.0)
+        seconds = self._continue_seconds if call.method == "POST" else 0.0
+        repeats = Repeats(call.upstream, seconds, at_once=self._fails_over)
         if call.stream:
             return await self._forward_stream(request, call, repeats)
         call = await self._admitted(call, repeats)
@@ -87,7 +80,7 @@ class Proxy:
                         return await self._forward_stream(request, call, repeats, answer)
                     return await self._whole(request, call, answer)
             except UpstreamLost as lost:
-                failure = await self._lost(lost)
+                failure = await self._lost(call, lost)
             if not await self._again(repeats):
                 raise HttpRefusal(failure)
 
@@ -129,7 +122,7 @@ class Proxy:
 
     def _notice(self, call: ProxiedCall) -> str:
         """What a client is told that waits."""
-        now, told = self._upstream.readiness, call.admission.notice(self._silence)
+        now, told = call.upstream.readiness, call.admission.notice(self._silence)
         waits = (
             now.state is not ModelState.READY if self._continue_seconds else now.state is ModelState.DEGRADED
         )
@@ -154,7 +147,9 @@ class Proxy:
                         return await self._stream_run(request, run, reply, sent, count)
                     return await self._events(run, reply, answer, sent, count)
                 except UpstreamLost as lost:
-                    failure = await self._lost(lost)
+                    failure = await self._lost(call, lost)
+                    if self._fails_over:  # else the readiness tells, as long as it lasts
+                        await reply.say(failure.message)
                 except OtherAnswer as other:
                     _log.info("answer_differs", why=other.what)
                 answer = None
@@ -199,7 +194,7 @@ class Proxy:
         splitter = EventSplitter()
         await reply.begin()
         try:
-            while data := await _read(answer):
+            while data := await read_some(answer):
                 if ready := splitter.feed(data):
                     # set before the write, so that no comment falls into an event that is not whole
                     reply.allow_comments(splitter.between_events)
@@ -214,7 +209,7 @@ class Proxy:
         return reply.response
 
     def _unsent(self, sent: SentEvents, ready: bytes, splitter: EventSplitter) -> bytes:
-        if not self._continue_seconds:
+        if not (self._continue_seconds or self._fails_over):
             return ready
         if not splitter.between_events:
             sent.in_pieces()
@@ -233,21 +228,24 @@ class Proxy:
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:
-            self._upstream.generated(count.total, alone=len(self._running) == 1)
+            call.upstream.generated(count.total, alone=len(self._running) == 1)
         self._told(call, events, alone=count.alone)
 
     def _told(self, call: ProxiedCall, body: bytes | bytearray, *, alone: bool) -> None:
         """What llama-server says of an answer that is whole."""
         if (timings := answer_timings(body)) is not None:
             seconds = asyncio.get_running_loop().time() - call.began
-            self._upstream.answered(timings, alone=alone, seconds=seconds)
+            call.upstream.answered(timings, alone=alone, seconds=seconds)
 
     async def _end_with(self, reply: StreamReply, call: ProxiedCall, failure: Failure) -> web.StreamResponse:
         if not reply.begun:
             raise HttpRefusal(failure)
         call.meter.status = failure.status
         try:
-            await reply.send(failure.event(call.form))
+            if call.cut and failure.status >= 500:
+                await reply.cut(failure.message)
+            else:
+                await reply.send(failure.event(call.form))
         except ClientGone:
             pass  # nobody is left to be told
         return reply.response
@@ -257,7 +255,7 @@ class Proxy:
     ) -> web.StreamResponse:
         held = bytearray()
         alone = len(self._running) == 1
-        while data := await _read(answer):
+        while data := await read_some(answer):
             held += data
             if len(held) > HELD_ANSWER_BYTES:
                 return await self._long(request, call, answer, bytes(held))
@@ -280,10 +278,10 @@ class Proxy:
         try:
             await response.prepare(request)
             await response.write(held)
-            while data := await _read(answer):
+            while data := await read_some(answer):
                 await response.write(data)
         except UpstreamLost as lost:
-            await self._lost(lost)
+            await self._lost(call, lost)
             if request.transport is not None:
                 request.transport.abort()  # an end without its last chunk: no client takes it for whole
         except ConnectionError:
@@ -293,45 +291,27 @@ class Proxy:
     @asynccontextmanager
     async def _ask(self, call: ProxiedCall) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send the call; the connection is closed when the block is left, which frees the slot."""
-        if self._session is None:
-            raise RuntimeError("the proxy is not open")
         # only these: X-Conversation-Id for one would make llama-server go on without a client
         headers = {"Accept-Encoding": "identity"}
         if call.body is not None:
             headers["Content-Type"] = "application/json"
-        try:
-            answer = await self._session.request(
-                call.method,
-                f"http://localhost{call.path}",
-                data=call.body,
-                headers=headers,
-                allow_redirects=False,
-            )
-        except aiohttp.ClientConnectorError as error:
-            raise UpstreamLost(f"llama-server cannot be reached: {error.os_error}", taken=False) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamLost("llama-server exited before it answered", taken=True) from error
-        try:
-            yield answer
-        finally:
-            answer.close()
+        async with open_session(call.upstream.connect) as session:
+            answer = await send_call(session, call.method, call.path, call.body, headers)
+            try:
+                if call.upstream.is_refusal(answer.status):
+                    raise UpstreamLost((await _failure_in(answer)).message, taken=False)
+                yield answer
+            finally:
+                answer.close()
 
-    async def _lost(self, lost: UpstreamLost) -> Failure:
+    async def _lost(self, call: ProxiedCall, lost: UpstreamLost) -> Failure:
         """What the client is told: the head knows better than a connection which worker was lost, and why."""
-        why = await self._upstream.upstream_broke(lost.what)
+        why = await call.upstream.upstream_broke(lost.what)
         _log.warning("upstream_lost", why=why)
-        retry = self._upstream.readiness.retry_after
+        retry = call.upstream.readiness.retry_after
         if not lost.taken:  # nothing was generated
             return Failure(503, why, type="unavailable_error", code="upstream_away", retry_after=retry)
         return Failure(502, why, type="server_error", code="upstream_lost", retry_after=retry)
-
-
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    """The next bytes, empty at the end. Raises UpstreamLost."""
-    try:
-        return await answer.content.readany()
-    except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamLost("llama-server exited during the answer", taken=True) from error
 
 
 def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
@@ -339,15 +319,18 @@ def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
 
 
 def _answer_headers(call: ProxiedCall, answer: aiohttp.ClientResponse) -> dict[str, str]:
-    headers = {"Content-Type": answer.headers.get("Content-Type", "application/json"), **call.headers}
+    kind = answer.headers.get("Content-Type", "application/json")
+    if answer.content_type not in _CONTENT_TYPES:
+        kind = "application/octet-stream"  # who answers may be another node: no page of its own runs here
+    headers = {"Content-Type": kind, **call.headers}
     if answer.status == 503:
         headers["Retry-After"] = "1"  # llama-server is loading, or busy
     return headers
 
 
 async def _failure_in(answer: aiohttp.ClientResponse) -> Failure:
-    """The failure that a plain answer to a stream request tells of; its status came too late."""
+    """The failure that a plain answer tells of, where its status comes too late."""
     held = bytearray()
-    while len(held) <= HELD_ANSWER_BYTES and (data := await _read(answer)):
+    while len(held) <= HELD_ANSWER_BYTES and (data := await read_some(answer)):
         held += data
     return told_failure(bytes(held)) or plain_failure(answer.status, bytes(held))

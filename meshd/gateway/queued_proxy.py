@@ -1,30 +1,66 @@
-"""Requests for answers of one llama-server: each waits for its turn, and what it took is noted."""
+"""Requests for answers: each waits for its turn at its llama-server, and what it took is noted."""
 
 import asyncio
+import time
 
 from aiohttp import web
 
 from meshd.gateway.accounts import Accounts
+from meshd.gateway.answer_queue import QueueLimits
 from meshd.gateway.failure import HttpRefusal
-from meshd.gateway.interface import Upstream
+from meshd.gateway.interface import GatewayConfig, Upstream
 from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.turns import Turns
 
 
-class QueuedProxy:
-    """`turns` and `proxy` are those of `upstream`; `accounts` may be others' as well."""
+class AllTurns:
+    """The queues of a gateway, one for each llama-server, made when it is first asked for."""
 
-    def __init__(self, upstream: Upstream, proxy: Proxy, turns: Turns, accounts: Accounts) -> None:
-        self._upstream = upstream
+    def __init__(self, config: GatewayConfig) -> None:
+        self._limits = _limits(config)
+        self._max_wait = config.max_wait_seconds
+        self._of: dict[Upstream, Turns] = {}
+
+    def of(self, upstream: Upstream) -> Turns | None:
+        """None where requests do not wait here; such an upstream may be of one request, and is not kept."""
+        if upstream.slots is None:
+            return None
+        if (turns := self._of.get(upstream)) is None:
+            turns = self._of[upstream] = Turns(
+                lambda: upstream.slots or 1,
+                limits=self._limits,
+                max_wait=self._max_wait,
+                clock=time.monotonic,
+            )
+        return turns
+
+    @property
+    def running(self) -> int:
+        """Requests whose turn has come."""
+        return sum(turns.running for turns in self._of.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose turn has not."""
+        return sum(turns.waiting for turns in self._of.values())
+
+
+class QueuedProxy:
+    """What `turns` let in goes through `proxy`, and to `accounts` when it ends."""
+
+    def __init__(self, proxy: Proxy, turns: AllTurns, accounts: Accounts) -> None:
         self._proxy = proxy
         self._turns = turns
         self._accounts = accounts
 
     async def forward(self, request: web.BaseRequest, call: ProxiedCall, key: bytes) -> web.StreamResponse:
         """As Proxy.forward, when its turn has come. `key`: the digest of the key that asks."""
+        turns = self._turns.of(call.upstream)
+        if turns is None:
+            return await self._proxy.forward(request, call)
         meter = call.meter
-        with self._turns.enter(key, len(call.body or b"")) as turn:
+        with turns.enter(key, len(call.body or b"")) as turn:
             try:
                 call.admission.queued = turn
                 response = await self._proxy.forward(request, call)
@@ -37,4 +73,18 @@ class QueuedProxy:
                 meter.hung_up()
                 raise
             finally:
-                self._accounts.answered(key, self._upstream.model_name, call.path, meter, turn)
+                self._accounts.answered(key, call.upstream.model_name, call.path, meter, turn)
+
+
+def _limits(config: GatewayConfig) -> QueueLimits:
+    """With several keys, none takes all places."""
+
+    def of_one(most: int) -> int:
+        return most if len(config.api_keys) < 2 else max(1, most * 3 // 4)
+
+    return QueueLimits(
+        requests=config.max_requests,
+        bytes=config.max_bodies_bytes,
+        requests_of_one=of_one(config.max_requests),
+        bytes_of_one=of_one(config.max_bodies_bytes),
+    )

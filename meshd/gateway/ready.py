@@ -3,10 +3,12 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 
+from meshd.base.unix_connect import connect_unix
 from meshd.gateway.events import answer_timings
 from meshd.gateway.interface import FindSampling, ReadyReport
 from meshd.gateway.upstream import open_session
@@ -40,7 +42,7 @@ async def one_token(
     cancels when the child has ended or time is up. Once it is past loading, an error, a broken
     connection or an answer without a token is a report with the reason.
     """
-    async with open_session(socket_path) as session:
+    async with open_session(partial(connect_unix, socket_path)) as session:
         while True:
             settings = await _settings(session)
             if settings is not None:
@@ -57,7 +59,7 @@ async def one_round(socket_path: Path, *, tries: int = _TRIES) -> float | None:
     to go it drafts nothing. The shortest of some tries; None if it does not tell, for one that is gone.
     """
     taken: list[float] = []
-    async with open_session(socket_path) as session:
+    async with open_session(partial(connect_unix, socket_path)) as session:
         for _ in range(tries):
             try:
                 async with session.post(f"{_HOST}/completion", json={**_REQUEST, "n_predict": 2}) as answer:

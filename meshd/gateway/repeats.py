@@ -10,12 +10,12 @@ _LOOK_SECONDS = 0.1
 
 
 class Repeats:
-    """Of one request; it waits for at most `seconds` each time."""
+    """Of one request; it waits for at most `seconds` each time. `at_once`: without that, too."""
 
-    def __init__(self, upstream: Upstream, seconds: float) -> None:
+    def __init__(self, upstream: Upstream, seconds: float, *, at_once: bool = False) -> None:
         self._upstream = upstream
         self._seconds = seconds
-        self._left = _REPEATS if seconds > 0 else 0
+        self._left = _REPEATS if seconds > 0 or at_once else 0
 
     async def allowed(self) -> bool:
         """True when the model is ready; False when it is not in time, or the request was lost too often."""

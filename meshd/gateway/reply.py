@@ -59,6 +59,17 @@ class StreamReply:
         async with self._lock:
             await self._write(data)
 
+    async def say(self, text: str) -> None:
+        """A comment between events, if the answer has begun. Raises ClientGone."""
+        if self.begun:
+            await self.send(_comment(text))
+
+    async def cut(self, why: str) -> None:
+        """Say why in a comment, and end the connection without the end of the answer. Raises ClientGone."""
+        await self.send(_comment(why))
+        if self._request.transport is not None:
+            self._request.transport.close()  # what was written still goes
+
     async def stop_comments(self) -> None:
         """No comment is under way when this returns, and none is sent until `allow_comments`."""
         self._quiet = True

@@ -17,21 +17,20 @@ from aiohttp import web
 from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
-from meshd.gateway.auth import KeyRing
+from meshd.gateway.auth import KeyRing, given_keys
 from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object
 from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
 from meshd.gateway.chat_page import PageFile
-from meshd.gateway.client_connections import RequestGate, Visitor
+from meshd.gateway.client_connections import RequestGate, Visitor, member_of
 from meshd.gateway.events import StreamForm
-from meshd.gateway.failure import Failure, HttpRefusal, not_ready
-from meshd.gateway.interface import Models, NamedModel, Upstream
+from meshd.gateway.failure import Failure, HttpRefusal
+from meshd.gateway.interface import Models, Upstream
 from meshd.gateway.one_model import TurnAtOnce
-from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers
+from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, check_ready
 from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.queued_proxy import QueuedProxy
 from meshd.gateway.remote_media import has_remote_media
-from meshd.model.status import ModelState
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +91,23 @@ class Tally:
         self.requests = 0
         self.tokens = 0
         self.active = 0
+        self._uses: Counter[Upstream] = Counter()
+
+    def requests_of(self, model: str) -> int:
+        return sum(count for one, count in self._uses.items() if one.model_name == model)
+
+    @contextmanager
+    def use_of(self, upstream: Upstream) -> Iterator[None]:
+        """A request to it, which it is told of."""
+        self._uses[upstream] += 1
+        upstream.requested(self._uses[upstream])
+        try:
+            yield
+        finally:
+            self._uses[upstream] -= 1
+            upstream.requested(self._uses[upstream])
+            if not self._uses[upstream]:
+                del self._uses[upstream]  # another node's API may be one for each request
 
     def add_tokens(self, count: int) -> None:
         self.tokens += count
@@ -104,8 +120,8 @@ class Router:
         self,
         *,
         models: Models,
-        proxies: Mapping[NamedModel, Proxy],
-        queued: Mapping[NamedModel, QueuedProxy],
+        proxy: Proxy,
+        queued: QueuedProxy,
         accounts: Accounts,
         guard: BrowserGuard,
         keys: KeyRing,
@@ -118,11 +134,10 @@ class Router:
     ) -> None:
         """`seeds`: requests without one get one, so that the same request gets the same answer."""
         self._models = models
-        self._proxies = proxies
+        self._proxy = proxy
         self._queued = queued
         self._accounts = accounts
         self._own = OwnAnswers(models)
-        self._uses: Counter[NamedModel] = Counter()
         self._guard = guard
         self._keys = keys
         self._bodies = bodies
@@ -194,7 +209,8 @@ class Router:
 
     def _check_key(self, request: web.BaseRequest) -> bytes:
         """The key's digest; empty where none is asked for."""
-        key = self._keys.match(request.headers)
+        member = member_of(request)
+        key = self._keys.match(request.headers) if member is None else member.key
         if key is None:
             message = "a valid API key is needed: `Authorization: Bearer KEY`"
             raise HttpRefusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
@@ -206,9 +222,7 @@ class Router:
     async def _pass_on(
         self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str], key: bytes
     ) -> web.StreamResponse:
-        only = self._models.only
-        if only is not None:
-            _check_ready(only.upstream)
+        self._own.check_ready()
         release = self._requests.take(key)
         if release is None:
             message = f"{self._tally.active} requests are already in progress"
@@ -216,8 +230,8 @@ class Router:
         self._tally.active += 1
         try:
             with ExitStack() as held:
-                if only is not None:
-                    held.enter_context(self._use_of(only))
+                if (only := self._models.only) is not None:
+                    held.enter_context(self._tally.use_of(only.upstream))
                 if route.method == "GET":
                     return await self._look(request, path, route, extra)
                 if route.computes:
@@ -232,11 +246,11 @@ class Router:
         self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str]
     ) -> web.StreamResponse:
         """At what a llama-server tells of itself; nothing is loaded for that."""
-        model = self._own.find(request.query.get("model"))
+        upstream = self._own.find(request.query.get("model"), given_keys(request.headers)).upstream
         self._tally.requests += 1
-        admission = CallAdmission(lambda: TurnAtOnce(model.upstream))
-        call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, admission)
-        return await self._proxies[model].forward(request, call)
+        admission = CallAdmission(lambda: TurnAtOnce(upstream))
+        call = ProxiedCall("GET", path, None, False, route.counts, route.form, extra, upstream, admission)
+        return await self._proxy.forward(request, call)
 
     async def _generate(
         self,
@@ -252,41 +266,36 @@ class Router:
         if has_remote_media(asked):
             message = "nothing is fetched for a request: send images and sounds as data URLs (`data:…`)"
             raise HttpRefusal(Failure(400, message, code="remote_media_not_allowed"))
-        model, stream = self._own.find(self._named(asked)), asked.get("stream") is True
+        model, stream = self._own.find(asked.get("model"), given_keys(request.headers)), asked.get("stream")
         may = route.counts and bool(asked) and len(body) <= LARGEST_COPY
         needs_seed = self._seeds and may and asked.get("seed") in (None, _ANY_SEED)
         wants = bool(asked.get("backend_sampling"))
         del asked  # it is far larger than the body, and the model may have to be waited for
-        added = partial(_added, model.upstream, body, seed=needs_seed, sampled=wants, may=may)
         if self._models.only is None:
-            held.enter_context(self._use_of(model))
-        else:
-            _check_ready(model.upstream)  # a slow body may have outlived the model
+            held.enter_context(self._tally.use_of(model.upstream))
+        if not self._models.on_demand:
+            check_ready(model.upstream.readiness)  # a slow body may have outlived the model
         admission = CallAdmission(model.turn)
         held.callback(admission.end)
         self._tally.requests += 1
-        counts, form = route.counts, route.form
-        began = asyncio.get_running_loop().time()
         call = ProxiedCall(
-            "POST", path, body, stream, counts, form, extra, admission, needs_seed, added, began
+            "POST",
+            path,
+            body,
+            stream is True,
+            route.counts,
+            route.form,
+            extra,
+            model.upstream,
+            admission,
+            cut=member_of(request) is not None,
+            own_seed=needs_seed,
+            added=partial(_added, model.upstream, body, seed=needs_seed, sampled=wants, may=may),
+            began=asyncio.get_running_loop().time(),
         )
         if route.computes:
-            return await self._queued[model].forward(request, call, key)
-        return await self._proxies[model].forward(request, call)
-
-    def _named(self, asked: Mapping[str, object]) -> object:
-        """The only model answers whatever a client calls it."""
-        return None if self._models.only is not None else asked.get("model")
-
-    @contextmanager
-    def _use_of(self, model: NamedModel) -> Iterator[None]:
-        self._uses[model] += 1
-        model.upstream.requested(self._uses[model])
-        try:
-            yield
-        finally:
-            self._uses[model] -= 1
-            model.upstream.requested(self._uses[model])
+            return await self._queued.forward(request, call, key)
+        return await self._proxy.forward(request, call)
 
 
 def _added(upstream: Upstream, body: bytes, *, seed: bool, sampled: bool, may: bool) -> dict[str, object]:
@@ -299,11 +308,6 @@ def _added(upstream: Upstream, body: bytes, *, seed: bool, sampled: bool, may: b
         message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
         raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
     return fields | sampling.added_to(parse_object(body)) if may else {}
-
-
-def _check_ready(upstream: Upstream) -> None:
-    if (now := upstream.readiness).state is not ModelState.READY:
-        raise HttpRefusal(not_ready(now))
 
 
 def _of_key(most: int, keys: KeyRing) -> Share:

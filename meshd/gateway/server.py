@@ -3,31 +3,26 @@
 import asyncio
 import ipaddress
 import socket
-import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from aiohttp import web
 
-from meshd.base.errors import UserError
+from meshd.base.errors import Broken, UserError
 from meshd.base.log import get
 from meshd.gateway.accounts import Accounts
 from meshd.gateway.answer_log import AnswerLog
-from meshd.gateway.answer_queue import QueueLimits
 from meshd.gateway.auth import KeyRing
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import BrowserGuard, normal_host
 from meshd.gateway.chat_page import load_page
 from meshd.gateway.client_connections import DoorServer, RequestGate
-from meshd.gateway.interface import GatewayConfig, GatewayStatus, Models, Upstream
+from meshd.gateway.interface import GatewayConfig, GatewayStatus, MemberCaller, Models
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
-from meshd.gateway.queued_proxy import QueuedProxy
+from meshd.gateway.queued_proxy import AllTurns, QueuedProxy
 from meshd.gateway.routes import Router, Tally
-from meshd.gateway.running_answers import RunningAnswers
-from meshd.gateway.turns import Turns
 from meshd.model.status import ModelState
 
 IDLE_CONNECTION_SECONDS = 75.0
@@ -77,7 +72,8 @@ class ApiPort:
 
 
 class Gateway:
-    """The API of one serving node, and its chat page. `claimed`: its port, else bound by `serve`."""
+    """The API of one node, and its chat page; implements MemberGate. `claimed`: its port, else bound by
+    `serve`."""
 
     def __init__(
         self,
@@ -92,13 +88,20 @@ class Gateway:
         self._config = config
         self._accounts = Accounts(config.api_keys, log=log, wall=wall)
         self._models = models
-        self._turns = {model: _turns(config, model.upstream) for model in models.all}
-        self._running = RunningAnswers()
-        self._waiting = RunningAnswers()
+        self._turns = AllTurns(config)
         self._claimed = claimed
         self._tally = Tally()
+        self._proxy = Proxy(
+            silence=config.keepalive_seconds,
+            count_tokens=self._tally.add_tokens,
+            continue_seconds=config.continue_seconds,
+            fails_over=config.fails_over,
+            on_demand=models.on_demand,
+        )
         self._page = load_page()
         self._port = config.port if claimed is None else claimed.port
+        self._server: DoorServer | None = None
+        self._keys = KeyRing(config.api_keys)
         self.started = asyncio.Event()
 
     @property
@@ -121,10 +124,36 @@ class Gateway:
             ready=any(one.upstream.readiness.state is ModelState.READY for one in self._models.all),
             requests=self._tally.requests,
             tokens=self._tally.tokens,
-            running=sum(turns.running for turns in self._turns.values()),
-            waiting=sum(turns.waiting for turns in self._turns.values()),
+            running=self._turns.running,
+            waiting=self._turns.waiting,
             keys=self._accounts.status,
+            reason=self._models.readiness.reason,
         )
+
+    def requests_of(self, model: str) -> int:
+        """See MemberGate."""
+        return self._tally.requests_of(model)
+
+    @property
+    def key_digests(self) -> Sequence[bytes]:
+        """See MemberGate."""
+        return self._keys.digests
+
+    async def take(self, connection: socket.socket, member: MemberCaller) -> None:
+        """See MemberGate."""
+        connection.setblocking(False)
+        if (server := self._server) is None:
+            connection.close()
+            raise Broken("the API is starting or stopping")
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: server(member), connection)
+        except OSError as error:
+            connection.close()
+            raise Broken(f"the connection was lost immediately: {error}") from None
+        except BaseException:
+            connection.close()
+            raise
 
     async def serve(self) -> None:
         """Listen and answer until cancelled; returns when every connection is closed.
@@ -136,26 +165,10 @@ class Gateway:
         self._port = claimed.port
         bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         door = RequestGate()
-        proxies = {
-            model: Proxy(
-                model.upstream,
-                silence=config.keepalive_seconds,
-                count_tokens=self._tally.add_tokens,
-                continue_seconds=config.continue_seconds,
-                running=self._running,
-                waiting=self._waiting,
-                on_demand=self._models.only is None,
-            )
-            for model in self._models.all
-        }
-        queued = {
-            model: QueuedProxy(model.upstream, proxy, self._turns[model], self._accounts)
-            for model, proxy in proxies.items()
-        }
         router = Router(
             models=self._models,
-            proxies=proxies,
-            queued=queued,
+            proxy=self._proxy,
+            queued=QueuedProxy(self._proxy, self._turns, self._accounts),
             accounts=self._accounts,
             guard=claimed.guard,
             keys=claimed.keys,
@@ -164,19 +177,19 @@ class Gateway:
             max_requests=config.max_requests,
             door=door,
             page=self._page,
-            seeds=config.continue_seconds > 0,
+            seeds=config.continue_seconds > 0 or config.fails_over,
         )
-        async with AsyncExitStack() as opened:
-            await self._accounts.open()
-            opened.callback(self._accounts.close)
-            for proxy in proxies.values():
-                await opened.enter_async_context(proxy)
+        await self._accounts.open()
+        try:
             await self._run(router, door, claimed.sockets)
+        finally:
+            self._accounts.close()
 
     async def _run(self, router: Router, door: RequestGate, sockets: list[socket.socket]) -> None:
         server = DoorServer(door, router.handle, idle=IDLE_CONNECTION_SECONDS)
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
+        self._server = server
         try:
             for listener in sockets:
                 await web.SockSite(runner, listener).start()
@@ -185,8 +198,8 @@ class Gateway:
             await door.serve()
         finally:
             self.started.clear()
-            for answers in (self._waiting, self._running):
-                answers.end_all("meshd is stopping")
+            self._server = None
+            self._proxy.end_all("meshd is stopping")
             transports = [connection.transport for connection in server.connections]
             try:
                 await runner.cleanup()
@@ -196,23 +209,6 @@ class Gateway:
                 for transport in transports:
                     if transport is not None:
                         transport.abort()  # bytes that a client never took would keep it open
-
-
-def _turns(config: GatewayConfig, upstream: Upstream) -> Turns:
-    """With several keys, none takes all places."""
-
-    def of_one(most: int) -> int:
-        return most if len(config.api_keys) < 2 else max(1, most * 3 // 4)
-
-    limits = QueueLimits(
-        requests=config.max_requests,
-        bytes=config.max_bodies_bytes,
-        requests_of_one=of_one(config.max_requests),
-        bytes_of_one=of_one(config.max_bodies_bytes),
-    )
-    return Turns(
-        lambda: upstream.slots, limits=limits, max_wait=config.max_wait_seconds, clock=time.monotonic
-    )
 
 
 def _own_names() -> tuple[str, ...]:

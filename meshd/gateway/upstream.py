@@ -1,52 +1,45 @@
-"""Connections to llama-server's unix socket.
-
-One for each request (`Connection: close`). A full accept queue is waited for: asyncio would take such
-a connection for made, its first write would fail, and a busy llama-server would look like a dead one.
-"""
+"""Speaks HTTP with what is behind the gateway, over connections that somebody else makes."""
 
 import asyncio
 import socket
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
+from meshd.base.errors import MeshdError
+
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.tracing import Trace
 
-_READ_BYTES = 64 << 10  # aiohttp stops reading from llama-server at twice this
-QUEUE_FULL_SECONDS = 0.01  # until the next try; the kernel does not tell when there is room
+_READ_BYTES = 64 << 10  # aiohttp stops reading at twice this
+
+Connect = Callable[[], Awaitable[socket.socket]]
 
 
-async def connect(path: Path, *, pause: float = QUEUE_FULL_SECONDS) -> socket.socket:
-    """A connected, non-blocking unix socket. Waits while the accept queue is full. Raises OSError."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.setblocking(False)
-        while True:
-            try:
-                connection.connect(str(path))
-            except BlockingIOError:
-                # Linux says EAGAIN, and polling the socket does not help (unix(7), connect(2))
-                await asyncio.sleep(pause)
-            else:
-                return connection
-    except BaseException:
-        connection.close()
-        raise
+class UpstreamLost(MeshdError):
+    """llama-server went away, or cannot answer; `taken` tells whether it had the request by then."""
+
+    def __init__(self, what: str, *, taken: bool) -> None:
+        super().__init__(what)
+        self.taken = taken
 
 
-class _PatientConnector(aiohttp.UnixConnector):
-    """aiohttp's connector for unix sockets with `connect` above."""
+class _GivenConnector(aiohttp.UnixConnector):
+    """aiohttp's connector for unix sockets, with connections that somebody else makes."""
+
+    def __init__(self, connect: Connect) -> None:
+        super().__init__("/", limit=0, force_close=True)
+        self._connect_one = connect
 
     async def _create_connection(
         self, req: "ClientRequest", traces: "list[Trace]", timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
         loop = asyncio.get_running_loop()
         try:
-            connection = await connect(Path(self.path))
+            connection = await self._connect_one()
             try:
                 _, protocol = await loop.create_unix_connection(
                     lambda: ResponseHandler(loop), sock=connection
@@ -59,12 +52,36 @@ class _PatientConnector(aiohttp.UnixConnector):
         return protocol
 
 
-def open_session(path: Path) -> aiohttp.ClientSession:
-    """A client session for the llama-server at `path`, without timeouts; close it when done."""
+def open_session(connect: Connect) -> aiohttp.ClientSession:
+    """A client session over connections that `connect` makes, without timeouts; close it when done."""
     return aiohttp.ClientSession(
-        connector=_PatientConnector(str(path), limit=0, force_close=True),
+        connector=_GivenConnector(connect),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         read_bufsize=_READ_BYTES,
     )
+
+
+async def send_call(
+    session: aiohttp.ClientSession, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+) -> aiohttp.ClientResponse:
+    """Returns when the answer has begun. Raises UpstreamLost."""
+    try:
+        return await session.request(
+            method, f"http://localhost{path}", data=body, headers=headers, allow_redirects=False
+        )
+    except aiohttp.ClientConnectorError as error:
+        raise UpstreamLost(f"llama-server cannot be reached: {error.os_error}", taken=False) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise UpstreamLost("llama-server exited before it answered", taken=True) from error
+    except MeshdError as error:
+        raise UpstreamLost(error.what, taken=False) from error
+
+
+async def read_some(answer: aiohttp.ClientResponse) -> bytes:
+    """The next bytes, empty at the end. Raises UpstreamLost."""
+    try:
+        return await answer.content.readany()
+    except (aiohttp.ClientError, OSError) as error:
+        raise UpstreamLost("llama-server exited during the answer", taken=True) from error

@@ -60,7 +60,10 @@ class JoinTransports(Protocol[P_co]):
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What this node may use to join. `has_udp`: the UDP port of the mesh is its own."""
+    """What this node may use to join. `has_udp`: the UDP port of the mesh is its own.
+
+    `founds_mesh`: without a token it founds one, if it is in none.
+    """
 
     name: str
     role: str
@@ -69,6 +72,7 @@ class JoinOptions:
     mdns: bool
     local_only: bool
     has_udp: bool
+    founds_mesh: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,12 @@ class Enrolment(Generic[P]):
         gets one."""
         present = self._home.load_membership()
         if not token:
+            if present is None and not self._options.founds_mesh:
+                raise UserError(
+                    "this node is not in a mesh yet",
+                    hint=f"run `meshd {self._options.role} --join TOKEN`, with the token that `meshd worker` "
+                    "or `meshd serve` printed",
+                )
             if present is None:
                 present = self._home.found_mesh(now=self._wall_clock(), random=self._random)
                 LOG.info("mesh_founded", mesh=present.mesh.short)

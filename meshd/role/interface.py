@@ -60,7 +60,7 @@ class TunnelRequest:
     """The child has the other end of this one, which the tunnel owns."""
     endpoint: str
     """What the child calls it."""
-    inspector: Inspector
+    inspector: Inspector | None
     on_broken: Callable[[MeshdError], None]
     compressed: int = 0
     """The version of compressed streams that the peer takes, 0 for none; its path decides on its use."""
@@ -78,7 +78,7 @@ class Join(Protocol):
         stream: Stream,
         end: socket,
         *,
-        inspector: Inspector,
+        inspector: Inspector | None,
         on_broken: Callable[[MeshdError], None],
         flow: Flow | None = None,
         asks: bool = False,

@@ -33,7 +33,7 @@ class JoinedTunnel:
         metadata: Mapping[str, MetadataValue],
         end: socket.socket,
         endpoint: str,
-        inspector: Inspector,
+        inspector: Inspector | None,
         on_broken: Callable[[MeshdError], None],
         compresses: Callable[[], bool] = lambda: False,
         flow: Flow | None = None,
@@ -106,12 +106,12 @@ async def join(
     stream: Stream,
     end: socket.socket,
     *,
-    inspector: Inspector,
+    inspector: Inspector | None,
     on_broken: Callable[[MeshdError], None],
     flow: Flow | None = None,
     asks: bool = False,
 ) -> None:
-    """Connect a stream that came with `end`, which is ours from now on, past `inspector`.
+    """Connect a stream that came with `end`, which is ours from now on, past `inspector`, if there is one.
 
     `flow` is told who waits. `asks`: it is the child that answers, and the peer that asks (see
     base.wakeful_loop.Conversation).
@@ -130,7 +130,7 @@ async def join(
 async def _carry(
     end: socket.socket,
     stream: Stream,
-    inspector: Inspector,
+    inspector: Inspector | None,
     counter: Counter,
     on_broken: Callable[[MeshdError], None],
     *,

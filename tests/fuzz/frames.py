@@ -8,7 +8,7 @@ from meshd.base.errors import Closed, RemoteProtocolError
 from meshd.mux.config import Priority
 from meshd.mux.events import DataReceived, StreamOpened
 from meshd.mux.session import Session
-from meshd.wire import capacity, hello, joining, lease, models, news
+from meshd.wire import capacity, hello, joining, lease, models, news, serving
 from meshd.wire.frame import FrameParser, HelloReader, data_header, encode, encode_hello
 from meshd.wire.frame_types import (
     Ack,
@@ -290,6 +290,17 @@ TARGETS = (
         ),
         _reader(models.decode),
         4,
+    ),
+    _target(
+        "serving",
+        _messages(
+            serving.ServingTold((serving.ApiModel("glm", "ready", True, "loaded", 2, 4, bytes(32)),)),
+            serving.ServingTold(
+                (serving.ApiModel("tiny", "failed", False, "no memory", aliases=("a", "b")),), asks_key=True
+            ),
+        ),
+        _reader(serving.decode),
+        3,
     ),
     Target(
         name="pieces",

@@ -18,7 +18,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from meshd.base.tasks import Owner
-from meshd.gateway.interface import AnswerTimings, GatewayConfig, Readiness
+from meshd.base.unix_connect import connect_unix
+from meshd.gateway.interface import AnswerTimings, GatewayConfig, ModelWish, Readiness
 from meshd.gateway.one_model import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
@@ -155,7 +156,24 @@ def pours(piece: bytes, *, least: int) -> Answer:
     return answer
 
 
-@dataclass
+class OneByOne:
+    """Answers when it is told to, the oldest request first; notes whose requests came."""
+
+    def __init__(self, said: object = None) -> None:
+        self.came: list[str] = []
+        self._said = {} if said is None else said
+        self._go = asyncio.Semaphore(0)
+
+    async def __call__(self, server: "FakeServer", _request: web.BaseRequest) -> web.StreamResponse:
+        self.came.append(json.loads(server.seen[-1][3])["user"])
+        await self._go.acquire()
+        return web.json_response(self._said)
+
+    def answer_one(self) -> None:
+        self._go.release()
+
+
+@dataclass(eq=False)
 class FakeUpstream:
     """What the serve role will be to the gateway."""
 
@@ -169,6 +187,12 @@ class FakeUpstream:
     answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)  # and whether each was alone
     active: list[int] = field(default_factory=list)
     slots: int = 4
+
+    async def connect(self) -> socket.socket:
+        return await connect_unix(self.socket_path)
+
+    def is_refusal(self, status: int) -> bool:
+        return False
 
     async def upstream_broke(self, why: str) -> str:
         self.broke.append(why)
@@ -299,10 +323,16 @@ class FakeModels:
 
     all: list[FakeModel]
     only: None = None
+    on_demand: bool = True
 
-    def find(self, name: str) -> FakeModel | None:
+    @property
+    def readiness(self) -> Readiness:
+        states = {one.state for one in self.all}
+        return Readiness(ModelState.FAILED if states == {ModelState.FAILED} else ModelState.READY, "")
+
+    def find(self, wish: ModelWish) -> FakeModel | None:
         known = {called: one for one in self.all for called in (one.name, *one.aliases)}
-        return known.get(name) if name else self.all[0]
+        return known.get(wish.model) if wish.model else self.all[0]
 
     @property
     def statuses(self) -> list[ModelStatus]:

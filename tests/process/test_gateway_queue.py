@@ -22,6 +22,7 @@ from tests.process.gateway_fake import (
     DONE,
     FakeServer,
     FakeUpstream,
+    OneByOne,
     World,
     begin_stream,
     chunk,
@@ -36,22 +37,6 @@ from tests.process.test_gateway_answers import COMPLETION
 AGENT, CHAT = "sk-agent-12345", "sk-chat-123456"
 KEYS = (ApiKey(AGENT, "agent"), ApiKey(CHAT, "chat"))
 NOON = 20000 * 86400 + 43200.0
-
-
-class OneByOne:
-    """Answers when it is told to, the oldest request first; notes whose requests came."""
-
-    def __init__(self) -> None:
-        self.came: list[str] = []
-        self._go = asyncio.Semaphore(0)
-
-    async def __call__(self, server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
-        self.came.append(json.loads(server.seen[-1][3])["user"])
-        await self._go.acquire()
-        return web.json_response(COMPLETION)
-
-    def answer_one(self) -> None:
-        self._go.release()
 
 
 async def ask(here: World, key: str, user: str = "", **extra: object) -> tuple[int, dict[str, object]]:
@@ -87,7 +72,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 def test_fifty_requests_of_one_key_do_not_delay_the_one_of_another() -> None:
     async def scenario() -> None:
-        server = OneByOne()
+        server = OneByOne(COMPLETION)
         async with world(server, config=GatewayConfig(port=0, api_keys=KEYS)) as here:
             here.upstream.slots = 2
             flood = [asyncio.ensure_future(ask(here, AGENT, "agent")) for _ in range(50)]
@@ -108,7 +93,7 @@ def test_fifty_requests_of_one_key_do_not_delay_the_one_of_another() -> None:
 
 def test_what_computes_nothing_does_not_wait() -> None:
     async def scenario() -> None:
-        server = OneByOne()
+        server = OneByOne(COMPLETION)
         async with world(server) as here:
             here.upstream.slots = 1
             first = asyncio.ensure_future(ask(here, AGENT, "first"))
@@ -124,7 +109,7 @@ def test_what_computes_nothing_does_not_wait() -> None:
 
 def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
     async def scenario() -> None:
-        server = OneByOne()
+        server = OneByOne(COMPLETION)
         config = GatewayConfig(port=0, keepalive_seconds=0.02, continue_seconds=5.0)
         async with world(server, config=config) as here:
             here.upstream.slots = 1
@@ -147,7 +132,7 @@ def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
 
 def test_a_client_that_hangs_up_leaves_the_queue() -> None:
     async def scenario() -> None:
-        server = OneByOne()
+        server = OneByOne(COMPLETION)
         async with world(server) as here:
             here.upstream.slots = 1
             first = asyncio.ensure_future(ask(here, AGENT, "first"))
@@ -168,7 +153,7 @@ def test_a_client_that_hangs_up_leaves_the_queue() -> None:
 
 def test_a_request_whose_turn_does_not_come_in_time_is_told_so() -> None:
     async def scenario() -> None:
-        server = OneByOne()
+        server = OneByOne(COMPLETION)
         async with world(server, config=GatewayConfig(port=0, max_wait_seconds=0.05)) as here:
             here.upstream.slots = 1
             first = asyncio.ensure_future(ask(here, AGENT, "first"))
@@ -213,7 +198,7 @@ def test_a_stream_that_waits_is_told_its_place() -> None:
 def test_waiting_requests_end_when_the_gateway_stops() -> None:
     async def scenario() -> None:
         async with aiohttp.ClientSession() as http:
-            async with world(OneByOne()) as here:
+            async with world(OneByOne(COMPLETION)) as here:
                 here.upstream.slots = 1
                 there = replace(here, http=http)  # a session that outlives the gateway
                 first = asyncio.ensure_future(ask(there, AGENT, "first"))
@@ -229,7 +214,7 @@ def test_waiting_requests_end_when_the_gateway_stops() -> None:
 
 def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait() -> None:
     async def scenario() -> None:
-        server = OneByOne()
+        server = OneByOne(COMPLETION)
         async with world(server) as here:
             here.upstream.slots = 1
             first = asyncio.ensure_future(ask(here, AGENT, "first"))
@@ -273,7 +258,7 @@ def test_limits_of_a_key(limits: KeyLimits, status: int, code: str | None, kind:
 
 def test_requests_of_a_key_at_a_time() -> None:
     async def scenario() -> None:
-        server, keys = OneByOne(), (ApiKey(AGENT, "agent", KeyLimits(concurrent=1)), KEYS[1])
+        server, keys = OneByOne(COMPLETION), (ApiKey(AGENT, "agent", KeyLimits(concurrent=1)), KEYS[1])
         async with world(server, config=GatewayConfig(port=0, api_keys=keys)) as here:
             first = asyncio.ensure_future(ask(here, AGENT, "a"))
             await until(here, running=1, waiting=0)

@@ -13,8 +13,9 @@ from meshd.bench.interface import BenchOutput
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.demo.interface import DemoOutput
-from meshd.gateway.interface import Models, ModelTurn, NamedModel, Upstream
-from meshd.gateway.one_model import OneModel, TurnAtOnce
+from meshd.gateway.interface import MemberGate, Models, ModelTurn, NamedModel, Upstream
+from meshd.gateway.one_model import OneModel, PlainModel, TurnAtOnce
+from meshd.gateway.server import Gateway
 from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.interface import Dialer, Link, Listener, Signals
 from meshd.link.tcp.dial import TcpDialer, TcpLink
@@ -31,6 +32,8 @@ from meshd.process.child import OwnedChild
 from meshd.process.handover import DescriptorSender, ReportPipe
 from meshd.process.interface import Child
 from meshd.rendezvous.book import AddressBook
+from meshd.role.client.api_client import ApiClient
+from meshd.role.client.head_call import HeadCall
 from meshd.role.head.cycle import Serve
 from meshd.role.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
 from meshd.role.models.model_pool import ModelOnDemand, ModelPool, PoolTurn
@@ -170,6 +173,10 @@ def one_of_several(one: ModelOnDemand) -> NamedModel:
     return one
 
 
+def plain_model(one: PlainModel) -> NamedModel:
+    return one
+
+
 def turn_at_once(one: TurnAtOnce) -> ModelTurn:
     return one
 
@@ -183,6 +190,22 @@ def pool(one: ModelPool) -> RunningRole:
 
 
 def upstream(one: Serve) -> Upstream:
+    return one
+
+
+def head_call(one: HeadCall) -> Upstream:
+    return one
+
+
+def api_client(one: ApiClient) -> Models:
+    return one
+
+
+def client_role(one: ApiClient) -> RunningRole:
+    return one
+
+
+def member_gate(one: Gateway) -> MemberGate:
     return one
 
 
@@ -207,12 +230,17 @@ FITS: tuple[Callable[..., object], ...] = (
     one_model,
     several_models,
     one_of_several,
+    plain_model,
     turn_at_once,
     turn_in_a_pool,
     pool,
     demo_output,
     bench_output,
     upstream,
+    head_call,
+    api_client,
+    client_role,
+    member_gate,
     router,
     net_check,
     signals,

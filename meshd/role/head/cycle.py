@@ -11,11 +11,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from socket import socket
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
+from meshd.base.unix_connect import connect_unix
 from meshd.gateway.interface import AnswerTimings, Readiness
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_sampling import DeviceSampling
@@ -54,7 +56,7 @@ LOG = log.get("serve")
 
 
 class Serve:
-    """Implements Role, and gateway.interface.Upstream."""
+    """Implements Role, and Upstream of gateway.interface."""
 
     def __init__(
         self,
@@ -91,9 +93,17 @@ class Serve:
 
     # Upstream.
 
+    async def connect(self) -> socket:
+        """See Upstream: to llama-server."""
+        return await connect_unix(self.socket_path)
+
+    def is_refusal(self, status: int) -> bool:
+        """See Upstream. What llama-server says is the answer."""
+        return False
+
     @property
     def socket_path(self) -> Path:
-        """See Upstream."""
+        """Of llama-server: it never changes for one daemon, though the process may."""
         return self._runtime.paths.sockets / self._options.socket
 
     @property
@@ -181,8 +191,19 @@ class Serve:
             tunnels = self._run.tunnels
         elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
             children = [self._server_died.as_child(self._restarts, self._server_failures)]
+        return RoleStatus(
+            children=children,
+            tunnels=tunnels,
+            model=self.model_status,
+            unfit=self._history.own_devices.notes,
+            is_computing=self._run is not None and self._run.loaded,
+        )
+
+    @property
+    def model_status(self) -> ModelStatus:
+        """The model, as status and members are told of it."""
         loaded, readiness = self._loaded, self.readiness
-        model = ModelStatus(
+        return ModelStatus(
             name=self.model_name,
             fingerprint=self._index.fingerprint if self._index is not None else "",
             state=readiness.state,
@@ -199,13 +220,6 @@ class Serve:
             speculation=self._history.speculation.status() if loaded.seconds is not None else None,
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
-        )
-        return RoleStatus(
-            children=children,
-            tunnels=tunnels,
-            model=model,
-            unfit=self._history.own_devices.notes,
-            is_computing=self._run is not None and self._run.loaded,
         )
 
     def _bytes_per_token(self) -> float | None:

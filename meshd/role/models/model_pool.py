@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.gateway.interface import Readiness
+from meshd.gateway.interface import ModelWish, Readiness
 from meshd.model.status import ModelState, ModelStatus
 from meshd.role.head.cycle import TRY_AGAIN_SECONDS, Serve
 from meshd.role.head.explain import Explained
@@ -129,6 +129,7 @@ class ModelPool:
     """Implements RunningRole, and gateway.interface.Models. The first model is the default."""
 
     only = None
+    on_demand = True
 
     def __init__(self, models: Sequence[PooledModel]) -> None:
         self._models = [ModelOnDemand(self, one) for one in models]
@@ -147,9 +148,16 @@ class ModelPool:
         """See Models."""
         return self._models
 
-    def find(self, name: str) -> ModelOnDemand | None:
+    @property
+    def readiness(self) -> Readiness:
         """See Models."""
-        return self._names.get(name) if name else self._models[0]
+        if any(one.upstream.readiness.state is not ModelState.FAILED for one in self._models):
+            return Readiness(ModelState.READY, "")
+        return Readiness(ModelState.FAILED, "no model can be served")
+
+    def find(self, wish: ModelWish) -> ModelOnDemand | None:
+        """See Models."""
+        return self._names.get(wish.model) if wish.model else self._models[0]
 
     @property
     def statuses(self) -> Sequence[ModelStatus]:
@@ -157,8 +165,7 @@ class ModelPool:
         return [self._status(one) for one in self._models]
 
     def _status(self, model: ModelOnDemand) -> ModelStatus:
-        status, (running, waiting) = model.upstream.status.model, self._policy.counts(model.name)
-        assert status is not None  # a head has one
+        status, (running, waiting) = model.upstream.model_status, self._policy.counts(model.name)
         rule = model.given.rule
         of_requests = replace(status, running=running, waiting=waiting)
         return replace(of_requests, aliases=model.given.aliases, group=rule.group, ttl_s=int(rule.ttl))

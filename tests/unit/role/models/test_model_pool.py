@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.gateway.interface import Readiness
+from meshd.gateway.interface import ModelWish, Readiness
 from meshd.model.status import ModelState
 from meshd.role.head.cycle import TRY_AGAIN_SECONDS, Serve
 from meshd.role.models.load_policy import IDLE_TURN_SECONDS, LEAST_TURN_SECONDS, PATIENCE_SECONDS, ModelRule
@@ -39,7 +39,7 @@ class Rig:
         return PooledModel(rule, head, aliases=(f"{name}-alias",), preload=name in preload)
 
     def model(self, name: str) -> ModelOnDemand:
-        found = self.pool.find(name)
+        found = self.pool.find(ModelWish(name))
         assert found is not None
         return found
 
@@ -135,8 +135,9 @@ def test_two_models_of_a_group_are_on_one_worker_at_once(tmp_path: Path) -> None
 def test_names_aliases_and_the_default(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, GROUP) as here:
-            assert here.pool.find("") is here.pool.find("a") is here.pool.find("a-alias")
-            assert here.pool.find("nobody") is None
+            found = [here.pool.find(ModelWish(name)) for name in ("", "a", "a-alias")]
+            assert found == [here.pool.all[0]] * 3
+            assert here.pool.find(ModelWish("nobody")) is None
             status = here.pool.statuses[1]
             assert (status.name, status.aliases, status.group) == ("b", ("b-alias",), "g")
             assert here.model("b").upstream.model_name == "b"

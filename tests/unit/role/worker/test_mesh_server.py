@@ -156,9 +156,11 @@ def test_one_that_we_reach_is_handed_over_and_then_it_is_complete(tmp_path: Path
                 {"lease": LEASE},
             )
             assert tunnel.asked.endpoint == "3"
-            assert tunnel.asked.inspector.to_peer(talk.pushed()) == talk.pushed()
+            inspector = tunnel.asked.inspector
+            assert inspector is not None
+            assert inspector.to_peer(talk.pushed()) == talk.pushed()
             with pytest.raises(RemoteProtocolError):
-                tunnel.asked.inspector.from_peer(talk.write())
+                inspector.from_peer(talk.write())
             (asked,) = other.streams
             assert dict(asked.metadata) == {"lease": LEASE, "ask": 1}
             ours = tunnel.asked.end
