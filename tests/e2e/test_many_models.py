@@ -155,3 +155,23 @@ def test_an_answer_goes_on_while_another_model_is_waited_for(tmp_path: Path) -> 
             assert await other == stock_text(small(), TOKENS)
 
     play(check())
+
+
+def test_members_ask_for_models_that_are_loaded_for_them(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with gateway(tmp_path, SMOL, TINY) as (fleet, head, worker):
+            spec = fleet.spec("client", "client", "--port", "0", token=await worker.token())
+            client = await fleet.start(spec)
+            status = await client.until(lambda status: status.api is not None and status.api.ready)
+            assert set(states(await head.status()).values()) == {"unloaded"}
+            listed = await api_of(status).ask("GET", "/v1/models")
+            assert isinstance(data := listed.body["data"], list)
+            assert [one["id"] for one in data] == ["smol", "tiny"]
+            for name, model, text in (("tiny", "tiny", small()), ("gpt-4o-mini", "smol", smollm2())):
+                assert await named(status, name).complete(PROMPT, TOKENS) == stock_text(text, TOKENS)
+                now = states(await head.status())
+                assert [key for key, state in now.items() if state == "ready"] == [model]
+            refused = await api_of(status).ask("POST", "/v1/completions", {"model": "big", "prompt": "x"})
+            assert refused.status == 404 and "`smol`, `tiny`" in str(refused.body)
+
+    play(check())
