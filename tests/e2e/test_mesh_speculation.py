@@ -77,8 +77,8 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
 
 
 def test_an_answer_that_drafts_goes_on_when_llama_server_is_lost(tmp_path: Path) -> None:
-    """Not compared with a text without drafts: tokens that are checked together round otherwise than one by one,
-    and two of them are nearly as likely here (docs/limitations.md).
+    """Not compared with a text without drafts: what is checked together rounds otherwise than one by one,
+    and two tokens are nearly as likely here (docs/limitations.md).
     """
 
     async def check() -> None:
