@@ -14,7 +14,6 @@ from meshd.model.gguf import Header
 
 CELL_PADDING = 256  # llama-context.cpp: n_ctx = GGML_PAD(n_ctx, 256)
 _STATE_BYTES = 4  # GGML_TYPE_F32 in create_memory
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST_IN_A_FIELD = 1 << 32  # of anything one header field gives; keeps hostile numbers out of the sums
 
 

@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from meshd.model.cache import MAX_LAYERS
-
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _RANGE = re.compile(r"(?P<node>[^=\s]+)=(?P<first>[0-9]{1,4})(-(?P<last>[0-9]{1,4}))?")
 
 

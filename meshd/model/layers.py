@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from meshd.base.errors import UserError
-from meshd.model.cache import MAX_LAYERS, Hyperparameters, ModelCache, model_cache
+from meshd.model.cache import Hyperparameters, ModelCache, model_cache
 from meshd.model.gguf import Header, TensorInfo
+from meshd.model.layer_range import MAX_LAYERS
 
 DEFAULT_CONTEXT = 8192  # tokens; more only when asked for: the cache of a long context fills a machine
 _BLOCK = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,4})\.")

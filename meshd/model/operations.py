@@ -6,9 +6,10 @@ With the types, row lengths and heads of the model itself. What they mean: docs/
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from meshd.model.cache import MAX_LAYERS, ContextShape, Hyperparameters
+from meshd.model.cache import ContextShape, Hyperparameters
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.model.gguf import Header, TensorInfo
+from meshd.model.layer_range import MAX_LAYERS
 from meshd.wire.limits import MAX_OPERATIONS
 
 MAX_LENGTHS = 4  # of rows, for one operation and type: kernels differ by type, hardly by length

@@ -97,7 +97,9 @@ def test_clients_of_two_models_that_exclude_each_other_all_get_their_answers(tmp
                 for _ in range(2):
                     assert await named(status, name).complete(PROMPT, TOKENS) == expected[name]
 
-            streams = [named(status, name).stream(PROMPT, LONG) for name in expected]
+            # first in their queues: who waits for a turn is not told of memory
+            streams = [asyncio.create_task(named(status, name).stream(PROMPT, LONG)) for name in expected]
+            await head.until(lambda status: status.api is not None and status.api.requests == 2)
             got = await asyncio.gather(*map(client, expected), *streams)
             assert [(one.done, one.error) for one in got if isinstance(one, Streamed)] == [(True, "")] * 2
             waited = [one.comments for one in got if isinstance(one, Streamed)]
