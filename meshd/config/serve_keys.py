@@ -265,7 +265,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         metavar="auto|off",
         help="whether llama-server drafts several tokens and checks them in one round: auto, as far as that "
         "is faster; or off",
-        more="The text stays the same. Options of llama-server for it, after `--`, decide instead.",
+        more="Each token is the model's own. Options of llama-server for it, after `--`, decide instead.",
     ),
     Key(
         section="serve",

@@ -75,7 +75,7 @@ class Serve:
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
         self._loaded = LoadedModel()
-        self._slots = 1
+        self._slots = max(1, options.slots)  # until a plan says how many fit
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
         self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
