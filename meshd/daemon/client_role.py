@@ -11,8 +11,6 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.serve_role import claim_api
 from meshd.gateway.interface import GatewayConfig
-from meshd.role.client.api_client import ApiClient, check_may_use
-from meshd.role.client.follow_heads import HeadFollower
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.on_demand import open_on_demand
 
@@ -62,6 +60,8 @@ class ClaimedClient:
         """See ClaimedRole."""
         from meshd.gateway.one_model import PlainModel
         from meshd.gateway.server import Gateway
+        from meshd.role.client.api_client import ApiClient, check_may_use
+        from meshd.role.client.follow_heads import HeadFollower
 
         check_may_use(member.membership.roles)
         open_stream = partial(open_on_demand, runtime.mesh, metadata={})

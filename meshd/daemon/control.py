@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshd import __version__
 from meshd.admin.api import (
@@ -55,9 +56,7 @@ from meshd.base.errors import UserError
 from meshd.daemon.models import ModelExchange
 from meshd.daemon.network_state import NetworkState
 from meshd.daemon.pausing import Pausing
-from meshd.daemon.planning import Planning
 from meshd.daemon.tunnels import TunnelAnswers
-from meshd.daemon.why_view import why_reply
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
@@ -68,10 +67,13 @@ from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS
-from meshd.role.head.explain import Explained
 from meshd.role.interface import RunningRole
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
+
+if TYPE_CHECKING:
+    from meshd.daemon.planning import Planning
+    from meshd.role.head.explain import Explained
 
 _STATM = Path("/proc/self/statm")
 
@@ -93,8 +95,8 @@ class Parts:
     relays: Sequence[RelayHint]
     accept: Callable[[str], Reply]
     network_state: NetworkState
-    planning: Planning
-    explain: Callable[[], Awaitable[Explained | None]] | None
+    planning: "Callable[[], Planning]"
+    explain: "Callable[[], Awaitable[Explained | None]] | None"
     pausing: Pausing
     models: ModelExchange
     gateway: Callable[[], GatewayStatus | None]
@@ -222,11 +224,11 @@ class DaemonControl(TunnelAnswers):
 
     @CapacityRequest.answer
     async def capacity(self, request: CapacityRequest) -> CapacityReply:
-        return await self._parts.planning.capacity(again=request.again)
+        return await self._parts.planning().capacity(again=request.again)
 
     @PlanRequest.answer
     async def plan(self, request: PlanRequest) -> PlanReply:
-        return await self._parts.planning.plan(request)
+        return await self._parts.planning().plan(request)
 
     @WhyRequest.answer
     async def why(self, request: WhyRequest) -> WhyReply:
@@ -240,6 +242,8 @@ class DaemonControl(TunnelAnswers):
             raise UserError(
                 "nothing was answered yet since the model was loaded", hint="ask it something first"
             )
+        from meshd.daemon.why_view import why_reply  # a worker does without what it takes
+
         return why_reply(model.name, found)
 
     @PauseRequest.answer

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
 
 from meshd.admin.server import AdminServer
 from meshd.base import log
@@ -21,7 +23,6 @@ from meshd.daemon.member_node import MemberNode
 from meshd.daemon.models import ModelExchange
 from meshd.daemon.native_check import check_native
 from meshd.daemon.pausing import Pausing
-from meshd.daemon.planning import Planning, make_planning
 from meshd.daemon.preflight import Preflight
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import find_native, make_runtime, native_if_built
@@ -33,8 +34,11 @@ from meshd.identity.keystore import Home
 from meshd.link.net import local_addresses
 from meshd.link.secure.joining import Joining
 from meshd.rendezvous.join_or_found import Entered
-from meshd.role.interface import NativeBuild
+from meshd.role.interface import NativeBuild, RoleRuntime
 from meshd.tunnel.user_tunnels import OwnTunnels
+
+if TYPE_CHECKING:
+    from meshd.daemon.planning import Planning
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
@@ -147,7 +151,7 @@ class Daemon:
         try:
             runtime = make_runtime(self._config, member.mesh, native)
             built = await preflight.role.build(runtime, member)
-            planning = make_planning(self._config, member, runtime, ROLES[self._role], built.held)
+            planning = cache(lambda: self._planning(member, runtime, built))
             models = ModelExchange(
                 member.mesh, self._config, is_serving=lambda: built.role.status.is_computing
             )
@@ -156,8 +160,17 @@ class Daemon:
             if member.local.has_left:
                 self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
 
+    def _planning(self, member: MemberNode, runtime: RoleRuntime, built: BuiltRole) -> "Planning":
+        from meshd.daemon.planning import make_planning  # nodes that nobody asks do without what it takes
+
+        return make_planning(self._config, member, runtime, ROLES[self._role], built.held)
+
     async def _serve(
-        self, member: MemberNode, built: BuiltRole, planning: Planning, models: ModelExchange
+        self,
+        member: MemberNode,
+        built: BuiltRole,
+        planning: "Callable[[], Planning]",
+        models: ModelExchange,
     ) -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""
         tunnels = make_tunnels(member.mesh, self._home)
@@ -194,7 +207,7 @@ class Daemon:
         member: MemberNode,
         built: BuiltRole,
         tunnels: OwnTunnels,
-        planning: Planning,
+        planning: "Callable[[], Planning]",
         models: ModelExchange,
     ) -> DaemonControl:
         gateway, mdns = built.gateway, member.transports.mdns

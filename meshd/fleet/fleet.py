@@ -70,7 +70,9 @@ class Fleet:
         # without a wire addresses are those of loopback, and there a node does not compress by itself
         is_far = max(spec.round_trips, default=0.0) >= NEAR_SECONDS and not spec.wire
         far = ("--compress", "on") if is_far else ()
-        given = ("--model", str(spec.model), "--port", str(port), "--split", "always")
+        # what is compared computes one token at a time, on all workers
+        alike = ("--split", "always", "--speculate", "off")
+        given = ("--model", str(spec.model), "--port", str(port), *alike)
         options = (*given, *least, *far, *spec.head_options)
         head = LocalNode(self._node(0, HEAD_NAME, "serve", options))
         await start_all(owner, head)

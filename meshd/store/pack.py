@@ -200,19 +200,19 @@ class PackWriter:
         self._descriptor, self._path = descriptor, Path(name)
         with suppress(OSError):  # without locks others may take it for a leftover, when they start
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._journal = -1
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._journal = os.open(journal_of(self._path), flags, 0o600)
+            self._note(f"from {self._peer}")
         except OSError:
-            remove(self._path, descriptor)
-            os.close(descriptor)
+            self.abandon()
             raise
         self._end = 0
         self._regions: dict[bytes, _Region] = {}
         self._hashes: dict[bytes, blake3] = {}
         self._kept: list[KeptTensor] = []
         self.written = 0  # bytes
-        self._note(f"from {self._peer}")
 
     def _note(self, line: str) -> None:
         os.write(self._journal, f"{line}\n".encode())
@@ -299,7 +299,8 @@ class PackWriter:
 
     def _close(self) -> None:
         os.close(self._descriptor)
-        os.close(self._journal)
+        if self._journal >= 0:
+            os.close(self._journal)
         self._descriptor = self._journal = -1
 
 

@@ -5,9 +5,11 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
 from meshd.model.status import AnswersAtOnce
 
@@ -117,6 +119,11 @@ def test_what_is_too_long_ends_alone(tmp_path: Path) -> None:
     play(check())
 
 
+def _waits(count: int, status: Status) -> bool:
+    """So many requests do, in the gateway."""
+    return status.api is not None and status.api.waiting == count
+
+
 def test_who_comes_fifth_waits_and_is_served_in_turn(tmp_path: Path) -> None:
     async def check() -> None:
         async with _head(tmp_path, "--", "--metrics") as (fleet, head):
@@ -135,7 +142,7 @@ def test_who_comes_fifth_waits_and_is_served_in_turn(tmp_path: Path) -> None:
             later = []
             for number, name in enumerate(("fifth", "sixth"), start=1):
                 later.append(asyncio.create_task(api.stream(PROMPT, SHORT, on_piece=note(name))))
-                await until(api, "deferred", number)
+                await head.until(partial(_waits, number))
             assert all(answer.status == 200 for answer in await asyncio.gather(*first))
             assert all(streamed.done for streamed in await asyncio.gather(*later))
             assert begun == ["fifth", "sixth"]
