@@ -87,7 +87,7 @@ def answer_timings(body: bytes | bytearray) -> AnswerTimings | None:
         return None
     try:
         said: object = json.loads(found[1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(said, dict):
         return None

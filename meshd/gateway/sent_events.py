@@ -66,9 +66,7 @@ class SentEvents:
 
     def in_pieces(self) -> None:
         """Part of an event comes: no other run can be joined to that. Raises OtherAnswer in another run."""
-        self._is_whole = False
-        if self._run is not _RunKind.FIRST:
-            raise OtherAnswer("one of its events is too long")
+        self._cannot_join("one of its events is too long")
 
     def next_request(self, body: bytes) -> bytes | None:
         """What llama-server is to be asked now, in place of `body`; None where nothing can be joined."""
@@ -89,12 +87,21 @@ class SentEvents:
         """Of these whole events what the client lacks. Raises OtherAnswer."""
         if self._run is _RunKind.FIRST and not self._is_whole:
             return events
-        return b"".join(self._each(events))
+        try:
+            return b"".join(self._each(events))
+        except RecursionError:  # who answers may be another node, and say anything
+            self._cannot_join("one of its events is nested too deeply")
+            return events
 
     def run_ended(self) -> None:
         """Raises OtherAnswer when the client has more than that."""
         if self._run is _RunKind.SAME and self._at < len(self._digests):
             self._differs("it was shorter")
+
+    def _cannot_join(self, what: str) -> None:
+        self._is_whole = False
+        if self._run is not _RunKind.FIRST:
+            raise OtherAnswer(what)
 
     def _each(self, events: bytes) -> Iterator[bytes]:
         cut = 0

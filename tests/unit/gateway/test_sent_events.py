@@ -89,6 +89,20 @@ def test_a_seed_that_the_client_gave_decides_unless_the_answer_differs() -> None
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once"
 
 
+def nested(levels: int) -> bytes:
+    return b'data: {"choices":' + b"[" * levels + b"]" * levels + b"}\n\n"
+
+
+@pytest.mark.parametrize("levels", [300, 600, 900, 1500, 9000])
+def test_an_event_nested_too_deeply_is_passed_on_and_joined_to_nothing(levels: int) -> None:
+    made = sent(event("Once", "aaaaaaaa"), nested(levels))
+    assert made.unsent(event(" upon", "aaaaaaaa")) == event(" upon", "aaaaaaaa")
+    again = sent(typed("response.output_text.delta", "Once", "aaaa"), path=RESPONSES)
+    assert again.next_request(body()) == body()
+    with pytest.raises(OtherAnswer):
+        again.unsent(nested(levels))
+
+
 def test_an_event_that_came_in_pieces_ends_it() -> None:
     made = SentEvents(CHAT, own_seed=True)
     made.in_pieces()
