@@ -146,7 +146,8 @@ class Router:
         self._door = door
         self._page = page
         self._seeds = seeds
-        self._requests = Slots(Share("", max_requests, "node", ""), _of_key(max_requests, keys))
+        of_key = Share("", keys.share_of(max_requests), "key", "")
+        self._requests = Slots(Share("", max_requests, "node", ""), of_key)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every refusal is OpenAI's error JSON."""
@@ -236,7 +237,7 @@ class Router:
                     return await self._look(request, path, route, extra)
                 if route.computes:
                     held.enter_context(self._accounts.request(key))
-                async with self._bodies.read(request) as body:
+                async with self._bodies.read(request, key) as body:
                     return await self._generate(request, path, route, extra, body, held, key)
         finally:
             self._tally.active -= 1
@@ -308,11 +309,6 @@ def _added(upstream: Upstream, body: bytes, *, seed: bool, sampled: bool, may: b
         message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
         raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
     return fields | sampling.added_to(parse_object(body)) if may else {}
-
-
-def _of_key(most: int, keys: KeyRing) -> Share:
-    """With several keys, none takes all places."""
-    return Share("", most if len(keys) < 2 else max(1, most * 3 // 4), "key", "")
 
 
 def _demand_method(method: str, wanted: str) -> None:

@@ -88,7 +88,7 @@ class Gateway:
         self._config = config
         self._accounts = Accounts(config.api_keys, log=log, wall=wall)
         self._models = models
-        self._turns = AllTurns(config)
+        self._turns = AllTurns(max_wait=config.max_wait_seconds)
         self._claimed = claimed
         self._tally = Tally()
         self._proxy = Proxy(
@@ -163,7 +163,11 @@ class Gateway:
         config = self._config
         claimed = self._claimed or await ApiPort.claim(config)
         self._port = claimed.port
-        bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+        bodies = Bodies(
+            most_each=config.max_body_bytes,
+            most_together=config.max_bodies_bytes,
+            most_of_key=self._keys.share_of(config.max_bodies_bytes),
+        )
         door = RequestGate()
         router = Router(
             models=self._models,

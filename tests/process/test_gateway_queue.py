@@ -130,18 +130,23 @@ def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_hangs_up_leaves_the_queue() -> None:
+def test_a_client_that_hangs_up_leaves_the_queue_with_all_that_it_held() -> None:
+    """There is room for two requests of the key, and for two bodies."""
+
     async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server) as here:
+        server, pad = OneByOne(COMPLETION), "x" * 6_000
+        keys = (ApiKey(AGENT, "agent", KeyLimits(concurrent=2)),)
+        config = GatewayConfig(port=0, api_keys=keys, max_body_bytes=10_000, max_bodies_bytes=15_000)
+        async with world(server, config=config) as here:
             here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
+            first = asyncio.ensure_future(ask(here, AGENT, "first", pad=pad))
             await until(here, running=1, waiting=0)
-            gone = asyncio.ensure_future(ask(here, AGENT, "gone"))
+            gone = asyncio.ensure_future(ask(here, AGENT, "gone", pad=pad))
             await until(here, running=1, waiting=1)
-            last = asyncio.ensure_future(ask(here, AGENT, "last"))
-            await until(here, running=1, waiting=2)
+            assert (await ask(here, AGENT, "early", pad=pad))[0] == 429
             gone.cancel()
+            await until(here, running=1, waiting=0)
+            last = asyncio.ensure_future(ask(here, AGENT, "last", pad=pad))
             await until(here, running=1, waiting=1)
             server.answer_one()
             server.answer_one()
@@ -162,7 +167,7 @@ def test_a_request_whose_turn_does_not_come_in_time_is_told_so() -> None:
             assert status == 503 and said["retry"]
             error = said["error"]
             assert isinstance(error, dict) and error["code"] == "queue_timeout"
-            assert "1 answers are being generated" in str(error["message"])
+            assert "1 request under way, 1 request waiting" in str(error["message"])
             server.answer_one()
             assert (await first)[0] == 200
             assert server.came == ["first"]
@@ -227,6 +232,25 @@ def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait(
             status, said = await second
             assert status == 503 and "worker anna is lost" in str(said["error"])
             assert server.came == ["first"]
+
+    asyncio.run(scenario())
+
+
+def test_bodies_of_one_key_leave_room_for_those_of_another() -> None:
+    async def scenario() -> None:
+        server, pad = OneByOne(COMPLETION), "x" * 6_000
+        config = GatewayConfig(port=0, api_keys=KEYS, max_body_bytes=10_000, max_bodies_bytes=20_000)
+        async with world(server, config=config) as here:
+            flood = [asyncio.ensure_future(ask(here, AGENT, "agent", pad=pad)) for _ in range(2)]
+            await until(here, running=2, waiting=0)
+            status, said = await ask(here, AGENT, "agent", pad=pad)
+            error = said["error"]
+            assert status == 503 and isinstance(error, dict) and error["code"] == "busy"
+            mine = asyncio.ensure_future(ask(here, CHAT, "chat", pad=pad))
+            await until(here, running=3, waiting=0)
+            for _ in range(3):
+                server.answer_one()
+            assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
 
     asyncio.run(scenario())
 
