@@ -156,7 +156,7 @@ class Proxy:
                 reply.allow_comments(True)
                 if call.body is None or not await self._again(repeats):
                     return failure
-                body = sent.next_request(call.body)
+                body = await asyncio.to_thread(sent.next_request, call.body)
                 if body is None:
                     return failure
                 run = replace(call, body=body)

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.gateway.events import EVENT_BYTES
 from meshd.gateway.sent_events import OtherAnswer, SentEvents
 
 CHAT = "/v1/chat/completions"
@@ -101,6 +102,27 @@ def test_an_event_nested_too_deeply_is_passed_on_and_joined_to_nothing(levels: i
     assert again.next_request(body()) == body()
     with pytest.raises(OtherAnswer):
         again.unsent(nested(levels))
+
+
+def test_long_events_are_joined_like_short_ones() -> None:
+    long = "x" * EVENT_BYTES
+    made = sent(event(long, "aaaaaaaa"), event("y", "aaaaaaaa"))
+    rest = made.next_request(body())
+    assert rest is not None and json.loads(rest)["messages"][-1]["content"] == long + "y"
+
+
+def test_an_answer_that_is_too_long_is_passed_on_and_joined_to_nothing() -> None:
+    piece = event("x" * 1_000_000, "aaaaaaaa")
+    made = sent(*[piece] * 70)
+    assert made.next_request(body()) is None
+
+
+def test_blank_lines_end_events_however_they_are_written() -> None:
+    one = event("a", "aaaaaaaa")
+    for line in (b"\r\n\r\n", b"\n\r\n", b"\r\r"):
+        made = sent(one.strip() + line + one)
+        rest = made.next_request(body())
+        assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "aa"
 
 
 def test_an_event_that_came_in_pieces_ends_it() -> None:
