@@ -93,20 +93,21 @@ class Turns:
         event = self._come.get(ticket)
         if event is None:
             return
-        try:
-            async with asyncio.timeout(self._max_wait):
-                while not event.is_set():
-                    await _wait(event, _LOOK_SECONDS)
-                    self._begin()
-        except TimeoutError as error:
-            message = (
-                f"no turn within {in_time(self._max_wait)}: {in_number(self.running, 'request')} under way, "
-                f"{in_number(self.waiting, 'request')} waiting"
-            )
-            failure = Failure(
-                503, message, type="unavailable_error", code="queue_timeout", retry_after=_RETRY_SECONDS
-            )
-            raise HttpRefusal(failure) from error
+        until = ticket.entered + self._max_wait
+        while not event.is_set():
+            if (left := until - self.now) <= 0:
+                raise HttpRefusal(self._too_late())
+            await _wait(event, min(_LOOK_SECONDS, left))
+            self._begin()
+
+    def _too_late(self) -> Failure:
+        message = (
+            f"no turn within {in_time(self._max_wait)}: {in_number(self.running, 'request')} under way, "
+            f"{in_number(self.waiting, 'request')} waiting"
+        )
+        return Failure(
+            503, message, type="unavailable_error", code="queue_timeout", retry_after=_RETRY_SECONDS
+        )
 
     def before(self, ticket: Ticket) -> int:
         """How many of those that wait come before this one, as things are."""
