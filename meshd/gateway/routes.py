@@ -31,6 +31,7 @@ from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.queued_proxy import QueuedProxy
 from meshd.gateway.remote_media import has_remote_media
+from meshd.model.device_sampling import sampling_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ class Router:
         model, stream = self._own.find(asked.get("model"), given_keys(request.headers)), asked.get("stream")
         may = route.counts and bool(asked) and len(body) <= LARGEST_COPY
         needs_seed = self._seeds and may and asked.get("seed") in (None, _ANY_SEED)
-        wants = bool(asked.get("backend_sampling"))
+        looked_at = sampling_fields(asked)
         del asked  # it is far larger than the body, and the model may have to be waited for
         if self._models.only is None:
             held.enter_context(self._tally.use_of(model.upstream))
@@ -291,7 +292,7 @@ class Router:
             admission,
             cut=member_of(request) is not None,
             own_seed=needs_seed,
-            added=partial(_added, model.upstream, body, seed=needs_seed, sampled=wants, may=may),
+            added=partial(_added, model.upstream, looked_at, seed=needs_seed, may=may),
             began=asyncio.get_running_loop().time(),
         )
         if route.computes:
@@ -299,16 +300,18 @@ class Router:
         return await self._proxy.forward(request, call)
 
 
-def _added(upstream: Upstream, body: bytes, *, seed: bool, sampled: bool, may: bool) -> dict[str, object]:
-    """What is added to a request, as its model is now. `sampled`: it asks for sampling on a device."""
+def _added(
+    upstream: Upstream, looked_at: Mapping[str, object], *, seed: bool, may: bool
+) -> dict[str, object]:
+    """What is added to a request, as its model is now. `looked_at`: its `sampling_fields`."""
     fields: dict[str, object] = {"seed": secrets.randbelow(_SEEDS)} if seed else {}
     sampling = upstream.device_sampling
     if sampling is None:
         return fields
-    if sampled and sampling.is_refused({"backend_sampling": True}):
+    if sampling.is_refused(looked_at):
         message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
         raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
-    return fields | sampling.added_to(parse_object(body)) if may else {}
+    return fields | sampling.added_to(looked_at) if may else {}
 
 
 def _demand_method(method: str, wanted: str) -> None:
