@@ -14,7 +14,6 @@ from functools import partial
 
 from aiohttp import web
 
-from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
 from meshd.gateway.auth import KeyRing, given_keys
@@ -91,7 +90,6 @@ class Tally:
     def __init__(self) -> None:
         self.requests = 0
         self.tokens = 0
-        self.active = 0
         self._uses: Counter[Upstream] = Counter()
 
     def requests_of(self, model: str) -> int:
@@ -128,12 +126,13 @@ class Router:
         keys: KeyRing,
         bodies: Bodies,
         tally: Tally,
-        max_requests: int,
+        places: Slots,
         door: RequestGate,
         page: Mapping[str, PageFile],
         seeds: bool = False,
     ) -> None:
-        """`seeds`: requests without one get one, so that the same request gets the same answer."""
+        """`places`: of requests under way. `seeds`: requests without one get one, so that the same request
+        gets the same answer."""
         self._models = models
         self._proxy = proxy
         self._queued = queued
@@ -143,12 +142,10 @@ class Router:
         self._keys = keys
         self._bodies = bodies
         self._tally = tally
-        self._max_requests = max_requests
+        self._places = places
         self._door = door
         self._page = page
         self._seeds = seeds
-        of_key = Share("", keys.share_of(max_requests), "key", "")
-        self._requests = Slots(Share("", max_requests, "node", ""), of_key)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every refusal is OpenAI's error JSON."""
@@ -225,24 +222,20 @@ class Router:
         self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str], key: bytes
     ) -> web.StreamResponse:
         self._own.check_ready()
-        release = self._requests.take(key)
+        release = self._places.take(key)
         if release is None:
-            message = f"{self._tally.active} requests are already in progress"
+            message = f"{len(self._places)} requests are already in progress"
             raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
-        self._tally.active += 1
-        try:
-            with ExitStack() as held:
-                if (only := self._models.only) is not None:
-                    held.enter_context(self._tally.use_of(only.upstream))
-                if route.method == "GET":
-                    return await self._look(request, path, route, extra)
-                if route.computes:
-                    held.enter_context(self._accounts.request(key))
-                async with self._bodies.read(request, key) as body:
-                    return await self._generate(request, path, route, extra, body, held, key)
-        finally:
-            self._tally.active -= 1
-            release()
+        with ExitStack() as held:
+            held.callback(release)
+            if (only := self._models.only) is not None:
+                held.enter_context(self._tally.use_of(only.upstream))
+            if route.method == "GET":
+                return await self._look(request, path, route, extra)
+            if route.computes:
+                held.enter_context(self._accounts.request(key))
+            async with self._bodies.read(request, key) as body:
+                return await self._generate(request, path, route, extra, body, held, key)
 
     async def _look(
         self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str]

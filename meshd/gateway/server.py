@@ -11,6 +11,8 @@ from aiohttp import web
 
 from meshd.base.errors import Broken, UserError
 from meshd.base.log import get
+from meshd.base.peer_limits import Share
+from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
 from meshd.gateway.answer_log import AnswerLog
 from meshd.gateway.auth import KeyRing
@@ -102,6 +104,8 @@ class Gateway:
         self._port = config.port if claimed is None else claimed.port
         self._server: DoorServer | None = None
         self._keys = KeyRing(config.api_keys)
+        of_key = Share("", self._keys.share_of(config.max_requests), "key", "")
+        self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
         self.started = asyncio.Event()
 
     @property
@@ -178,7 +182,7 @@ class Gateway:
             keys=claimed.keys,
             bodies=bodies,
             tally=self._tally,
-            max_requests=config.max_requests,
+            places=self._places,
             door=door,
             page=self._page,
             seeds=config.continue_seconds > 0 or config.fails_over,

@@ -326,7 +326,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
                 assert answer.status == 400
                 assert (await error_of(answer))["code"] == "invalid_json"
             assert here.server.seen == []
-            assert here.gateway._tally.active == 0
+            assert len(here.gateway._places) == 0
 
     asyncio.run(scenario())
 
