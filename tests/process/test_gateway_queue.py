@@ -130,32 +130,6 @@ def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_hangs_up_leaves_the_queue_with_all_that_it_held() -> None:
-    """There is room for two requests of the key, and for two bodies."""
-
-    async def scenario() -> None:
-        server, pad = OneByOne(COMPLETION), "x" * 6_000
-        keys = (ApiKey(AGENT, "agent", KeyLimits(concurrent=2)),)
-        config = GatewayConfig(port=0, api_keys=keys, max_body_bytes=10_000, max_bodies_bytes=15_000)
-        async with world(server, config=config) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first", pad=pad))
-            await until(here, running=1, waiting=0)
-            gone = asyncio.ensure_future(ask(here, AGENT, "gone", pad=pad))
-            await until(here, running=1, waiting=1)
-            assert (await ask(here, AGENT, "early", pad=pad))[0] == 429
-            gone.cancel()
-            await until(here, running=1, waiting=0)
-            last = asyncio.ensure_future(ask(here, AGENT, "last", pad=pad))
-            await until(here, running=1, waiting=1)
-            server.answer_one()
-            server.answer_one()
-            assert (await first)[0] == (await last)[0] == 200
-            assert server.came == ["first", "last"]
-
-    asyncio.run(scenario())
-
-
 def test_a_request_whose_turn_does_not_come_in_time_is_told_so() -> None:
     async def scenario() -> None:
         server = OneByOne(COMPLETION)
@@ -236,10 +210,16 @@ def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait(
     asyncio.run(scenario())
 
 
-def test_bodies_of_one_key_leave_room_for_those_of_another() -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        GatewayConfig(port=0, api_keys=KEYS, max_requests=3),
+        GatewayConfig(port=0, api_keys=KEYS, max_body_bytes=10_000, max_bodies_bytes=20_000),
+    ],
+)
+def test_two_requests_of_one_key_leave_room_for_one_of_another(config: GatewayConfig) -> None:
     async def scenario() -> None:
         server, pad = OneByOne(COMPLETION), "x" * 6_000
-        config = GatewayConfig(port=0, api_keys=KEYS, max_body_bytes=10_000, max_bodies_bytes=20_000)
         async with world(server, config=config) as here:
             flood = [asyncio.ensure_future(ask(here, AGENT, "agent", pad=pad)) for _ in range(2)]
             await until(here, running=2, waiting=0)
