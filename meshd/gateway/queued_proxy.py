@@ -1,7 +1,6 @@
 """Requests for answers: each waits for its turn at its llama-server, and what it took is noted."""
 
 import asyncio
-import time
 
 from aiohttp import web
 
@@ -11,6 +10,7 @@ from meshd.gateway.interface import Upstream
 from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.turns import Turns
+from meshd.model.status import ModelState
 
 
 class AllTurns:
@@ -27,7 +27,10 @@ class AllTurns:
             return None
         if (turns := self._of.get(upstream)) is None:
             turns = self._of[upstream] = Turns(
-                lambda: upstream.slots or 1, max_wait=self._max_wait, clock=time.monotonic
+                lambda: upstream.slots or 1,
+                max_wait=self._max_wait,
+                is_loading=lambda: upstream.readiness.state is ModelState.LOADING,
+                clock=asyncio.get_running_loop().time,
             )
         return turns
 

@@ -51,12 +51,15 @@ class Turns:
         slots: Callable[[], int],
         *,
         max_wait: float,
+        is_loading: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """`max_wait`: seconds that a request waits at most."""
+        """`max_wait`: seconds that a request waits at most; those in which the model `is_loading` do not
+        count, as whoever is first waits for its load without limit."""
         self._queue = AnswerQueue()
         self._slots = slots
         self._max_wait = max_wait
+        self._is_loading = is_loading
         self._clock = clock
         self._come: dict[Ticket, asyncio.Event] = {}  # of those that wait
 
@@ -93,12 +96,14 @@ class Turns:
         event = self._come.get(ticket)
         if event is None:
             return
-        until = ticket.entered + self._max_wait
+        left, seen = self._max_wait, self.now
         while not event.is_set():
-            if (left := until - self.now) <= 0:
-                raise HttpRefusal(self._too_late())
             await _wait(event, min(_LOOK_SECONDS, left))
             self._begin()
+            since, seen = seen, self.now
+            left -= 0.0 if self._is_loading() else seen - since
+            if left <= 0 and not event.is_set():
+                raise HttpRefusal(self._too_late())
 
     def _too_late(self) -> Failure:
         message = (
