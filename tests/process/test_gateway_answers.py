@@ -372,6 +372,25 @@ def test_large_bodies_together_are_bounded_and_their_room_comes_back() -> None:
     asyncio.run(scenario())
 
 
+def test_a_body_that_outlives_the_model_waits_for_no_other() -> None:
+    async def scenario() -> None:
+        async with world(says(200, COMPLETION), config=GatewayConfig(port=0, continue_seconds=300.0)) as here:
+            request = raw_post(here.port, {"messages": []})
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(request[:-2])
+            while not here.upstream.active:
+                async with here.http.get(f"{here.url}/health") as answer:
+                    await answer.read()
+            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+            writer.write(request[-2:])
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+            writer.close()
+            await writer.wait_closed()
+            assert not here.server.seen
+
+    asyncio.run(scenario())
+
+
 def test_only_so_many_requests_are_under_way() -> None:
     async def wait(server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         await server.let_go.wait()

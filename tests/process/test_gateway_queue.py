@@ -26,6 +26,7 @@ from tests.process.gateway_fake import (
     World,
     begin_stream,
     chunk,
+    die,
     last_chunk,
     listening,
     says,
@@ -316,7 +317,8 @@ def test_a_restart_does_not_give_the_day_s_tokens_anew(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
-    """The client asked for no usage and gets none; a client that hangs up is 499, its tokens count."""
+    """The client asked for no usage and gets none; a client that hangs up is 499, its tokens count; one that
+    breaks off has the error's status."""
 
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = await begin_stream(request)
@@ -324,6 +326,9 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
         user = json.loads(server.seen[-1][3])["user"]
         if user == "gone":
             await server.let_go.wait()
+        if user == "lost":
+            die(request)
+            return response
         await response.write(last_chunk(2) + DONE)
         if user == "done":
             await server.let_go.wait()
@@ -341,10 +346,13 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
             await gone.content.readline()
             gone.close()
             await until(here, running=0, waiting=0)
+            lost = await here.chat(stream=True, user="lost")
+            assert b'"upstream_lost"' in await lost.read()
 
     asyncio.run(scenario())
-    first, done, second = lines(tmp_path)
+    first, done, second, lost = lines(tmp_path)
     for whole in (first, done):
         assert (whole["status"], whole["prompt_tokens"], whole["generated_tokens"]) == (200, 3, 2)
     assert (second["status"], second["prompt_tokens"], second["generated_tokens"]) == (499, None, 1)
+    assert (lost["status"], lost["generated_tokens"]) == (502, 1)
     assert first["key"] is None
