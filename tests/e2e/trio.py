@@ -3,7 +3,7 @@
 As apart.py, with one more node, and rules of its own for the way between each two.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,6 +73,23 @@ class Trio:
         return self.way("worker-0", "worker-1")
 
 
+def _open_ways(spaces: Mapping[str, Space], owner: Owner, seed: int) -> dict[frozenset[str], Way]:
+    """A proxy for each direction of dialling, run by `owner`."""
+    ways = {frozenset(pair): Way() for pair in combinations(PORTS, 2)}
+    for number, (here, there) in enumerate(permutations(PORTS, 2)):
+        way = ways[frozenset((here, there))]
+        cutter = Cutter(
+            spaces[here].listen(PORTS[there]),
+            partial(spaces[there].connect, PORTS[there]),
+            rules=way.rules,
+            counts=way.crossed,
+            seed=seed + number,
+        )
+        owner.start(cutter.serve(), name=f"{here} to {there}")
+        way.cutters.append(cutter)
+    return ways
+
+
 @asynccontextmanager
 async def trio(
     folder: Path,
@@ -89,21 +106,10 @@ async def trio(
 
     The head comes last, unless they are `parted`: then the workers have never reached each other.
     """
-    ways = {frozenset(pair): Way() for pair in combinations(PORTS, 2)}
     with ExitStack() as stack:
         spaces = {name: stack.enter_context(Space()) for name in PORTS}
         async with Owner() as owner, Fleet(folder) as fleet:
-            for number, (here, there) in enumerate(permutations(PORTS, 2)):
-                way = ways[frozenset((here, there))]
-                cutter = Cutter(
-                    spaces[here].listen(PORTS[there]),
-                    partial(spaces[there].connect, PORTS[there]),
-                    rules=way.rules,
-                    counts=way.crossed,
-                    seed=seed + number,
-                )
-                owner.start(cutter.serve(), name=f"{here} to {there}")
-                way.cutters.append(cutter)
+            ways = _open_ways(spaces, owner, seed)
 
             async def start(name: str, role: str, *more: str, token: str = "") -> LocalNode:
                 return await fleet.start(
