@@ -15,6 +15,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api
 from tests.e2e.cutter import Counts, Cutter, Rules
+from tests.e2e.homes import connected
 from tests.e2e.nodes import Fleet
 from tests.e2e.spaces import Space
 
@@ -145,6 +146,7 @@ async def trio(
                 first = await start_worker("worker-0")
                 token = await first.token()
                 second = await start_worker("worker-1", token)
+                await connected(first, 1)  # so that the head knows both when it joins
                 head = await start_head(token)
             api = Api(f"http://127.0.0.1:{API_PORT}", partial(spaces["head"].connect, API_PORT))
             yield Trio(fleet, (first, second), head, api, ways)
