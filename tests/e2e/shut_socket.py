@@ -21,6 +21,7 @@ def skip_reason() -> str:
 
 def shut(pid: int, descriptor: int) -> None:
     """Both directions of the socket that `pid` has at this number. Raises OSError."""
+    assert sys.platform == "linux"
     process = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
