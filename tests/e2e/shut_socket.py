@@ -21,15 +21,22 @@ def skip_reason() -> str:
 
 def shut(pid: int, descriptor: int) -> None:
     """Both directions of the socket that `pid` has at this number. Raises OSError."""
-    assert sys.platform == "linux"
-    process = os.pidfd_open(pid)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        ours = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
-        if ours < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-    finally:
-        os.close(process)
-    with closing(socket.socket(fileno=ours)) as end:
+    with closing(socket.socket(fileno=_taken(pid, descriptor))) as end:
         end.shutdown(socket.SHUT_RDWR)
+
+
+def _taken(pid: int, descriptor: int) -> int:
+    """Our own descriptor of it; the caller owns it."""
+    if sys.platform == "linux":
+        process = os.pidfd_open(pid)
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            ours: int = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
+            if ours < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+            return ours
+        finally:
+            os.close(process)
+    else:
+        raise OSError("needs Linux")
