@@ -137,10 +137,10 @@ class Proxy:
         answer: aiohttp.ClientResponse | None,
     ) -> web.StreamResponse | Failure:
         """Errors as values: one raised within the owner's block would come out as a group."""
-        sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
         failure = Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
         try:
             run = call = call if answer is not None else await self._admitted(call, repeats)
+            sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
             while True:
                 try:
                     if answer is None:
