@@ -9,6 +9,7 @@ from typing import Self
 
 from aiohttp import web
 
+from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken, UserError
 from meshd.base.log import get
 from meshd.base.peer_limits import Share
@@ -149,15 +150,7 @@ class Gateway:
         if (server := self._server) is None:
             connection.close()
             raise Broken("the API is starting or stopping")
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.connect_accepted_socket(lambda: server(member), connection)
-        except OSError as error:
-            connection.close()
-            raise Broken(f"the connection was lost immediately: {error}") from None
-        except BaseException:
-            connection.close()
-            raise
+        await adopt(connection, lambda: server(member))
 
     async def serve(self) -> None:
         """Listen and answer until cancelled; returns when every connection is closed.
