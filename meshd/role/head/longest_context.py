@@ -45,11 +45,17 @@ def lengthened(
     if asked or read_llama_args(options.llama_args).tokens is not None:
         return plan
     counts = _counts(plan, machines, options, offers)
+    options = replace(
+        options,
+        tensor_split=counts,
+        counts_chosen=True,
+        output="head" if plan.output_worker is None else "worker",
+        min_workers=0,
+        layers=(),
+    )
     tokens = layers.trained_context
     while counts and tokens > plan.shape.answer_tokens:
-        given = replace(
-            options, ctx_size=tokens, tensor_split=counts, counts_chosen=True, min_workers=0, layers=()
-        )
+        given = replace(options, ctx_size=tokens)
         with suppress(NotEnoughMemory, UserError, Refused):
             longer, _ = without_idle(
                 *plan_over(

@@ -32,6 +32,17 @@ def test_with_memory_to_spare_it_is_what_the_model_was_trained_for() -> None:
     assert "131072 tokens" in on(512).plan.why and "8192" not in on(512).plan.why
 
 
+def test_a_split_that_was_chosen_by_speed_keeps_its_output_where_that_was_found_faster() -> None:
+    """Though the estimate, which decides where no speed is known, would put it elsewhere."""
+    auto = replace(OPTIONS, split="auto")
+    usual = on(512, replace(auto, ctx_size=8192))
+    chosen = on(512, auto)
+    by_estimate = on(512)
+    assert by_estimate.plan.override_tensor and not usual.plan.override_tensor
+    assert context(chosen) == 131072
+    assert chosen.plan.override_tensor == usual.plan.override_tensor
+
+
 def test_with_little_memory_it_is_the_usual() -> None:
     assert context(on(SCARCE)) == 8192
 
