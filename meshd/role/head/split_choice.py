@@ -16,6 +16,7 @@ from meshd.model.layers import ModelLayers
 from meshd.model.partition import share_out
 from meshd.model.prediction import PlannedStage, Prediction, Split
 from meshd.model.split_values import Plan
+from meshd.role.head.draft_model import beside_draft
 from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines, PlanPredictor
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.speed_corrections import SpeedCorrection
@@ -215,7 +216,8 @@ class _SplitChooser:
     def _own(self) -> list[OfferedDevice]:
         if self._options.devices == ("none",):
             return []
-        able = [device for device in self._machines.own if device.name not in self._machines.own_excluded]
+        own = beside_draft(self._machines.own, self._options.draft_model, self._shape)
+        able = [device for device in own if device.name not in self._machines.own_excluded]
         gpus = [device for device in able if device.kind == "gpu"]
         return gpus or able[:1]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from meshd.model.layers import ModelLayers
 from meshd.model.split_values import NotEnoughMemory
+from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.serving_split import ServingSplit, serving_split
 from meshd.role.head.split_plan import HeadOptions
@@ -57,6 +58,20 @@ def test_no_more_than_half_of_the_free_memory_is_taken_for_it() -> None:
         assert after.layers == before.layers and found.plan.shape.parallel == usual.plan.shape.parallel
         lengths.add(context(found))
     assert len(lengths) > 2 and lengths <= {8192, 16384, 32768, 65536, 131072}
+
+
+def test_the_cache_of_a_draft_model_grows_with_it_and_is_counted() -> None:
+    draft = DraftModel("/d.gguf", replace(MODEL, layers=(1000,) * 30))
+    drafting = replace(OPTIONS, speculate=True, draft_model=draft)
+    on_head = machines([], {"head": 1.0}, own=10.0)
+    without = serving_split(LONG, WORK, on_head, replace(OPTIONS, speculate=True)).plan
+    with_it = serving_split(LONG, WORK, on_head, drafting).plan
+    cache = draft.memory(with_it.shape)
+    assert 8192 < with_it.shape.answer_tokens < without.shape.answer_tokens
+    [own] = on_head.own
+    [share] = [share for share in with_it.shares if share.layers]
+    assert share.device.free == own.free_bytes - cache
+    assert share.total <= share.device.free
 
 
 def test_a_model_with_a_short_context_has_that() -> None:
