@@ -1,5 +1,6 @@
 """Answers `meshd plan` and `meshd capacity`: looks at the machines, plans for a model, and loads nothing."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,13 @@ from meshd.daemon.role_runtime import device_speeds
 from meshd.daemon.serve_role import head_options
 from meshd.model.gguf import Header
 from meshd.model.layer_range import parse_layer_range
-from meshd.model.layer_work import REFERENCE_LAYERS, layer_work
-from meshd.model.layers import read_layers
+from meshd.model.layer_work import REFERENCE_LAYERS, LayerWork, layer_work
+from meshd.model.layers import ModelLayers, read_layers
 from meshd.role.head.fixed_layers import with_fixed_layers
 from meshd.role.head.given_back import Held, with_given_back
 from meshd.role.head.longest_context import lengthened, with_largest
-from meshd.role.head.split_choice import choose_split
+from meshd.role.head.plan_prediction import Machines
+from meshd.role.head.split_choice import SplitChoice, choose_split
 from meshd.role.head.split_plan import HeadOptions, shape_of
 from meshd.role.head.survey import Surveyor
 from meshd.role.interface import RoleRuntime
@@ -69,11 +71,9 @@ class Planning:
         surveyed = await self._surveyor.survey(work.texts, _tell)
         given_back = with_given_back(surveyed.machines, self._held(), options.node_name)
         machines, options = with_fixed_layers(given_back, options, layers.count)
-        best, *others = with_largest(
-            lambda given: choose_split(layers, work, machines, given), layers, options
-        )
-        plan = lengthened(layers, machines, best.options, best.plan, best.offers)
-        return plan_reply(name, [replace(best, plan=plan), *others], surveyed.left_out)
+        # in a thread: other links and streams are not to wait for it
+        choices = await asyncio.to_thread(_choices, layers, work, machines, options)
+        return plan_reply(name, choices, surveyed.left_out)
 
     def _asked(self, request: PlanRequest) -> HeadOptions:
         """What the question says goes before what the user decided for serving. Raises UserError."""
@@ -110,6 +110,15 @@ def make_planning(
     speeds = device_speeds(runtime, role.threads(config))
     cache = HashCache(config.paths.cache / "weights")
     return Planning(Surveyor(runtime, options, speeds), speeds, options, cache, held)
+
+
+def _choices(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+) -> list[SplitChoice]:
+    """The chosen one first, with the context that it has when served."""
+    best, *others = with_largest(lambda given: choose_split(layers, work, machines, given), layers, options)
+    plan = lengthened(layers, machines, best.options, best.plan, best.offers)
+    return [replace(best, plan=plan), *others]
 
 
 def _tell(text: str) -> None:

@@ -16,8 +16,9 @@ batches of a prompt follow one another. Times of layers are measured (device_spe
 not, they follow from the bytes of its weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork
@@ -29,6 +30,7 @@ STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a lay
 START_SECONDS = 0.4  # of llama-server's start, without weights
 START_ROUND_TRIPS = 6
 LOADED_RATE = 1.5e9  # bytes a second from a file that was read before
+PROMPT_TOKENS = 512  # of the prompt that is predicted, and cells of the cache that a token sees, unless told
 _CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (micro_batch.py)
 
 
@@ -94,48 +96,61 @@ class Prediction:
 
 
 class Predictor:
-    """Of one model; `tokens` of a prompt, `cells` of the cache that a token sees."""
+    """Of one model. Layers of a kind are added up once, so that any run of layers costs no more than one."""
 
-    def __init__(
-        self, model: ModelLayers, work: LayerWork, *, prompt_tokens: int = 512, cells: int = 512
-    ) -> None:
+    def __init__(self, model: ModelLayers, work: LayerWork) -> None:
         self._model = model
         self._work = work
-        self._prompt = prompt_tokens
-        self._cells = cells
+        self._sums = {
+            kind: _sums(
+                scale if one == kind else 0.0 for one, scale in zip(work.kinds, work.scales, strict=True)
+            )
+            for kind in set(work.kinds)
+        }
+        self._seen: dict[int, Sequence[float]] = {}
 
-    def predict(self, split: Split) -> Prediction:
-        token, streams = self._token(split, 1), self._token(split, split.slots)
-        prompt = self._prompt_seconds(split)
+    def predict(
+        self, split: Split, *, prompt_tokens: int = PROMPT_TOKENS, cells: int = PROMPT_TOKENS
+    ) -> Prediction:
+        """With a prompt of so many tokens, and a token that sees so many cells of the cache."""
+        token, streams = self._token(split, 1, cells), self._token(split, split.slots, cells)
+        prompt = self._prompt_seconds(split, prompt_tokens)
+        computing = self._computing(split, 1, cells)
         device_s: dict[str, float] = {}
-        for stage in split.stages:
-            device_s[stage.label] = device_s.get(stage.label, 0.0) + self._layers(stage, 1, self._cells)
+        for stage, seconds in zip(split.stages, computing, strict=True):
+            device_s[stage.label] = device_s.get(stage.label, 0.0) + seconds
         output = self._output(split.output, 1)
         device_s[split.output.label] = device_s.get(split.output.label, 0.0) + output
         return Prediction(
             generate_tok_s=1 / token,
-            prompt_tok_s=self._prompt / prompt,
+            prompt_tok_s=prompt_tokens / prompt,
             streams_tok_s=split.slots / streams,
             first_token_s=prompt,
             load_s=self._load(split),
             bytes_per_token=self._bytes(split),
             device_s=tuple(device_s.items()),
-            ways_s=self._passing(split, 1, self._computing(split, 1, self._cells)) + self._back(split, 1),
-            is_measured=all(stage.speed is not None for stage in (*split.stages, split.output)),
+            ways_s=self._passing(split, 1, computing) + self._back(split, 1),
+            is_measured=self.is_measured(split),
         )
+
+    def is_measured(self, split: Split) -> bool:
+        """All devices have times of what they compute."""
+        speed, output = split.output.speed, self._work.output
+        is_output_known = speed is not None and (output is None or output in speed)
+        return is_output_known and all(self._is_timed(stage.speed) for stage in split.stages)
 
     def answer_seconds(self, split: Split, tokens: int) -> float:
         """Of a prompt and so many tokens behind it: what splits are compared by."""
-        return self._prompt_seconds(split) + tokens * self._token(split, 1)
+        return self._prompt_seconds(split, PROMPT_TOKENS) + tokens * self._token(split, 1, PROMPT_TOKENS)
 
     def layer_seconds(self, stage: PlannedStage) -> float:
         """Of a token, for the mean of the stage's layers."""
-        return self._layers(stage, 1, self._cells) / max(1, stage.end - stage.begin)
+        return self._layers(stage, 1, PROMPT_TOKENS) / max(1, stage.end - stage.begin)
 
     # Parts.
 
-    def _token(self, split: Split, streams: int) -> float:
-        computing = self._computing(split, streams, self._cells)
+    def _token(self, split: Split, streams: int, cells: int) -> float:
+        computing = self._computing(split, streams, cells)
         ways = self._passing(split, streams, computing) + self._back(split, streams)
         return sum(computing) + ways + self._output(split.output, streams) + STEP_SECONDS
 
@@ -146,25 +161,37 @@ class Predictor:
     def _layers(self, stage: PlannedStage, tokens: int, cells: int) -> float:
         if stage.begin == stage.end:
             return 0.0
-        speed, work = stage.speed, self._work
-        if speed is None or not work.kinds or any(kind not in speed for kind in set(work.kinds)):
+        speed = stage.speed
+        if speed is None or not self._is_timed(speed):
             rate, fast = (GPU_RATE, _GPU_WORK) if stage.is_gpu else (CPU_RATE, _CPU_WORK)
             return max(stage.weights / rate, stage.weights * tokens / fast)
-        one = {kind: speed.seconds(kind, tokens) for kind in set(work.kinds)}
-        parts = zip(work.kinds[stage.begin : stage.end], work.scales[stage.begin : stage.end], strict=True)
-        seconds = sum(one[kind] * scale for kind, scale in parts)
+        seconds = sum(
+            speed.seconds(kind, tokens) * (sums[stage.end] - sums[stage.begin])
+            for kind, sums in self._sums.items()
+        )
         return seconds + self._attention(stage, speed, tokens, cells)
+
+    def _is_timed(self, speed: DeviceSpeed | None) -> bool:
+        return speed is not None and bool(self._sums) and all(kind in speed for kind in self._sums)
 
     def _attention(self, stage: PlannedStage, speed: DeviceSpeed, tokens: int, cells: int) -> float:
         """Beyond the short cache over which layers were timed. A window ends it."""
         near, far = self._work.near, self._work.far
-        if near is None or far is None or near not in speed or far not in speed:
+        seen = self._cells_seen(cells)
+        beyond = seen[stage.end] - seen[stage.begin]
+        if not beyond or near is None or far is None or near not in speed or far not in speed:
             return 0.0
         more = speed.seconds(far, tokens) - speed.seconds(near, tokens)
         a_cell = max(0.0, more / (FAR_CELLS - NEAR_CELLS))
-        caches = self._model.cache.layers[stage.begin : stage.end]
-        seen = (min(cells, layer.window or cells) for layer in caches if layer.key)
-        return a_cell * sum(max(0, count - NEAR_CELLS) for count in seen)
+        return a_cell * beyond
+
+    def _cells_seen(self, cells: int) -> Sequence[float]:
+        """Beyond the short cache, by the layers before each one."""
+        if cells not in self._seen:
+            layers = self._model.cache.layers
+            seen = (min(cells, layer.window or cells) if layer.key else 0 for layer in layers)
+            self._seen = {**self._seen, cells: _sums(max(0, count - NEAR_CELLS) for count in seen)}
+        return self._seen[cells]
 
     def _output(self, stage: PlannedStage, tokens: int) -> float:
         speed, kind = stage.speed, self._work.output
@@ -231,10 +258,10 @@ class Predictor:
             0 if last.is_head else self._bytes_back(split)
         )
 
-    def _prompt_seconds(self, split: Split) -> float:
-        micro = min(split.micro_batch, self._prompt)
-        batches = -(-self._prompt // micro)
-        computing = self._computing(split, micro, self._prompt // 2)
+    def _prompt_seconds(self, split: Split, prompt: int) -> float:
+        micro = min(split.micro_batch, prompt)
+        batches = -(-prompt // micro)
+        computing = self._computing(split, micro, prompt // 2)
         once = sum(computing) + self._passing(split, micro, computing)
         if split.pushed:
             carried = zip(self._borders(split), self._carried(split, micro), strict=True)
@@ -248,6 +275,11 @@ class Predictor:
         most = max(stage.weights for stage in split.stages)
         far = max((stage.path.rtt for stage in split.stages if stage.path is not None), default=0.0)
         return START_SECONDS + most / LOADED_RATE + START_ROUND_TRIPS * far
+
+
+def _sums(numbers: Iterable[float]) -> Sequence[float]:
+    """Of those before each place."""
+    return tuple(accumulate(numbers, initial=0.0))
 
 
 def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[float]:

@@ -236,7 +236,7 @@ def _spent(
     device_s: dict[str, float] = {}
     if tokens:
         predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
-        prediction = predictor.predict(facts.plan)
+        prediction = predictor.predict(facts.plan).prediction
         device_s = dict(prediction.device_s) if prediction.is_measured else {}
     shares = [share.device for share in facts.plan.shares if share.layers]
     own = {one.label: device_s.get(one.label, 0.0) * tokens for one in shares if one.is_head}

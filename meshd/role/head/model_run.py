@@ -164,13 +164,15 @@ class HeadRun:
         plain, corrections = tuple(self._model.plain_rpc), self._history.corrections
         machines = Machines(tuple(offers), own, found.speeds, found.paths, plain, excluded, corrections)
         try:
-            split = serving_split(self._model.layers, self._work, machines, self._options)
+            split = await asyncio.to_thread(
+                serving_split, self._model.layers, self._work, machines, self._options
+            )
         except UserError as error:
             if late := not_ready(refusals):
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
         self._predicted = split.speeds
-        self.measures.facts = RunFacts(split.plan, machines, self._options, self._model.layers, self._work)
+        self.measures.planned(RunFacts(split.plan, machines, self._options, self._model.layers, self._work))
         reasons = [error.what for error in refusals] + self._release_idle(split.plan, split.offers)
         if len(split.offers) < (least := self._options.min_workers):
             raise Refused(
