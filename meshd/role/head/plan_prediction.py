@@ -11,7 +11,13 @@ from meshd.model.output import DevicePath
 from meshd.model.prediction import PROMPT_TOKENS, PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
 from meshd.role.head.measured_speed import LEAST_PROMPT
-from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections, SpeedLearner, model_key
+from meshd.role.head.speed_corrections import (
+    SpeedCorrection,
+    SpeedCorrections,
+    SpeedLearner,
+    device_marks,
+    model_key,
+)
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
 from meshd.wire.lease import OfferedDevice
 
@@ -56,12 +62,13 @@ class PlanPredictor:
         self.predictor = Predictor(layers, work)
         self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
         self._machine_of[options.node_name] = options.machine
+        self._marks = device_marks(machines.speeds)
 
     def predict(self, plan: Plan) -> PlanOutcome:
         """Corrected by what was measured of it, or of plans like it."""
         split, known = self._split_of(plan), self._machines.corrections
         prediction = self.predictor.predict(split)
-        found = known.of(self._key, split) if known is not None else None
+        found = known.of(self._key, split, self._marks) if known is not None else None
         if found is not None:
             prediction = replace(
                 prediction,
