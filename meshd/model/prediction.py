@@ -143,6 +143,10 @@ class Predictor:
         """Of a prompt and so many tokens behind it: what splits are compared by."""
         return self._prompt_seconds(split, PROMPT_TOKENS) + tokens * self._token(split, 1, PROMPT_TOKENS)
 
+    def round_seconds(self, split: Split, tokens: int) -> float:
+        """In which so many tokens pass all devices at once, and come back."""
+        return self._token(split, tokens, PROMPT_TOKENS)
+
     def layer_seconds(self, stage: PlannedStage) -> float:
         """Of a token, for the mean of the stage's layers."""
         return self._layers(stage, 1, PROMPT_TOKENS) / max(1, stage.end - stage.begin)

@@ -27,8 +27,8 @@ from meshd.build.pin import read_pin
 from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
-from meshd.model.piece_index import PieceIndex
 from meshd.model.device_speed import DeviceSpeed
+from meshd.model.piece_index import PieceIndex
 from meshd.model.prediction import PlannedStage, Split
 from meshd.relay import run as relay_run
 from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections, device_marks

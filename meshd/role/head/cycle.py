@@ -28,6 +28,7 @@ from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
+from meshd.role.head.draft_forecast import Drafting
 from meshd.role.head.explain import Explained
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.model_run import HeadRun
@@ -173,6 +174,12 @@ class Serve:
         """Memory that the model takes now, by node and device."""
         facts = self._run.measures.facts if self._run is not None else None
         return facts.held if facts is not None else {}
+
+    def drafting(self, file: Path) -> Drafting | None:
+        """Of the model with this file; None where that is another one."""
+        if file.resolve() not in [path.resolve() for path in self._file.paths]:
+            return None
+        return Drafting(self._history.speculation, self._options.draft_model)
 
     async def explain(self) -> Explained | None:
         """Where the time of the model's tokens went; None while it is not loaded."""

@@ -66,9 +66,8 @@ class PlanPredictor:
 
     def predict(self, plan: Plan) -> PlanOutcome:
         """Corrected by what was measured of it, or of plans like it."""
-        split, known = self._split_of(plan), self._machines.corrections
-        prediction = self.predictor.predict(split)
-        found = known.of(self._key, split, self._marks) if known is not None else None
+        split = self._split_of(plan)
+        prediction, found = self.predictor.predict(split), self._correction(split)
         if found is not None:
             prediction = replace(
                 prediction,
@@ -79,6 +78,12 @@ class PlanPredictor:
             )
         answer = prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
         return PlanOutcome(prediction, answer, found)
+
+    def round_seconds(self, plan: Plan, tokens: int) -> float:
+        """Of one round that computes so many tokens of an answer, corrected as `predict` is."""
+        split = self._split_of(plan)
+        seconds, found = self.predictor.round_seconds(split, tokens), self._correction(split)
+        return seconds / found.generate if found is not None else seconds
 
     def learn(self, plan: Plan, learner: SpeedLearner, timings: AnswerTimings) -> None:
         """From an answer that was made alone; nothing where devices were not measured."""
@@ -95,6 +100,10 @@ class PlanPredictor:
             sized = self.predictor.predict(split, prompt_tokens=prompt)
             learner.answered(prompt, sized.first_token_s, timings.prompt_seconds, is_prompt=True)
         known.learn(self._key, split, *learner.factors)
+
+    def _correction(self, split: Split) -> SpeedCorrection | None:
+        known = self._machines.corrections
+        return known.of(self._key, split, self._marks) if known is not None else None
 
     def _split_of(self, plan: Plan) -> Split:
         stages: list[PlannedStage] = []

@@ -194,10 +194,10 @@ def _parsed(text: str) -> _KeptFactors | None:
     found = _LINE.fullmatch(text)
     if found is None:
         return None
-    group, *numbers, marks = found.groups()
-    factors = [None if number == "-" else float(number) for number in numbers]
-    if any(one is not None and not LEAST_FACTOR <= one <= MOST_FACTOR for one in factors):
+    group, *numbers, marks = found.groups(default="")
+    generate, prompt = (None if number == "-" else float(number) for number in numbers)
+    if any(one is not None and not LEAST_FACTOR <= one <= MOST_FACTOR for one in (generate, prompt)):
         return None
-    marks = marks or ""
     places = range(0, len(marks), _DEVICE_LETTERS)
-    return _KeptFactors(group, *factors, frozenset(marks[at : at + _DEVICE_LETTERS] for at in places))
+    devices = frozenset(marks[at : at + _DEVICE_LETTERS] for at in places)
+    return _KeptFactors(group, generate, prompt, devices)
