@@ -87,8 +87,6 @@ class Prediction:
     first_token_s: float
     load_s: float
     bytes_per_token: int
-    device_s: tuple[tuple[str, float], ...]
-    """Of a token, by device: its layers, and the output where it has that."""
     ways_s: float
     """Of a token, on the network: ways, and waits for orders."""
     is_measured: bool
@@ -116,11 +114,6 @@ class Predictor:
         token, streams = self._token(split, 1, cells), self._token(split, split.slots, cells)
         prompt = self._prompt_seconds(split, prompt_tokens)
         computing = self._computing(split, 1, cells)
-        device_s: dict[str, float] = {}
-        for stage, seconds in zip(split.stages, computing, strict=True):
-            device_s[stage.label] = device_s.get(stage.label, 0.0) + seconds
-        output = self._output(split.output, 1)
-        device_s[split.output.label] = device_s.get(split.output.label, 0.0) + output
         return Prediction(
             generate_tok_s=1 / token,
             prompt_tok_s=prompt_tokens / prompt,
@@ -128,7 +121,6 @@ class Predictor:
             first_token_s=prompt,
             load_s=self._load(split),
             bytes_per_token=self._bytes(split),
-            device_s=tuple(device_s.items()),
             ways_s=self._passing(split, 1, computing) + self._back(split, 1),
             is_measured=self.is_measured(split),
         )
@@ -147,6 +139,16 @@ class Predictor:
         """In which so many tokens pass all devices at once, and come back."""
         return self._token(split, tokens, PROMPT_TOKENS)
 
+    def device_seconds(self, split: Split, tokens: float) -> dict[str, float]:
+        """The same, by device: its layers, and the output where it has that."""
+        found: dict[str, float] = {}
+        computing = self._computing(split, tokens, PROMPT_TOKENS)
+        for stage, seconds in zip(split.stages, computing, strict=True):
+            found[stage.label] = found.get(stage.label, 0.0) + seconds
+        output = split.output.label
+        found[output] = found.get(output, 0.0) + self._output(split.output, tokens)
+        return found
+
     def layer_seconds(self, stage: PlannedStage) -> float:
         """Of a token, for the mean of the stage's layers."""
         return self._layers(stage, 1, PROMPT_TOKENS) / max(1, stage.end - stage.begin)
@@ -158,11 +160,11 @@ class Predictor:
         ways = self._passing(split, streams, computing) + self._back(split, streams)
         return sum(computing) + ways + self._output(split.output, streams) + STEP_SECONDS
 
-    def _computing(self, split: Split, tokens: int, cells: int) -> list[float]:
+    def _computing(self, split: Split, tokens: float, cells: int) -> list[float]:
         """By stage."""
         return [self._layers(stage, tokens, cells) for stage in split.stages]
 
-    def _layers(self, stage: PlannedStage, tokens: int, cells: int) -> float:
+    def _layers(self, stage: PlannedStage, tokens: float, cells: int) -> float:
         if stage.begin == stage.end:
             return 0.0
         speed = stage.speed
@@ -178,7 +180,7 @@ class Predictor:
     def _is_timed(self, speed: DeviceSpeed | None) -> bool:
         return speed is not None and bool(self._sums) and all(kind in speed for kind in self._sums)
 
-    def _attention(self, stage: PlannedStage, speed: DeviceSpeed, tokens: int, cells: int) -> float:
+    def _attention(self, stage: PlannedStage, speed: DeviceSpeed, tokens: float, cells: int) -> float:
         """Beyond the short cache over which layers were timed. A window ends it."""
         near, far = self._work.near, self._work.far
         seen = self._cells_seen(cells)
@@ -197,7 +199,7 @@ class Predictor:
             self._seen = {**self._seen, cells: _sums(max(0, count - NEAR_CELLS) for count in seen)}
         return self._seen[cells]
 
-    def _output(self, stage: PlannedStage, tokens: int) -> float:
+    def _output(self, stage: PlannedStage, tokens: float) -> float:
         speed, kind = stage.speed, self._work.output
         if speed is not None and kind is not None and kind in speed:
             return speed.seconds(kind, tokens)

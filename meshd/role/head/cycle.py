@@ -186,7 +186,8 @@ class Serve:
         run = self._run
         if run is None or not run.loaded:
             return None
-        return await run.measures.explain(self._loaded.split, self._history.surveyor)
+        drafts = self._history.speculation.drafts.longest > 0
+        return await run.measures.explain(self._loaded.split, self._history.surveyor, drafts=drafts)
 
     @property
     def status(self) -> RoleStatus:

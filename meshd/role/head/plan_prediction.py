@@ -85,6 +85,13 @@ class PlanPredictor:
         seconds, found = self.predictor.round_seconds(split, tokens), self._correction(split)
         return seconds / found.generate if found is not None else seconds
 
+    def device_seconds(self, plan: Plan, tokens: float) -> Mapping[str, float]:
+        """Of a round that computes so many tokens, by device; empty where devices were not measured."""
+        split = self._split_of(plan)
+        if not self.predictor.is_measured(split):
+            return {}
+        return self.predictor.device_seconds(split, tokens)
+
     def learn(self, plan: Plan, learner: SpeedLearner, timings: AnswerTimings) -> None:
         """From an answer that was made alone; nothing where devices were not measured."""
         split, known = self._split_of(plan), self._machines.corrections

@@ -57,10 +57,19 @@ class RunMeasures:
                 predictor.learn(facts.plan, self._learner, timings)  # it predicts rounds of one token
         self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
 
-    async def explain(self, split: Sequence[SplitPart], surveyor: Surveyor | None) -> Explained | None:
+    async def explain(
+        self, split: Sequence[SplitPart], surveyor: Surveyor | None, *, drafts: bool
+    ) -> Explained | None:
         """Where the time of its tokens went; `split` as it is pushed. None before there is a plan."""
         if self._facts is None:
             return None
         return await explain(
-            self._facts, split, self.answers, self._away, self._mesh, self._workers(), surveyor
+            self._facts,
+            split,
+            self.answers,
+            self._away,
+            self._mesh,
+            self._workers(),
+            surveyor,
+            drafts=drafts,
         )

@@ -49,7 +49,8 @@ def test_one_machine_has_no_ways() -> None:
     alone = PREDICTOR.predict(split(HEAD))
     assert 1 / alone.generate_tok_s == pytest.approx(30 * 0.0002 + 0.002 + STEP_SECONDS)
     assert alone.bytes_per_token == 0 and alone.ways_s == 0 and alone.is_measured
-    assert dict(alone.device_s) == {"head CPU": pytest.approx(0.008)}
+    assert PREDICTOR.device_seconds(split(HEAD), 1) == {"head CPU": pytest.approx(0.008)}
+    assert PREDICTOR.device_seconds(split(HEAD), 2.5) == {"head CPU": pytest.approx(2.5 * 0.008)}
 
 
 def test_n_workers_in_a_row_are_n_plus_one_ways() -> None:
