@@ -35,6 +35,28 @@ class FleetSpec:
     wire: bool = False
 
 
+def workers_alike(
+    folder: Path,
+    cache: Path,
+    model: Path,
+    *,
+    count: int,
+    round_trip: float,
+    threads: int,
+    head_options: tuple[str, ...] = (),
+) -> FleetSpec:
+    """So many workers that have the model's file, all as far away, each with so many threads."""
+    return FleetSpec(
+        folder=folder,
+        cache=cache,
+        model=model,
+        worker_model=model,
+        round_trips=[round_trip] * count,
+        head_options=head_options,
+        worker_options=[("--threads", str(threads))] * count,
+    )
+
+
 def worker_names(count: int) -> list[str]:
     """Of the workers of a fleet."""
     return ["worker"] if count == 1 else [f"worker-{number}" for number in range(1, count + 1)]

@@ -6,7 +6,9 @@ A token of S streams passes all devices in turn:
     a way  = half a round trip + S hidden states / rate + HOP       N + 1 of them for N workers in a row
              (numbers of tokens where the first worker has the embeddings, and candidates on the way back)
     a wait = until the order of the head is there: a device far from it, but near to the one before it
-    prompt = sum of devices and ways for one micro batch + (micro batches - 1) x the slowest of them + output
+    prompt = sum of devices, ways and waits for one micro batch + (micro batches - 1) x the slowest of them
+             (a device, or the bytes of a way) + output + STEP
+    load   = START + the most weights of a stage / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
 
 The processors of a machine count as one of these devices, too: busy for the sum of its CPUs' times, each
 times the share of the processors with which it computes.

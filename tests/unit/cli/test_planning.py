@@ -62,7 +62,7 @@ def test_drafts_of_a_plan(daemon: FakeControl, file: Path, monkeypatch: pytest.M
             "90% accepted; up to 5 tokens of the draft model a round, 60% accepted, measured)",
         ),
     ):
-        known = replace(best, speculation=replace(drafts, **changed))  # type: ignore[arg-type]
+        known = replace(best, speculation=replace(drafts, **changed))
         monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, plans=(known, other)))
         assert line in meshd("plan", "--model", str(file)).out
 
