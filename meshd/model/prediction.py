@@ -11,7 +11,8 @@ A token of S streams passes all devices in turn:
     load   = START + the most weights of a stage / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
 
 The processors of a machine count as one of these devices, too: busy for the sum of its CPUs' times, each
-times the share of the processors with which it computes.
+times the share of the processors with which it computes. Nodes that may use different ones (`taskset`) do not
+share them.
 
 Without pushes all hidden states pass the head, so each border between workers is two ways, and the micro
 batches of a prompt follow one another. Times of layers are measured (device_speed.py); where a device was
@@ -292,9 +293,10 @@ def _sums(numbers: Iterable[float]) -> Sequence[float]:
 
 def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[float]:
     """What computes beside each other: each device, and the processors that CPUs of one machine share."""
-    shared: dict[str, float] = {}
+    shared: dict[tuple[str, str], float] = {}
     for stage, seconds in zip(stages, computing, strict=True):
         if stage.machine and not stage.is_gpu:
-            share = stage.speed.share if stage.speed is not None else 1.0
-            shared[stage.machine] = shared.get(stage.machine, 0.0) + seconds * share
+            share, cores = (stage.speed.share, stage.speed.cores) if stage.speed is not None else (1.0, "")
+            processors = stage.machine, cores
+            shared[processors] = shared.get(processors, 0.0) + seconds * share
     return [*computing, *shared.values()]

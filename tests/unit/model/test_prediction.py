@@ -17,7 +17,7 @@ MS = 1_000_000
 
 
 def speed(
-    layer_ms: float, *, output_ms: float = 2.0, cell_us: float = 0.0, share: float = 1.0
+    layer_ms: float, *, output_ms: float = 2.0, cell_us: float = 0.0, share: float = 1.0, cores: str = ""
 ) -> DeviceSpeed:
     """Times that grow with the tokens."""
     far = int((0.1 + cell_us * (4096 - 256) / 1000) * MS)
@@ -26,7 +26,7 @@ def speed(
         for kind, one in ((0, layer_ms), (1, output_ms), (2, 0.1), (3, far / MS))
         for tokens in (1, 128)
     ]
-    return DeviceSpeed(times, share=share)
+    return DeviceSpeed(times, share=share, cores=cores)
 
 
 HEAD = PlannedStage("head", "CPU", 0, 30, 0, speed=speed(0.2), is_head=True)
@@ -174,6 +174,8 @@ def test_cpus_of_one_machine_share_a_prompt_and_gain_nothing() -> None:
     whole = prompt(replace(near[0], end=30))
     assert prompt(*near) < 0.7 * whole
     assert whole <= prompt(*together) < 1.1 * whole
+    apart = [replace(one, speed=speed(0.2, cores=cores)) for one, cores in zip(together, "ab", strict=True)]
+    assert prompt(*apart) == pytest.approx(prompt(*near)), "they are confined to other processors"
     assert token(split(*together)) == token(split(*near)), "one token is on one machine at a time anyway"
 
 
