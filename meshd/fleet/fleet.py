@@ -22,6 +22,7 @@ class FleetSpec:
     `worker_model` is the workers' file, None: they have none. The head waits for all of them.
     `worker_options`: what else each worker is told, where anything.
     `environments`: variables of nodes, by their names (HEAD_NAME, worker_names).
+    `cores`: the processors that each worker may use, where not all.
     """
 
     folder: Path
@@ -33,6 +34,7 @@ class FleetSpec:
     worker_options: Sequence[tuple[str, ...]] = ()
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wire: bool = False
+    cores: Sequence[Sequence[int]] = ()
 
 
 def workers_alike(
@@ -84,8 +86,11 @@ class Fleet:
             await start_all(owner, worker)
             self._token = self._token or await worker.token()
 
-    async def start_head(self, owner: Owner) -> LocalNode:
-        """Its process is there when this returns. Raises MeshdError."""
+    async def start_head(self, owner: Owner, *more: str) -> LocalNode:
+        """Its process is there when this returns. Of an option that is given twice the last one counts.
+
+        Another head may follow over the same workers once it has ended. Raises MeshdError.
+        """
         spec = self.spec
         port = API_PORT if self._place is not None else 0
         least = ("--min-workers", str(len(spec.round_trips)))
@@ -95,7 +100,7 @@ class Fleet:
         # what is compared computes one token at a time, on all workers
         alike = ("--split", "always", "--speculate", "off")
         given = ("--model", str(spec.model), "--port", str(port), *alike)
-        options = (*given, *least, *far, *spec.head_options)
+        options = (*given, *least, *far, *spec.head_options, *more)
         head = LocalNode(self._node(0, HEAD_NAME, "serve", options))
         await start_all(owner, head)
         return head
@@ -109,6 +114,8 @@ class Fleet:
     def _node(self, number: int, name: str, role: str, options: tuple[str, ...]) -> NodeSpec:
         place = self._place
         own = self.spec.environments.get(name, {})
+        cores = self.spec.cores[number - 1] if 0 < number <= len(self.spec.cores) else ()
+        pinned = ("taskset", "--cpu-list", ",".join(map(str, cores))) if cores else ()
         return NodeSpec(
             name=name,
             role=role,
@@ -117,5 +124,5 @@ class Fleet:
             options=options,
             listen=listen_address(number, wire=place.wire) if place is not None else "127.0.0.1:0",
             environment={**own, **({"MESHD_JOIN": self._token} if self._token else {})},
-            prefix=place.prefix(number) if place is not None else (),
+            prefix=(*(place.prefix(number) if place is not None else ()), *pinned),
         )

@@ -27,6 +27,18 @@ def core_set() -> str:
     return hashlib.sha256(",".join(map(str, usable)).encode()).hexdigest()[:CORE_SET_LETTERS]
 
 
+def cores_of_machine() -> list[tuple[int, ...]]:
+    """The processors that this process may use, by core, in the order of the first of each."""
+    found: dict[str, list[int]] = {}
+    for number in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []:
+        try:
+            core = Path(_SIBLINGS.format(number)).read_text()
+        except OSError:
+            core = str(number)
+        found.setdefault(core, []).append(number)
+    return [tuple(numbers) for numbers in found.values()]
+
+
 def llama_threads() -> int:
     """As cpu_get_num_physical_cores of common/common.cpp: cores, each of which may count as two."""
     cores: set[str] = set()
