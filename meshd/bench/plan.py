@@ -1,9 +1,9 @@
 """Predicted beside measured speed, over set-ups of workers and distances: `python -m meshd.bench.plan`.
 
 Each set-up (plan_setups.py) is started for real, on this machine. Its head divides the layers over all
-workers by their speed, and predicts in its status how fast that is. It answers `--tries` prompts of 512 tokens with
-`--tokens` behind them, one at a time; the medians stand beside the prediction. The head computes nothing but
-the output. No node knows what earlier answers took, so no prediction is corrected by them.
+workers by their speed, and predicts in its status how fast that is. It answers `--tries` prompts of 512
+tokens with `--tokens` behind them, one at a time; the medians stand beside the prediction. The head computes
+nothing but the output. No node knows what earlier answers took, so no prediction is corrected by them.
 
 With `--choices` the head may also choose among the workers, and each worker is measured alone: the choice is
 good if the answer by which splits are compared takes at most 5 % longer than on the fastest set of workers.
@@ -28,7 +28,7 @@ from meshd.base.tasks import Owner
 from meshd.bench.distant_run import until_head_serves
 from meshd.bench.llama import measure_api
 from meshd.bench.page import markdown
-from meshd.bench.plan_figures import Limits, PlanRun, SetupFigures, result_table, run_line
+from meshd.bench.plan_figures import PlanRun, SetupFigures, Tolerance, result_table, run_line
 from meshd.bench.plan_setups import SETUPS, Setup, folder_of_cache, setups_of_devices
 from meshd.bench.program import run_program
 from meshd.bench.random_model import random_model
@@ -39,7 +39,6 @@ from meshd.model.status import Speeds
 from meshd.role.head.plan_prediction import ASSUMED_PROMPT
 
 _CONTEXT = "2048"
-_SMOLLM2 = "smollm2"
 _CORRECTIONS = "speed-corrections"
 
 
@@ -60,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _run(args: argparse.Namespace) -> None:
-    cache, limits = load().config.paths.cache, Limits(args.generation, args.prompts)
+    cache, limits = load().config.paths.cache, Tolerance(args.generation, args.prompts)
     setups: Sequence[Setup] = setups_of_devices(args.devices.split(",")) if args.devices else SETUPS
     if args.model:
         setups = [replace(setup, model=args.model) for setup in setups]
@@ -90,7 +89,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 async def _file(name: str, cache: Path) -> Path:
-    if name == _SMOLLM2:
+    if name == "smollm2":
         return await demo_model(cache, lambda _step: None)
     return random_model(name, cache / "bench-models")
 

@@ -13,7 +13,7 @@ _SLOWER = 1.05  # times the fastest: measurements of the same differ by as much
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Tolerance:
     """How far predictions may be off, as a share."""
 
     generation: float
@@ -46,7 +46,7 @@ class PlanRun:
             raise MeshdError("a speed is missing: nothing was answered")
         return ASSUMED_PROMPT / prompt + ASSUMED_ANSWER / generate
 
-    def is_within(self, limits: Limits) -> bool:
+    def is_within(self, limits: Tolerance) -> bool:
         """Whether the prediction holds."""
         return abs(self.generation - 1) <= limits.generation and abs(self.prompts - 1) <= limits.prompts
 
@@ -71,7 +71,7 @@ class SetupFigures:
         chosen = self.chosen
         return chosen is None or chosen.answer_seconds <= _SLOWER * self.fastest.answer_seconds
 
-    def is_good(self, limits: Limits) -> bool:
+    def is_good(self, limits: Tolerance) -> bool:
         """Predictions hold, and the choice was right."""
         return self.whole.is_within(limits) and self.is_well_chosen
 
@@ -83,7 +83,7 @@ def run_line(run: PlanRun) -> str:
     return f"{_named(run)}: generation {generation}, prompts {prompts}"
 
 
-def result_table(found: Sequence[tuple[int, SetupFigures]], limits: Limits) -> Table:
+def result_table(found: Sequence[tuple[int, SetupFigures]], limits: Tolerance) -> Table:
     """A row for each set-up, which stands with its number."""
     head = (
         "set-up",
@@ -97,7 +97,7 @@ def result_table(found: Sequence[tuple[int, SetupFigures]], limits: Limits) -> T
     return head, [_row(number, one, limits) for number, one in found]
 
 
-def _row(number: int, found: SetupFigures, limits: Limits) -> Sequence[str]:
+def _row(number: int, found: SetupFigures, limits: Tolerance) -> Sequence[str]:
     whole, chosen = found.whole, found.chosen
     row = [
         f"{number}. {found.setup.text}",

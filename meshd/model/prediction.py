@@ -33,7 +33,7 @@ STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a lay
 START_SECONDS = 0.4  # of llama-server's start, without weights
 START_ROUND_TRIPS = 6
 LOADED_RATE = 1.5e9  # bytes a second from a file that was read before
-PROMPT_TOKENS = 512  # of the prompt that is predicted, and cells of the cache that a token sees, unless told
+USUAL_PROMPT = 512  # of the prompt that is predicted, and cells of the cache that a token sees, unless told
 _CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (micro_batch.py)
 
 
@@ -111,7 +111,7 @@ class Predictor:
         self._seen: dict[int, Sequence[float]] = {}
 
     def predict(
-        self, split: Split, *, prompt_tokens: int = PROMPT_TOKENS, cells: int = PROMPT_TOKENS
+        self, split: Split, *, prompt_tokens: int = USUAL_PROMPT, cells: int = USUAL_PROMPT
     ) -> Prediction:
         """With a prompt of so many tokens, and a token that sees so many cells of the cache."""
         token, streams = self._token(split, 1, cells), self._token(split, split.slots, cells)
@@ -136,16 +136,16 @@ class Predictor:
 
     def answer_seconds(self, split: Split, tokens: int) -> float:
         """Of a prompt and so many tokens behind it: what splits are compared by."""
-        return self._prompt_seconds(split, PROMPT_TOKENS) + tokens * self._token(split, 1, PROMPT_TOKENS)
+        return self._prompt_seconds(split, USUAL_PROMPT) + tokens * self._token(split, 1, USUAL_PROMPT)
 
     def round_seconds(self, split: Split, tokens: int) -> float:
         """In which so many tokens pass all devices at once, and come back."""
-        return self._token(split, tokens, PROMPT_TOKENS)
+        return self._token(split, tokens, USUAL_PROMPT)
 
     def device_seconds(self, split: Split, tokens: float) -> dict[str, float]:
         """The same, by device: its layers, and the output where it has that."""
         found: dict[str, float] = {}
-        computing = self._computing(split, tokens, PROMPT_TOKENS)
+        computing = self._computing(split, tokens, USUAL_PROMPT)
         for stage, seconds in zip(split.stages, computing, strict=True):
             found[stage.label] = found.get(stage.label, 0.0) + seconds
         output = split.output.label
@@ -154,7 +154,7 @@ class Predictor:
 
     def layer_seconds(self, stage: PlannedStage) -> float:
         """Of a token, for the mean of the stage's layers."""
-        return self._layers(stage, 1, PROMPT_TOKENS) / max(1, stage.end - stage.begin)
+        return self._layers(stage, 1, USUAL_PROMPT) / max(1, stage.end - stage.begin)
 
     # Parts.
 

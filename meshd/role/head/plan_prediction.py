@@ -8,7 +8,7 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
-from meshd.model.prediction import PROMPT_TOKENS, PlannedStage, Prediction, Predictor, Split
+from meshd.model.prediction import USUAL_PROMPT, PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
 from meshd.role.head.measured_speed import LEAST_PROMPT
 from meshd.role.head.speed_corrections import (
@@ -21,7 +21,7 @@ from meshd.role.head.speed_corrections import (
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
 from meshd.wire.lease import OfferedDevice
 
-ASSUMED_PROMPT, ASSUMED_ANSWER = PROMPT_TOKENS, 256  # tokens of the answer by whose time splits are compared
+ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by whose time splits are compared
 
 
 @dataclass(frozen=True, slots=True)

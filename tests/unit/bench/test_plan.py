@@ -2,12 +2,12 @@
 
 import pytest
 from meshd.base.errors import MeshdError, UserError
-from meshd.bench.plan_figures import Limits, PlanRun, SetupFigures, result_table, run_line
+from meshd.bench.plan_figures import PlanRun, SetupFigures, Tolerance, result_table, run_line
 from meshd.bench.plan_setups import SETUPS, Setup, pinned_cores, setups_of_devices
 from meshd.bench.random_model import SHAPES
 from meshd.model.status import Speeds
 
-LIMITS = Limits(0.2, 0.3)
+LIMITS = Tolerance(0.2, 0.3)
 
 
 def run(nodes: str, *, generate: float = 1.0, prompt: float = 1.0, seconds: float = 10.0) -> PlanRun:
