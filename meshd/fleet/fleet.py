@@ -1,5 +1,6 @@
 """A head and its workers on this machine, as far apart as asked."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,12 @@ from meshd.fleet.node import LocalNode, NodeSpec, start_all
 from meshd.model.output import NEAR_SECONDS
 
 HEAD_NAME = "head"
+# Runs the program behind it on the processors that it names: not every system has `taskset`
+_PINNED = """
+import os, sys
+os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +122,7 @@ class Fleet:
         place = self._place
         own = self.spec.environments.get(name, {})
         cores = self.spec.cores[number - 1] if 0 < number <= len(self.spec.cores) else ()
-        pinned = ("taskset", "--cpu-list", ",".join(map(str, cores))) if cores else ()
+        pinned = (sys.executable, "-c", _PINNED, ",".join(map(str, cores))) if cores else ()
         return NodeSpec(
             name=name,
             role=role,
