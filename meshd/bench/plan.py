@@ -116,7 +116,9 @@ async def _measured(setup: Setup, model: Path, cache: Path, args: argparse.Names
                 await worker.until(lambda status: len(status.peers) == len(setup.rtts) - 1)
             whole = await _answered(fleet, args)
             runs, chosen = [whole], None
-            if args.choices:
+            if args.choices and len(names) == 1:
+                chosen = whole
+            elif args.choices:
                 chosen = await _answered(fleet, args, "--min-workers", "1")
                 runs.append(chosen)
                 for some in _sets(names, every=args.every_set):

@@ -64,6 +64,9 @@ def test_a_choice_is_good_within_a_twentieth_of_the_fastest() -> None:
     quick = run("b", seconds=9.4)
     bad = SetupFigures(SETUPS[0], whole, (whole, alone, quick), chosen=whole)
     assert not bad.is_well_chosen and not bad.is_good(LIMITS)
+    again = run("b", seconds=12.0)
+    same = SetupFigures(SETUPS[0], whole, (whole, quick, again), chosen=again)
+    assert same.is_well_chosen, "the same workers, at another time"
 
 
 def test_the_table_says_what_holds() -> None:
