@@ -82,6 +82,6 @@ def folder_of_cache(cache: Path, folder: Path) -> Path:
     mine = folder / "cache"
     mine.mkdir()
     for name in ("native", "weights"):
-        (cache / name).mkdir(exist_ok=True)
+        (cache / name).mkdir(parents=True, exist_ok=True)
         (mine / name).symlink_to(cache / name)
     return mine
