@@ -137,10 +137,10 @@ class Proxy:
         answer: aiohttp.ClientResponse | None,
     ) -> web.StreamResponse | Failure:
         """Errors as values: one raised within the owner's block would come out as a group."""
-        sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
         failure = Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
         try:
             run = call = call if answer is not None else await self._admitted(call, repeats)
+            sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
             while True:
                 try:
                     if answer is None:
@@ -156,7 +156,7 @@ class Proxy:
                 reply.allow_comments(True)
                 if call.body is None or not await self._again(repeats):
                     return failure
-                body = sent.next_request(call.body)
+                body = await asyncio.to_thread(sent.next_request, call.body)
                 if body is None:
                     return failure
                 run = replace(call, body=body)
@@ -224,7 +224,7 @@ class Proxy:
     def _count(self, call: ProxiedCall, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
         call.meter.generated = count.total
-        call.meter.see(events)
+        call.meter.see_events(events)
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:

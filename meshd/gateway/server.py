@@ -9,8 +9,11 @@ from typing import Self
 
 from aiohttp import web
 
+from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken, UserError
 from meshd.base.log import get
+from meshd.base.peer_limits import Share
+from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
 from meshd.gateway.answer_log import AnswerLog
 from meshd.gateway.auth import KeyRing
@@ -88,7 +91,7 @@ class Gateway:
         self._config = config
         self._accounts = Accounts(config.api_keys, log=log, wall=wall)
         self._models = models
-        self._turns = AllTurns(config)
+        self._turns = AllTurns(max_wait=config.max_wait_seconds)
         self._claimed = claimed
         self._tally = Tally()
         self._proxy = Proxy(
@@ -102,6 +105,8 @@ class Gateway:
         self._port = config.port if claimed is None else claimed.port
         self._server: DoorServer | None = None
         self._keys = KeyRing(config.api_keys)
+        of_key = Share("", self._keys.share_of(config.max_requests), "key", "")
+        self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
         self.started = asyncio.Event()
 
     @property
@@ -145,15 +150,7 @@ class Gateway:
         if (server := self._server) is None:
             connection.close()
             raise Broken("the API is starting or stopping")
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.connect_accepted_socket(lambda: server(member), connection)
-        except OSError as error:
-            connection.close()
-            raise Broken(f"the connection was lost immediately: {error}") from None
-        except BaseException:
-            connection.close()
-            raise
+        await adopt(connection, lambda: server(member))
 
     async def serve(self) -> None:
         """Listen and answer until cancelled; returns when every connection is closed.
@@ -163,7 +160,11 @@ class Gateway:
         config = self._config
         claimed = self._claimed or await ApiPort.claim(config)
         self._port = claimed.port
-        bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+        bodies = Bodies(
+            most_each=config.max_body_bytes,
+            most_together=config.max_bodies_bytes,
+            most_of_key=self._keys.share_of(config.max_bodies_bytes),
+        )
         door = RequestGate()
         router = Router(
             models=self._models,
@@ -174,7 +175,7 @@ class Gateway:
             keys=claimed.keys,
             bodies=bodies,
             tally=self._tally,
-            max_requests=config.max_requests,
+            places=self._places,
             door=door,
             page=self._page,
             seeds=config.continue_seconds > 0 or config.fails_over,

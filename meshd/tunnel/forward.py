@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from meshd.base import log
+from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken, MeshdError, UserError
 from meshd.base.listening_socket import LOOPBACK_HOST, NO_ROOM, NO_ROOM_SECONDS, listen_at
 from meshd.base.port_holder import port_holder
@@ -13,7 +14,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import Mesh, MetadataValue
 from meshd.tunnel.interface import OwnerCheck, TunnelStatus
-from meshd.tunnel.local import LocalSocket, adopt
+from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
 
@@ -112,7 +113,7 @@ class Forward:
     async def _client(self, client: socket.socket) -> None:
         self._fresh.discard(client)
         try:
-            local = await adopt(client)
+            local = await adopt(client, LocalSocket)
             try:
                 await self._tunnel(local)
             finally:

@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 
+from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken, MeshdError
 from meshd.base.wakeful_loop import WakefulLoop
 from meshd.identity.keys import PeerId
@@ -14,7 +15,7 @@ from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.compressed import COMPRESSED, CompressedStream, as_agreed
 from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
-from meshd.tunnel.local import adopt
+from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
 
@@ -139,7 +140,7 @@ async def _carry(
 ) -> None:
     end.setblocking(False)
     try:
-        local = await adopt(end)
+        local = await adopt(end, LocalSocket)
     except BaseException:
         stream.reset(Code.BROKEN, "the child's connection is gone")
         raise

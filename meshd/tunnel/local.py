@@ -166,19 +166,6 @@ class LocalSocket(asyncio.Protocol):
             await self._writable
 
 
-async def adopt(sock: socket.socket) -> LocalSocket:
-    """A connection that is there already; it owns `sock` from now on, even if this raises Broken."""
-    try:
-        _transport, local = await asyncio.get_running_loop().connect_accepted_socket(LocalSocket, sock)
-    except OSError as error:
-        sock.close()
-        raise Broken(f"a local connection was lost immediately: {error}") from None
-    except BaseException:
-        sock.close()
-        raise
-    return local
-
-
 def _ring(waiter: asyncio.Future[None] | None) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)

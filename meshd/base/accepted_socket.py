@@ -1,0 +1,23 @@
+"""Connections that are there already: whoever takes one owns its socket, and leaves none open."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+from meshd.base.errors import Broken
+
+Made = TypeVar("Made", bound=asyncio.BaseProtocol)
+
+
+async def adopt(connection: socket.socket, make: Callable[[], Made]) -> Made:
+    """A protocol for it, which owns it from now on. Raises Broken; then, or if cancelled, it is closed."""
+    try:
+        _, made = await asyncio.get_running_loop().connect_accepted_socket(make, connection)
+    except OSError as error:
+        connection.close()
+        raise Broken(f"a connection was lost immediately: {error}") from None
+    except BaseException:
+        connection.close()
+        raise
+    return made
