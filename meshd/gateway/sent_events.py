@@ -9,11 +9,11 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Iterator
 from enum import Enum
 
 from meshd.base.errors import MeshdError
 from meshd.gateway.continuation import DIALECTS, SentText, as_the_rest, continued, is_sampled
+from meshd.gateway.events import whole_events
 
 _MOST_EVENTS = 1 << 17  # about as many tokens; their digests take 1 MiB
 _MOST_IDS = 64  # of tool calls and parts of an answer
@@ -30,7 +30,6 @@ _OF_A_RUN = frozenset(
 _PROGRESS = "prompt_progress"  # as often as time passes
 _ID = re.compile(rb'"(?:id|item_id|call_id|response_id)"\s*:\s*"([A-Za-z0-9_-]{8,100})"')
 _CREATED = re.compile(rb'("created(?:_at)?"\s*:\s*)(\d{1,12})')
-_EVENT = re.compile(rb".+?(?:\r\n\r\n|\n\n|\r\r)", re.DOTALL)
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 
 
@@ -89,20 +88,12 @@ class SentEvents:
         """Of these whole events what the client lacks. Raises OtherAnswer."""
         if self._run is _RunKind.FIRST and not self._is_whole:
             return events
-        return b"".join(self._each(events))
+        return b"".join(self._one(event) for event in whole_events(events))
 
     def run_ended(self) -> None:
         """Raises OtherAnswer when the client has more than that."""
         if self._run is _RunKind.SAME and self._at < len(self._digests):
             self._differs("it was shorter")
-
-    def _each(self, events: bytes) -> Iterator[bytes]:
-        cut = 0
-        for found in _EVENT.finditer(events):
-            cut = found.end()
-            yield self._one(found[0])
-        if cut < len(events):  # an event without its blank line: the last
-            yield self._one(events[cut:])
 
     def _one(self, event: bytes) -> bytes:
         data = b"\n".join(line.strip() for line in _DATA.findall(event))

@@ -124,6 +124,14 @@ class Serve:
         return self._options.name or self._file.name.removesuffix(".gguf")
 
     @property
+    def weights(self) -> bytes:
+        """See Upstream."""
+        return bytes.fromhex(self._index.fingerprint) if self._index is not None else b""
+
+    def keep_to(self, weights: bytes) -> None:
+        """See Upstream. There are no others."""
+
+    @property
     def failures(self) -> int:
         """How many lives of the model have ended since it was ready last."""
         return self._failures
