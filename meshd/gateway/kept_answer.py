@@ -103,6 +103,8 @@ class KeptAnswer:
 
         Raises ClientGone, HttpRefusal.
         """
+        if self._found is None:
+            return
         self._count, waiting, held = 0, bytearray(), 0
         with self._file.reading() as read:
             for kind, events in records(read):
@@ -118,7 +120,7 @@ class KeptAnswer:
                     held = 0
         if waiting:
             await reply.send(bytes(waiting))
-        if self._found is not None and self._count < self._found.events:
+        if self._count < self._found.events:
             self._file.remove()
             raise HttpRefusal(Failure(404, "the answer cannot be read any more", code="answer_not_kept"))
 

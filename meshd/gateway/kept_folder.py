@@ -109,9 +109,9 @@ class KeptFolder:
         self._bytes += by
         return True
 
-    def shrink(self, name: str, size: int) -> None:
+    def resize(self, name: str, size: int) -> None:
         """It has so many bytes left."""
-        known = self._known[name]
+        known = self._known.setdefault(name, _Known(_whose(name), 0, self._wall()))
         self._bytes += size - known.size
         known.size = size
 
@@ -205,7 +205,7 @@ class KeptFile:
         except OSError as error:
             self._folder.failed(error)
             return False
-        self._folder.shrink(self._path.name, size)
+        self._folder.resize(self._path.name, size)
         return True
 
     def append(self, data: bytes) -> bool:

@@ -73,17 +73,20 @@ class ProxiedCall:
         body = with_fields(self.body, fields) if fields and self.body else self.body
         return replace(self, body=body, added=None)
 
-    async def replay(self, reply: StreamReply, sent: SentEvents, count: TokenCount) -> bool:
-        """Begin with what is kept of the answer; False where nothing is. Raises ClientGone, HttpRefusal."""
+    @property
+    def is_begun(self) -> bool:
+        """Some of its answer is kept."""
+        return self.kept is not None and self.kept.is_begun
+
+    async def replay(self, reply: StreamReply, sent: SentEvents, count: TokenCount) -> None:
+        """Begin with what is kept of the answer. Raises ClientGone, HttpRefusal."""
 
         def seen(events: bytes) -> None:
             sent.unsent(events)
             count.know(events)
 
-        if self.kept is None or not self.kept.is_begun:
-            return False
-        await self.kept.replay(reply, seen)
-        return True
+        if self.kept is not None:
+            await self.kept.replay(reply, seen)
 
     def next_run(self, sent: SentEvents) -> "ProxiedCall | None":
         """What llama-server is asked for behind what the client has; None where nothing can be joined.

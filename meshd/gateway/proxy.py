@@ -87,7 +87,7 @@ class Proxy:
         async with self._waiting.until_stopped():
             refused = await call.admission.come()
         if refused is not None:
-            waits = call.admission.queued is not None and not self._on_demand
+            waits = (call.admission.queued is not None or call.is_begun) and not self._on_demand
             if not waits or not await self._again(repeats):
                 raise HttpRefusal(not_ready(refused))
         return call.whole()
@@ -154,10 +154,11 @@ class Proxy:
     ) -> web.StreamResponse | Failure:
         """Of llama-servers, until one comes to the end of the answer. Raises HttpRefusal, ClientGone."""
         sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
-        failure = Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
-        is_begun = await call.replay(reply, sent, count)
+        why = "another run of the request says something else: ask again from the beginning"
+        failure = Failure(502, why, type="server_error", code="upstream_lost")
+        await call.replay(reply, sent, count)
         first = call = call if answer is not None else await self._admitted(call, repeats)
-        run = call.next_run(sent) if is_begun else first
+        run = call.next_run(sent) if call.is_begun else first
         while run is not None:
             try:
                 if answer is None:
@@ -174,6 +175,8 @@ class Proxy:
             if call.body is None or not await self._again(repeats):
                 return failure
             run = call.next_run(sent)
+        if call.kept is not None:
+            call.kept.drop()
         return failure
 
     async def _stream_run(
