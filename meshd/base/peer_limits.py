@@ -137,16 +137,10 @@ API_USERS_KNOWN = Share(
     "node",
     "the one with the least is forgotten",
 )
-KEPT_ANSWERS = Share(
-    "answers kept for clients that come back", 256, "node", "the key that has most loses its oldest"
-)
-KEPT_ANSWERS_BYTES = Share(
-    "bytes of answers kept for clients that come back",
-    256 << 20,
-    "node",
-    "the key that has most loses its oldest",
-)
-KEPT_ANSWER_BYTES = Share("bytes of one such answer", 16 << 20, "node", "it is not kept any longer")
+_KEPT = "answers kept for clients that come back"
+KEPT_ANSWERS = Share(_KEPT, 256, "node", "the key that has most loses its oldest")
+KEPT_ANSWERS_MIB = Share(f"MiB of {_KEPT}", 256, "node", "the key that has most loses its oldest")
+KEPT_ANSWER_MIB = Share("MiB of one such answer", 16, "node", "it is not kept any longer")
 
 # Addresses to dial (wire/dialable.py).
 ADDRESSES = Share("addresses in a record or a signal, per protocol", 8, "peer", "the others are not dialled")

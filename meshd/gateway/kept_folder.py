@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from meshd.base.log import get
-from meshd.base.peer_limits import KEPT_ANSWER_BYTES, KEPT_ANSWERS, KEPT_ANSWERS_BYTES
+from meshd.base.peer_limits import KEPT_ANSWER_MIB, KEPT_ANSWERS, KEPT_ANSWERS_MIB
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.kept_journal import Read
 
 KEPT_ANSWERS_NAME = "kept-answers"
 KEPT_SECONDS = 600.0  # after the last byte, or after its client asked last
-_SWEEP_SECONDS = 20.0
+_MOST_KEPT_BYTES = KEPT_ANSWERS_MIB.most << 20
+_MOST_KEPT_OF_ONE = KEPT_ANSWER_MIB.most << 20
+_KEPT_SWEEP_SECONDS = 20.0
 _GIVE_UP_SECONDS = 1.0  # for the last event of a client whose answer another one takes over
 _NAME = re.compile(r"([0-9a-f]{16})-[0-9a-f]{32}\.answer")
 
@@ -44,7 +46,7 @@ def kept_name(key: bytes, asked: str) -> str:
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownAnswer:
     """A file that is there. `touched`: unix seconds."""
 
     whose: str
@@ -58,7 +60,7 @@ class KeptFolder:
     def __init__(self, path: Path, *, wall: Callable[[], float]) -> None:
         self._path = path
         self._wall = wall
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownAnswer] = {}
         self._bytes = 0  # of all together
         self._used: dict[str, KeptFile] = {}
         self._trouble = ""
@@ -72,7 +74,7 @@ class KeptFolder:
     async def serve(self) -> None:
         """Remove what nobody has come back for, until cancelled."""
         while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(_KEPT_SWEEP_SECONDS)
             self._sweep()
 
     def touch(self, name: str) -> bool:
@@ -99,19 +101,19 @@ class KeptFolder:
     def grow(self, name: str, by: int) -> bool:
         """Count bytes that are to be written; False where there is no room for them."""
         known = self._known.get(name)
-        if (known.size if known is not None else 0) + by > KEPT_ANSWER_BYTES.most:
+        if (known.size if known is not None else 0) + by > _MOST_KEPT_OF_ONE:
             return False
         if not self._make_room(by, is_new=known is None):
             return False
         if known is None:
-            known = self._known[name] = _Known(_whose(name), 0, self._wall())
+            known = self._known[name] = _KnownAnswer(_whose(name), 0, self._wall())
         known.size += by
         self._bytes += by
         return True
 
     def resize(self, name: str, size: int) -> None:
         """It has so many bytes left."""
-        known = self._known.setdefault(name, _Known(_whose(name), 0, self._wall()))
+        known = self._known.setdefault(name, _KnownAnswer(_whose(name), 0, self._wall()))
         self._bytes += size - known.size
         known.size = size
 
@@ -140,12 +142,12 @@ class KeptFolder:
         """The next trouble is news."""
         self._trouble = ""
 
-    def _left(self) -> Iterator[tuple[str, _Known]]:
+    def _left(self) -> Iterator[tuple[str, _KnownAnswer]]:
         with suppress(OSError), os.scandir(self._path) as found:
             for one in found:
                 about = one.stat(follow_symlinks=False)
                 if _NAME.fullmatch(one.name) and stat.S_ISREG(about.st_mode):
-                    yield one.name, _Known(_whose(one.name), about.st_size, about.st_mtime)
+                    yield one.name, _KnownAnswer(_whose(one.name), about.st_size, about.st_mtime)
 
     def _sweep(self) -> None:
         now = self._wall()
@@ -156,7 +158,7 @@ class KeptFolder:
 
     def _make_room(self, by: int, *, is_new: bool) -> bool:
         """False where all that is there is in use."""
-        while len(self._known) + is_new > KEPT_ANSWERS.most or self._bytes + by > KEPT_ANSWERS_BYTES.most:
+        while len(self._known) + is_new > KEPT_ANSWERS.most or self._bytes + by > _MOST_KEPT_BYTES:
             spare = self._spare()
             if spare is not None:
                 self.remove(spare)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from meshd.admin.status import Status
 from meshd.fleet.node import LocalNode
+from meshd.gateway.kept_folder import KEPT_ANSWERS_NAME
 
 from tests.e2e.api_client import Api
 from tests.e2e.models import smollm2
@@ -29,7 +31,7 @@ OPTIONS = ("--continue-answers", "100", *SAME_THREADS, *SAME_BATCHES)
 
 @dataclass
 class Client:
-    """Asks for one answer, as often as it must. `cut`: how often its connection broke."""
+    """Asks for one answer, as often as it must. `last`: the number of its last event."""
 
     path: str
     body: dict[str, object]
@@ -48,6 +50,9 @@ class Client:
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
             for number, event in self._read(answer):
+                if not number:
+                    assert b'"stopping"' in event, event
+                    break
                 self.last = number
                 if event == b"[DONE]":
                     self.done = True
@@ -69,7 +74,7 @@ class Client:
                 data = line.removeprefix(b"data: ")
             elif not line and data:
                 yield number, data
-                data = b""
+                number, data = "", b""
 
 
 async def restarted(head: LocalNode) -> Api:
@@ -103,11 +108,7 @@ def test_an_answer_goes_on_at_the_next_daemon(tmp_path: Path, case: str) -> None
             assert pid is not None
             below = {pid, *descendants(pid)}
 
-            def hit(number: int) -> None:
-                if number == HIT_AFTER:
-                    os.kill(pid, signal.SIGKILL)
-
-            await asyncio.to_thread(client.ask, api, hit)
+            await asyncio.to_thread(client.ask, api, _ends(head, signal.SIGKILL, HIT_AFTER))
             await gone(below)
             assert len(client.events) < len(whole.events)
             api = await restarted(head)
@@ -120,3 +121,71 @@ def test_an_answer_goes_on_at_the_next_daemon(tmp_path: Path, case: str) -> None
             assert client.done == whole.done
 
     play(check())
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_it_may_happen_more_than_once(tmp_path: Path, end: signal.Signals) -> None:
+    """As soon as the answer has gone on, and in the middle of the rest."""
+    path, asked = REQUESTS["completion"]
+    body = asked | {"stream": True, "cache_prompt": False, "max_tokens": 120, "ignore_eos": True}
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), *OPTIONS, token=token)
+            api = api_of(await fleet.ready(head))
+            whole, client = Client(path, body, key="another-one"), Client(path, body)
+            await asyncio.to_thread(whole.ask, api)
+            for last in (12, 13, 40, 80):
+                await asyncio.to_thread(client.ask, api, _ends(head, end, last))
+                assert last <= int(client.last) < len(whole.events)
+                api = await restarted(head)
+            await asyncio.to_thread(client.ask, api)
+            assert client.done and text_of(client.events) == text_of(whole.events)
+            assert len(ids_of(client.events)) == 1
+
+    play(check())
+
+
+def _ends(head: LocalNode, how: signal.Signals, last: int) -> Callable[[int], None]:
+    pid = head.pid
+    assert pid is not None
+
+    def on_event(number: int) -> None:
+        if number == last:
+            os.kill(pid, how)
+
+    return on_event
+
+
+def test_meshd_client_keeps_answers_as_well(tmp_path: Path) -> None:
+    """It is killed itself; the head knows nothing of the client's key, and keeps nothing."""
+    path, asked = REQUESTS["completion"]
+    body = asked | {"stream": True, "cache_prompt": False, "max_tokens": 120, "ignore_eos": True}
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _ = await fleet.workers(smollm2())
+            head = await fleet.head(smollm2(), *OPTIONS, token=token)
+            await fleet.ready(head)
+            spec = fleet.spec("client", "client", "--port", "0", *OPTIONS[:2], token=token)
+            member = await fleet.start(spec)
+            api = api_of(await member.until(_is_ready))
+            whole, client = Client(path, body, key="another-one"), Client(path, body)
+            await asyncio.to_thread(whole.ask, api)
+            await asyncio.to_thread(client.ask, api, _ends(member, signal.SIGKILL, 40))
+            assert int(client.last) < len(whole.events)
+            await member.stop()
+            await member.start()
+            api = api_of(await member.until(_is_ready))
+            await asyncio.to_thread(client.ask, api)
+            assert client.done and text_of(client.events) == text_of(whole.events)
+            assert len(ids_of(client.events)) == 1
+            assert (member.spec.home / KEPT_ANSWERS_NAME).exists()
+            assert not (head.spec.home / KEPT_ANSWERS_NAME).exists()
+
+    play(check())
+
+
+def _is_ready(status: Status) -> bool:
+    return status.api is not None and status.api.ready

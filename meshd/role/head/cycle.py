@@ -193,10 +193,9 @@ class Serve:
     def status(self) -> RoleStatus:
         """See Role."""
         children: Sequence[ChildStatus] = ()
-        tunnels: Sequence[TunnelStatus] = ()
+        tunnels: Sequence[TunnelStatus] = self._run.tunnels if self._run is not None else ()
         if self._run is not None:
             children = [self._as_one(child) for child in self._run.children]
-            tunnels = self._run.tunnels
         elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
             children = [self._server_died.as_child(self._restarts, self._server_failures)]
         return RoleStatus(
@@ -299,7 +298,7 @@ class Serve:
             return f"the model cannot be run: {error.what}"
         except MeshdError as error:
             self._end_run(run, workers)
-            return _text(error) if run.blame.anybody else await self._failed(error)
+            return error.with_hint if run.blame.anybody else await self._failed(error)
         except asyncio.CancelledError:
             run.replaced = True  # it is unloaded
             raise
@@ -386,7 +385,7 @@ class Serve:
 
     async def _failed(self, error: MeshdError) -> str:
         """A failure that the next try would meet again waits for another state of the mesh."""
-        why = _text(error)
+        why = error.with_hint
         if isinstance(error, UserError | Refused) and self._roster.spares():
             self._roster.all_needed = True  # it may be one of them that is lacking
         elif isinstance(error, UserError):
@@ -449,7 +448,3 @@ class Serve:
                     seen = await self._runtime.mesh.changed(seen)
         except TimeoutError:
             return
-
-
-def _text(error: MeshdError) -> str:
-    return f"{error.what} ({error.hint})" if error.hint else error.what

@@ -40,12 +40,6 @@ def names(path: Path) -> set[str]:
     return {one.name for one in path.iterdir()} if path.exists() else set()
 
 
-def limits(**most: int) -> mock._patch_dict:  # type: ignore[type-arg]
-    return mock.patch.dict(
-        vars(kept_folder), {name: Share("", count, "node", "") for name, count in most.items()}
-    )
-
-
 def test_names_tell_nothing_and_each_key_has_its_own() -> None:
     secret = "my-secret-request"
     assert kept_name(ANNA, secret) == kept_name(ANNA, secret) != kept_name(BERT, secret)
@@ -132,7 +126,7 @@ def test_whoever_has_most_loses_the_oldest(tmp_path: Path) -> None:
         clock = Clock()
         folder = KeptFolder(tmp_path, wall=clock)
         wanted = kept_name(BERT, "0")
-        with limits(KEPT_ANSWERS=3):
+        with mock.patch.object(kept_folder, "KEPT_ANSWERS", Share("", 3, "node", "")):
             for text in (wanted, *(kept_name(ANNA, str(number)) for number in range(4))):
                 clock.now += 1
                 assert await keep(folder, text)
@@ -146,7 +140,7 @@ def test_bytes_are_bounded_and_what_is_in_use_stays(tmp_path: Path) -> None:
 
     async def check() -> None:
         folder = KeptFolder(tmp_path, wall=Clock())
-        with limits(KEPT_ANSWERS_BYTES=10, KEPT_ANSWER_BYTES=8):
+        with mock.patch.multiple(kept_folder, _MOST_KEPT_BYTES=10, _MOST_KEPT_OF_ONE=8):
             async with folder.use(first, lambda: None) as one, folder.use(second, lambda: None) as two:
                 assert one.append(b"x" * 4) and two.append(b"x" * 4)
                 assert not await keep(folder, third, b"xxx"), "all that is there is in use"
