@@ -24,7 +24,7 @@ from meshd.gateway.reply import ClientGone, StreamReply
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LAST_EVENT_ID = "Last-Event-ID"
 _KEY = re.compile(r'"?([A-Za-z0-9._:~-]{8,128})"?')
-_NUMBER = re.compile(r"\d{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _DRAWN_SEEDS = 1 << 31
 
 

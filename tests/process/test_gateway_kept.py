@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 
-from meshd.gateway.interface import Readiness
+from meshd.gateway.interface import GatewayConfig, Readiness
+from meshd.gateway.kept_folder import KeptFolder
 from meshd.gateway.one_model import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.status import ModelState
 
+from tests.conformance.run import run, until
+from tests.process.client_scene import scene
 from tests.process.gateway_fake import DONE, chunk, last_chunk, serving
-from tests.process.kept_scene import ALL, CONFIG, Model, Place, data_of, first, numbered, play
+from tests.process.kept_scene import ALL, CHAT, CONFIG, KEY, Model, Place, data_of, first, numbered, play
 
 
 def test_the_next_daemon_sends_what_the_client_lacks_and_the_rest() -> None:
@@ -194,3 +199,36 @@ def test_a_whole_answer_is_kept_for_a_client_that_did_not_get_it() -> None:
             assert await place.refused(stream=False, temperature=0) == (422, "idempotency_key_reused")
 
     play(check, Model())
+
+
+def test_a_client_daemon_goes_on_at_a_head_with_the_same_weights_alone() -> None:
+    """It was restarted meanwhile. The heads are asked without the key, and keep nothing."""
+
+    async def check() -> None:
+        async with scene() as here:
+
+            async def asked(count: int, last: str = "") -> list[bytes]:
+                kept = KeptFolder(here.folder / "kept", wall=time.time)
+                config = GatewayConfig(port=0, fails_over=True, continue_seconds=5.0)
+                gateway = Gateway(config, here.api, kept=kept, wall=time.time)
+                headers = {"Idempotency-Key": KEY} | ({"Last-Event-ID": last} if last else {})
+                body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "temperature": 0}
+                async with (
+                    serving(gateway),
+                    here.http.post(gateway.url + CHAT, json=body, headers=headers) as answer,
+                ):
+                    assert answer.status == 200, await answer.read()
+                    return await first(answer, count)
+
+            one = await here.head("one", Model())
+            assert (await asked(2))[:2] == numbered(*ALL[:2])
+            one.models = [replace(one.models[0], fingerprint=bytes(32))]  # another model of that name
+            two = await here.head("two", Model())
+            two.server.let_go.set()
+            await until(lambda: [model.fingerprint for model in here.told("one") or ()] == [bytes(32)])
+            assert await asked(9, last="1") == numbered(*ALL)[1:]
+            assert (len(one.asked), len(two.asked)) == (1, 1)
+            headers = [headers for head in (one, two) for _, _, headers, _ in head.server.seen]
+            assert not any("Idempotency-Key" in one for one in headers)
+
+    run(check())
