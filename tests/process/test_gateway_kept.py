@@ -5,6 +5,7 @@ import json
 import time
 from dataclasses import replace
 
+import pytest
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.kept_folder import KeptFolder
 from meshd.gateway.one_model import OneModel
@@ -13,7 +14,7 @@ from meshd.model.status import ModelState
 
 from tests.conformance.run import run, until
 from tests.process.client_scene import scene
-from tests.process.gateway_fake import DONE, chunk, last_chunk, serving
+from tests.process.gateway_fake import DONE, chunk, event, last_chunk, serving
 from tests.process.kept_scene import ALL, CHAT, CONFIG, KEY, Model, Place, data_of, first, numbered, play
 
 
@@ -142,20 +143,38 @@ def test_another_model_that_shows_when_it_is_loaded() -> None:
     play(check, Model())
 
 
-def test_the_seed_that_was_drawn_is_drawn_again() -> None:
-    """The answer has a grammar: the same is asked for again, and what the client has is dropped."""
+def calls(text: str) -> bytes:
+    """A piece of a tool's call."""
+    call = {"index": 0, "id": "call_12345678", "function": {"name": "f", "arguments": text}}
+    return event({"id": "c1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+
+
+@pytest.mark.parametrize(
+    ("asked", "events"),
+    [
+        ({"grammar": 'root ::= "abc"'}, ALL),
+        ({"response_format": {"type": "json_object"}}, ALL),
+        ({"tools": [{"type": "function"}]}, [calls("{"), calls('"a"'), calls("}"), last_chunk(3), DONE]),
+    ],
+    ids=["grammar", "schema", "tools"],
+)
+def test_the_same_is_asked_for_again_with_the_seed_that_was_drawn(
+    asked: dict[str, object], events: list[bytes]
+) -> None:
+    """Where the text so far does not decide what comes: what the client has is dropped."""
 
     async def check(place: Place) -> None:
-        asked = {"temperature": 1, "grammar": 'root ::= "abc"'}
         async with place.daemon():
-            await place.events(2, **asked)
+            await place.events(2, temperature=1, **asked)
         place.server.let_go.set()
-        async with place.daemon():
-            assert data_of(await place.whole(last="2", **asked)) == numbered(*ALL)[2:]
+        async with place.daemon() as gateway:
+            rest = await place.whole(last="2", temperature=1, **asked)
+            assert data_of(rest) == numbered(*events)[2:]
+            assert gateway.status.tokens == 1
         one, two = place.asked
         assert one == two and isinstance(one["seed"], int)
 
-    play(check, Model())
+    play(check, Model(events))
 
 
 def test_a_run_that_says_something_else_ends_with_an_error_and_the_next_begins_anew() -> None:
@@ -202,10 +221,11 @@ def test_a_whole_answer_is_kept_for_a_client_that_did_not_get_it() -> None:
 
 
 def test_a_client_daemon_goes_on_at_a_head_with_the_same_weights_alone() -> None:
-    """It was restarted meanwhile. The heads are asked without the key, and keep nothing."""
+    """It was restarted meanwhile, and waits for such a head. Heads do not learn the key."""
 
     async def check() -> None:
         async with scene() as here:
+            begun = asyncio.Event()
 
             async def asked(count: int, last: str = "") -> list[bytes]:
                 kept = KeptFolder(here.folder / "kept", wall=time.time)
@@ -218,15 +238,20 @@ def test_a_client_daemon_goes_on_at_a_head_with_the_same_weights_alone() -> None
                     here.http.post(gateway.url + CHAT, json=body, headers=headers) as answer,
                 ):
                     assert answer.status == 200, await answer.read()
-                    return await first(answer, count)
+                    events = await first(answer, 1)
+                    begun.set()
+                    return [*events, *await first(answer, count - len(events))]
 
             one = await here.head("one", Model())
             assert (await asked(2))[:2] == numbered(*ALL[:2])
+            begun.clear()
             one.models = [replace(one.models[0], fingerprint=bytes(32))]  # another model of that name
+            await until(lambda: [model.fingerprint for model in here.told("one") or ()] == [bytes(32)])
+            rest = asyncio.ensure_future(asked(len(ALL) - 1, last="1"))
+            await begun.wait()
             two = await here.head("two", Model())
             two.server.let_go.set()
-            await until(lambda: [model.fingerprint for model in here.told("one") or ()] == [bytes(32)])
-            assert await asked(9, last="1") == numbered(*ALL)[1:]
+            assert await rest == numbered(*ALL)[1:]
             assert (len(one.asked), len(two.asked)) == (1, 1)
             headers = [headers for head in (one, two) for _, _, headers, _ in head.server.seen]
             assert not any("Idempotency-Key" in one for one in headers)
