@@ -15,7 +15,7 @@ EVENT_BYTES = 256 << 10
 
 # Where the blank line after an event ends; a CRLF blank line contains `\n\r\n` (WHATWG HTML, 9.2.5).
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
-_EVENT = re.compile(rb".+?(?:\r\n\r\n|\n\n|\r\r)", re.DOTALL)
+_EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r)", re.DOTALL)
 
 
 class StreamForm(StrEnum):

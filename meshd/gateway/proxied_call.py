@@ -1,5 +1,6 @@
 """A request as it goes to llama-server: what it waits for before that, and what becomes of it there."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -88,14 +89,16 @@ class ProxiedCall:
         if self.kept is not None:
             await self.kept.replay(reply, seen)
 
-    def next_run(self, sent: SentEvents) -> "ProxiedCall | None":
+    async def next_run(self, sent: SentEvents) -> "ProxiedCall | None":
         """What llama-server is asked for behind what the client has; None where nothing can be joined.
 
         Raises HttpRefusal where the model is another one than before.
         """
         if self.kept is not None:
             self.kept.check_weights()
-        body = sent.next_request(self.body) if self.body is not None else None
+        if self.body is None:
+            return None
+        body = await asyncio.to_thread(sent.next_request, self.body)
         return None if body is None else replace(self, body=body)
 
     def until_taken(self) -> AbstractAsyncContextManager[None]:

@@ -158,7 +158,7 @@ class Proxy:
         failure = Failure(502, why, type="server_error", code="upstream_lost")
         await call.replay(reply, sent, count)
         first = call = call if answer is not None else await self._admitted(call, repeats)
-        run = call.next_run(sent) if call.is_begun else first
+        run = await call.next_run(sent) if call.is_begun else first
         while run is not None:
             try:
                 if answer is None:
@@ -174,7 +174,7 @@ class Proxy:
             reply.allow_comments(True)
             if call.body is None or not await self._again(repeats):
                 return failure
-            run = call.next_run(sent)
+            run = await call.next_run(sent)
         if call.kept is not None:
             call.kept.drop()
         return failure

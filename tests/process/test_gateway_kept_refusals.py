@@ -178,7 +178,7 @@ def test_of_several_at_once_the_last_gets_the_answer() -> None:
         async with place.daemon() as gateway:
             await place.events(2)
             rivals = [asyncio.ensure_future(ask(place)) for _ in range(4)]
-            while gateway._tally.active > 1 or len(place.asked) < 2:
+            while gateway.requests_of("tiny") > 1 or len(place.asked) < 2:
                 await place.http.get(f"{gateway.url}/health")
             place.server.let_go.set()
             ends = [await one for one in rivals]
