@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from meshd.gateway.answer_meter import AnswerMeter
+from meshd.gateway.answer_meter import has_end
 from meshd.gateway.events import whole_events
 
 MOST_RECORD_BYTES = (8 << 20) + 1024  # a whole answer, as long as the proxy holds one
@@ -107,7 +107,7 @@ def records(read: Read) -> Iterator[tuple[RecordKind, bytes]]:
 def look_through(read: Read) -> KeptContent | None:
     """What the file holds; None where that is of no use."""
     request: KeptRequest | None = None
-    meter, events, is_whole, size = AnswerMeter(), 0, False, len(_MAGIC)
+    events, is_over, is_whole, size = 0, False, False, len(_MAGIC)
     for kind, payload in records(read):
         if (kind is RecordKind.REQUEST) is not (request is None) or is_whole:
             return None  # no file of ours
@@ -117,13 +117,13 @@ def look_through(read: Read) -> KeptContent | None:
                     return None
             case RecordKind.EVENTS:
                 events += sum(1 for _ in whole_events(payload))
-                meter.see(payload)
+                is_over = is_over or has_end(payload)
             case RecordKind.WHOLE:
-                is_whole = True
+                is_whole = is_over = True
         size += _HEAD.size + len(payload)
     if request is None or is_whole == bool(events):
         return None
-    return KeptContent(request, events, is_whole or meter.is_whole, size)
+    return KeptContent(request, events, is_over, size)
 
 
 def _parse_request(payload: bytes) -> KeptRequest | None:
