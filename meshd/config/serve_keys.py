@@ -255,7 +255,7 @@ SERVE_KEYS: tuple[Key, ...] = (
         option="--max-wait",
         metavar="SECONDS",
         help="how long a request waits for its turn while others are answered; then it gets 503",
-        more="Turns are fair between API keys: docs/api.md.",
+        more="Time in which the model loads does not count. Turns are fair between API keys: docs/api.md.",
     ),
     Key(
         section="serve",

@@ -110,7 +110,7 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime
         native=native,
         processes=make_processes(),
         tunnels=Tunnels(
-            open=functools.partial(_open_tunnel, config.links.compress, mesh),
+            open=functools.partial(open_tunnel, config.links.compress, mesh),
             join=join,
             random=secrets.token_bytes,
             compressed=0 if config.links.compress == "off" else COMPRESSED_VERSION,
@@ -145,7 +145,8 @@ def make_processes() -> Processes:
     )
 
 
-def _open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
+def open_tunnel(setting: str, mesh: Mesh, asked: TunnelRequest) -> Tunnel:
+    """See TunnelRequest; `setting`: of `links.compress`."""
     takes = asked.compressed == COMPRESSED_VERSION
 
     def compresses() -> bool:

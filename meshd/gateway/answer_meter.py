@@ -27,19 +27,23 @@ class AnswerMeter:
 
     status: int = 0
     generated: int = 0
-    is_whole: bool = False  # a stream: its last event has come
+    _last: bytes = b""  # events of a stream
     _said: dict[bytes, int] = field(default_factory=dict)
 
+    def see_events(self, events: bytes) -> None:
+        """Whole events of a stream."""
+        self._last = events
+        self.see(events)
+
     def see(self, data: bytes | bytearray) -> None:
-        """A whole answer, or whole events of one."""
-        self.is_whole = self.is_whole or _END.search(data) is not None
-        if b'"usage"' in data or b'"timings"' in data:
+        """A whole answer, or a part that says what it took."""
+        if b"usage" in data or b"timings" in data:
             for name, figure in _FIGURES.findall(data):
                 self._said[name] = max(self._said.get(name, 0), int(figure))
 
     def hung_up(self) -> None:
         """The client has: before the last event, or on it."""
-        self.status = 200 if self.is_whole else CLIENT_GONE
+        self.status = 200 if _END.search(self._last) else CLIENT_GONE
 
     @property
     def prompt(self) -> int | None:

@@ -22,25 +22,11 @@ USE_BOUND_SECONDS = HALF_LIFE_SECONDS / math.log(2.0)  # recent use of one answe
 _FORGOTTEN_SECONDS = 0.01  # of use: as good as none
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """How many requests may wait and how large their bodies may be, of all together and of one user."""
-
-    requests: int = 256
-    bytes: int = 128 << 20
-    requests_of_one: int = 256
-    bytes_of_one: int = 128 << 20
-
-
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request of `user` that came at `entered` as the `number`th; it is under way from `began` on.
-
-    `size` in bytes.
-    """
+    """A request of `user` that came at `entered` as the `number`th; it is under way from `began` on."""
 
     user: Hashable
-    size: int
     entered: float
     number: int
     began: float | None = None
@@ -54,7 +40,6 @@ class _User:
     use: float = 0.0
     running: int = 0
     waiting: deque[Ticket] = field(default_factory=deque)
-    bytes: int = 0  # of those that wait
 
     def use_at(self, now: float) -> float:
         fade = math.exp2(-max(0.0, now - self.at) / HALF_LIFE_SECONDS)
@@ -67,31 +52,27 @@ class _User:
 
 
 class AnswerQueue:
-    """Of one llama-server. `now` is a clock in seconds that never goes back."""
+    """Of one llama-server. `now` is a clock in seconds that never goes back.
 
-    def __init__(self, limits: QueueLimits | None = None) -> None:
-        self._limits = limits or QueueLimits()
+    How many requests and bytes there may be, of all and of one user, is decided before they come here.
+    """
+
+    def __init__(self) -> None:
         self._users: dict[Hashable, _User] = {}
         self._came = 0
         self.running = 0
         self.waiting = 0
-        self.waiting_bytes = 0
 
-    def enter(self, user: Hashable, size: int, now: float) -> Ticket | None:
-        """A place at the end of what `user` has waiting; None when there is no room."""
-        one, limits = self._users.get(user), self._limits
-        has, has_bytes = (len(one.waiting), one.bytes) if one is not None else (0, 0)
-        if self.waiting >= limits.requests or has >= limits.requests_of_one:
-            return None
-        if self.waiting_bytes + size > limits.bytes or has_bytes + size > limits.bytes_of_one:
-            return None
+    def enter(self, user: Hashable, now: float) -> Ticket:
+        """A place at the end of what `user` has waiting."""
+        one = self._users.get(user)
         if one is None:
             self._forget(now)
             one = self._users[user] = _User(now)
         self._came += 1
-        ticket = Ticket(user, size, now, self._came)
+        ticket = Ticket(user, now, self._came)
         one.waiting.append(ticket)
-        self._count(one, 1, size)
+        self.waiting += 1
         return ticket
 
     def begin(self, slots: int, now: float) -> list[Ticket]:
@@ -104,7 +85,7 @@ class AnswerQueue:
             )
             ticket = one.waiting.popleft()
             ticket.began = now
-            self._count(one, -1, -ticket.size)
+            self.waiting -= 1
             one.run(1, now)
             self.running += 1
             begun.append(ticket)
@@ -115,7 +96,7 @@ class AnswerQueue:
         one = self._users[ticket.user]
         if ticket.began is None:
             one.waiting.remove(ticket)
-            self._count(one, -1, -ticket.size)
+            self.waiting -= 1
         else:
             one.run(-1, now)
             self.running -= 1
@@ -135,11 +116,6 @@ class AnswerQueue:
             equal = one.waiting[fewer] if 0 <= level - one.running < len(one.waiting) else None
             before += fewer + (equal is not None and (one.use_at(now), equal.number) < rank)
         return before
-
-    def _count(self, one: _User, requests: int, size: int) -> None:
-        self.waiting += requests
-        self.waiting_bytes += size
-        one.bytes += size
 
     def _forget(self, now: float) -> None:
         """Users who have nothing here, and have had nothing lately; of too many also who has had least."""

@@ -85,6 +85,10 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self.digests)
 
+    def share_of(self, most: int) -> int:
+        """What one key may have of `most` for all: of several, none takes everything."""
+        return most if len(self.digests) < 2 else max(1, most * 3 // 4)
+
     def match(self, headers: Mapping[str, str]) -> bytes | None:
         """The digest of the key of ours that `Authorization: Bearer KEY` or `x-api-key: KEY` carries; None:
         neither does. Empty where no key is asked for."""

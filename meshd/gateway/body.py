@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -15,17 +16,21 @@ LARGEST_COPY = 1 << 20  # of a body that gets more fields: the copy counts for n
 
 
 class Bodies:
-    """Reads bodies; together they hold at most `most_together` bytes."""
+    """Reads bodies; those of one key hold at most `most_of_key` bytes, all together `most_together`."""
 
-    def __init__(self, *, most_each: int, most_together: int, silence: float | None = None) -> None:
+    def __init__(
+        self, *, most_each: int, most_together: int, most_of_key: int, silence: float | None = None
+    ) -> None:
         self._most_each = most_each
         self._most_together = max(most_together, most_each)
+        self._most_of_key = max(most_of_key, most_each)
         self._silence = BODY_SILENCE_SECONDS if silence is None else silence
+        self._of: Counter[bytes] = Counter()
         self.held = 0
 
     @asynccontextmanager
-    async def read(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
-        """The whole body; its memory counts until the block is left.
+    async def read(self, request: web.BaseRequest, key: bytes) -> AsyncIterator[bytes]:
+        """The whole body of a request with `key` (a digest); its memory counts until the block is left.
 
         Raises Refusal: 413 when it is too long, 503 when too much is held already, 408 when it stalls.
         """
@@ -41,16 +46,25 @@ class Bodies:
                     raise HttpRefusal(self._too_long())
                 if asyncio.get_running_loop().time() - began > self._silence + counted / LEAST_RATE:
                     raise HttpRefusal(Failure(408, "the body arrives too slowly", code="body_stalled"))
-                if self.held + len(chunk) > self._most_together:
+                if not self._fits(len(chunk), key):
                     raise HttpRefusal(_too_much())
                 counted += len(chunk)
-                self.held += len(chunk)
+                self._hold(len(chunk), key)
                 chunks.append(chunk)
             whole = b"".join(chunks)
             chunks.clear()
             yield whole
         finally:
-            self.held -= counted
+            self._hold(-counted, key)
+
+    def _fits(self, more: int, key: bytes) -> bool:
+        return self.held + more <= self._most_together and self._of[key] + more <= self._most_of_key
+
+    def _hold(self, more: int, key: bytes) -> None:
+        self.held += more
+        self._of[key] += more
+        if not self._of[key]:
+            del self._of[key]
 
     async def _next(self, request: web.BaseRequest) -> bytes:
         try:

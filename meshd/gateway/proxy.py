@@ -239,7 +239,7 @@ class Proxy:
     def _count(self, call: ProxiedCall, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
         call.meter.generated = count.fresh
-        call.meter.see(events)
+        call.meter.see_events(events)
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:

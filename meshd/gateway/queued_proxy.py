@@ -1,25 +1,24 @@
 """Requests for answers: each waits for its turn at its llama-server, and what it took is noted."""
 
 import asyncio
-import time
 
 from aiohttp import web
 
 from meshd.gateway.accounts import Accounts
-from meshd.gateway.answer_queue import QueueLimits
 from meshd.gateway.failure import HttpRefusal
-from meshd.gateway.interface import GatewayConfig, Upstream
+from meshd.gateway.interface import Upstream
 from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.turns import Turns
+from meshd.model.status import ModelState
 
 
 class AllTurns:
     """The queues of a gateway, one for each llama-server, made when it is first asked for."""
 
-    def __init__(self, config: GatewayConfig) -> None:
-        self._limits = _limits(config)
-        self._max_wait = config.max_wait_seconds
+    def __init__(self, *, max_wait: float) -> None:
+        """`max_wait`: seconds that a request waits at most."""
+        self._max_wait = max_wait
         self._of: dict[Upstream, Turns] = {}
 
     def of(self, upstream: Upstream) -> Turns | None:
@@ -29,9 +28,9 @@ class AllTurns:
         if (turns := self._of.get(upstream)) is None:
             turns = self._of[upstream] = Turns(
                 lambda: upstream.slots or 1,
-                limits=self._limits,
                 max_wait=self._max_wait,
-                clock=time.monotonic,
+                is_loading=lambda: upstream.readiness.state is ModelState.LOADING,
+                clock=asyncio.get_running_loop().time,
             )
         return turns
 
@@ -60,7 +59,7 @@ class QueuedProxy:
         if turns is None:
             return await self._proxy.forward(request, call)
         meter = call.meter
-        with turns.enter(key, len(call.body or b"")) as turn:
+        with turns.enter(key) as turn:
             try:
                 call.admission.queued = turn
                 response = await self._proxy.forward(request, call)
@@ -74,17 +73,3 @@ class QueuedProxy:
                 raise
             finally:
                 self._accounts.answered(key, call.upstream.model_name, call.path, meter, turn)
-
-
-def _limits(config: GatewayConfig) -> QueueLimits:
-    """With several keys, none takes all places."""
-
-    def of_one(most: int) -> int:
-        return most if len(config.api_keys) < 2 else max(1, most * 3 // 4)
-
-    return QueueLimits(
-        requests=config.max_requests,
-        bytes=config.max_bodies_bytes,
-        requests_of_one=of_one(config.max_requests),
-        bytes_of_one=of_one(config.max_bodies_bytes),
-    )

@@ -87,6 +87,8 @@ class StreamReply:
         while True:
             due = self._last + self._silence - loop.time()
             await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, due)))
+            if loop.time() < self._last + min(_LOOK_SECONDS, self._silence):
+                continue  # an answer that comes waits for nothing
             async with self._lock:
                 notice, is_due = self._notice(), loop.time() >= self._last + self._silence
                 told = told and bool(notice)

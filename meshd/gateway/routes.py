@@ -14,7 +14,6 @@ from functools import partial
 
 from aiohttp import web
 
-from meshd.base.peer_limits import Share
 from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
 from meshd.gateway.auth import KeyRing, given_keys
@@ -31,6 +30,7 @@ from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, check_ready
 from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.remote_media import has_remote_media
+from meshd.model.device_sampling import sampling_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,6 @@ class Tally:
     def __init__(self) -> None:
         self.requests = 0
         self.tokens = 0
-        self.active = 0
         self._uses: Counter[Upstream] = Counter()
 
     def requests_of(self, model: str) -> int:
@@ -127,12 +126,13 @@ class Router:
         keys: KeyRing,
         bodies: Bodies,
         tally: Tally,
-        max_requests: int,
+        places: Slots,
         door: RequestGate,
         page: Mapping[str, PageFile],
         seeds: bool = False,
     ) -> None:
-        """`seeds`: requests without one get one, so that the same request gets the same answer."""
+        """`places`: of requests under way. `seeds`: requests without one get one, so that the same request
+        gets the same answer."""
         self._models = models
         self._proxy = proxy
         self._queued = queued
@@ -142,11 +142,10 @@ class Router:
         self._keys = keys
         self._bodies = bodies
         self._tally = tally
-        self._max_requests = max_requests
+        self._places = places
         self._door = door
         self._page = page
         self._seeds = seeds
-        self._requests = Slots(Share("", max_requests, "node", ""), _of_key(max_requests, keys))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every refusal is OpenAI's error JSON."""
@@ -224,24 +223,20 @@ class Router:
     ) -> web.StreamResponse:
         if not self._waits(request, key):
             self._own.check_ready()
-        release = self._requests.take(key)
+        release = self._places.take(key)
         if release is None:
-            message = f"{self._tally.active} requests are already in progress"
+            message = f"{len(self._places)} requests are already in progress"
             raise HttpRefusal(Failure(503, message, type="unavailable_error", code="busy", retry_after=2))
-        self._tally.active += 1
-        try:
-            with ExitStack() as held:
-                if (only := self._models.only) is not None:
-                    held.enter_context(self._tally.use_of(only.upstream))
-                if route.method == "GET":
-                    return await self._look(request, path, route, extra)
-                if route.computes:
-                    held.enter_context(self._accounts.request(key))
-                async with self._bodies.read(request) as body:
-                    return await self._generate(request, path, route, extra, body, held, key)
-        finally:
-            self._tally.active -= 1
-            release()
+        with ExitStack() as held:
+            held.callback(release)
+            if (only := self._models.only) is not None:
+                held.enter_context(self._tally.use_of(only.upstream))
+            if route.method == "GET":
+                return await self._look(request, path, route, extra)
+            if route.computes:
+                held.enter_context(self._accounts.request(key))
+            async with self._bodies.read(request, key) as body:
+                return await self._generate(request, path, route, extra, body, held, key)
 
     def _waits(self, request: web.BaseRequest, key: bytes) -> bool:
         """Whether its answer was begun, so that it waits for the model until that is ready again."""
@@ -274,7 +269,7 @@ class Router:
         model, stream = self._own.find(asked.get("model"), given_keys(request.headers)), asked.get("stream")
         may = route.counts and bool(asked) and len(body) <= LARGEST_COPY
         needs_seed = self._seeds and may and asked.get("seed") in (None, _ANY_SEED)
-        wants = bool(asked.get("backend_sampling"))
+        looked_at = sampling_fields(asked)
         del asked  # it is far larger than the body, and the model may have to be waited for
         if self._models.only is None:
             held.enter_context(self._tally.use_of(model.upstream))
@@ -295,7 +290,7 @@ class Router:
             admission,
             cut=member_of(request) is not None,
             own_seed=needs_seed,
-            added=partial(_added, model.upstream, body, seed=needs_seed, sampled=wants, may=may),
+            added=partial(_added, model.upstream, looked_at, seed=needs_seed, may=may),
             began=asyncio.get_running_loop().time(),
         )
         if route.computes:
@@ -303,21 +298,18 @@ class Router:
         return await self._proxy.forward(request, call)
 
 
-def _added(upstream: Upstream, body: bytes, *, seed: bool, sampled: bool, may: bool) -> dict[str, object]:
-    """What is added to a request, as its model is now. `sampled`: it asks for sampling on a device."""
+def _added(
+    upstream: Upstream, looked_at: Mapping[str, object], *, seed: bool, may: bool
+) -> dict[str, object]:
+    """What is added to a request, as its model is now. `looked_at`: its `sampling_fields`."""
     fields: dict[str, object] = {"seed": secrets.randbelow(_SEEDS)} if seed else {}
     sampling = upstream.device_sampling
     if sampling is None:
         return fields
-    if sampled and sampling.is_refused({"backend_sampling": True}):
+    if sampling.is_refused(looked_at):
         message = "`backend_sampling` is decided by meshd: leave it out, or start with `-- -bs`"
         raise HttpRefusal(Failure(400, message, code="backend_sampling_not_allowed"))
-    return fields | sampling.added_to(parse_object(body)) if may else {}
-
-
-def _of_key(most: int, keys: KeyRing) -> Share:
-    """With several keys, none takes all places."""
-    return Share("", most if len(keys) < 2 else max(1, most * 3 // 4), "key", "")
+    return fields | sampling.added_to(looked_at) if may else {}
 
 
 def _demand_method(method: str, wanted: str) -> None:

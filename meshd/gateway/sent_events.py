@@ -2,7 +2,8 @@
 
 Either llama-server is asked for the rest (continuation.py), or for the same again with the same seed: then it
 makes the same events, and those that the client has are dropped. Both go on under the ids of the first run.
-Of what was sent the text is kept, and a digest of each event.
+What the first run made is kept as it is, and read when there is another one: from then on there are the text
+that was sent, and a digest of each event.
 """
 
 import hashlib
@@ -13,7 +14,8 @@ from enum import Enum
 
 from meshd.base.errors import MeshdError
 from meshd.gateway.continuation import DIALECTS, SentText, as_the_rest, continued, is_sampled
-from meshd.gateway.events import whole_events
+from meshd.gateway.events import EVENT_BYTES, EventSplitter, whole_events
+from meshd.gateway.kept_events import KeptEvents
 
 _MOST_EVENTS = 1 << 17  # about as many tokens; their digests take 1 MiB
 _MOST_IDS = 64  # of tool calls and parts of an answer
@@ -53,6 +55,7 @@ class SentEvents:
         dialect = DIALECTS.get(path)
         self._own_seed = own_seed
         self._sent = SentText(dialect) if dialect is not None else None
+        self._first = KeptEvents()
         self._digests = array("Q")
         self._ids: list[bytes] = []
         self._created = b""
@@ -65,12 +68,15 @@ class SentEvents:
 
     def in_pieces(self) -> None:
         """Part of an event comes: no other run can be joined to that. Raises OtherAnswer in another run."""
-        self._is_whole = False
-        if self._run is not _RunKind.FIRST:
-            raise OtherAnswer("one of its events is too long")
+        self._cannot_join("one of its events is too long")
 
     def next_request(self, body: bytes) -> bytes | None:
-        """What llama-server is to be asked now, in place of `body`; None where nothing can be joined."""
+        """What llama-server is to be asked now, in place of `body`; None where nothing can be joined.
+
+        Reads all that was sent, some 30 ms for 1000 tokens: for a thread.
+        """
+        if self._run is _RunKind.FIRST:
+            self._read_first()
         self._can_compare = self._can_compare and self._run is not _RunKind.REST
         self._at, self._ids_now = 0, []
         if not self._is_whole:
@@ -86,14 +92,35 @@ class SentEvents:
 
     def unsent(self, events: bytes) -> bytes:
         """Of these whole events what the client lacks. Raises OtherAnswer."""
-        if self._run is _RunKind.FIRST and not self._is_whole:
+        if self._run is _RunKind.FIRST:
+            if self._is_whole and not self._first.add(events):
+                self._is_whole, self._first = False, KeptEvents()
             return events
-        return b"".join(self._one(event) for event in whole_events(events))
+        return self._read(events)
 
     def run_ended(self) -> None:
         """Raises OtherAnswer when the client has more than that."""
         if self._run is _RunKind.SAME and self._at < len(self._digests):
             self._differs("it was shorter")
+
+    def _read_first(self) -> None:
+        first, self._first = self._first, KeptEvents()
+        splitter = EventSplitter(held_bytes=2 * EVENT_BYTES)  # the longest came with the end of a read
+        for piece in first.read():
+            if self._is_whole:
+                self._read(splitter.feed(piece))
+
+    def _read(self, events: bytes) -> bytes:
+        try:
+            return b"".join(self._one(event) for event in whole_events(events))
+        except RecursionError:  # who answers may be another node, and say anything
+            self._cannot_join("one of its events is nested too deeply")
+            return events
+
+    def _cannot_join(self, what: str) -> None:
+        self._is_whole = False
+        if self._run is not _RunKind.FIRST:
+            raise OtherAnswer(what)
 
     def _one(self, event: bytes) -> bytes:
         data = b"\n".join(line.strip() for line in _DATA.findall(event))

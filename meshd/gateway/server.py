@@ -11,7 +11,9 @@ from aiohttp import web
 
 from meshd.base.errors import Broken, UserError
 from meshd.base.log import get
+from meshd.base.peer_limits import Share
 from meshd.base.tasks import Owner
+from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
 from meshd.gateway.answer_log import AnswerLog
 from meshd.gateway.auth import KeyRing
@@ -96,7 +98,7 @@ class Gateway:
         self._accounts = Accounts(config.api_keys, log=log, wall=wall)
         self._kept = kept
         self._models = models
-        self._turns = AllTurns(config)
+        self._turns = AllTurns(max_wait=config.max_wait_seconds)
         self._claimed = claimed
         self._tally = Tally()
         self._proxy = Proxy(
@@ -110,6 +112,8 @@ class Gateway:
         self._port = config.port if claimed is None else claimed.port
         self._server: DoorServer | None = None
         self._keys = KeyRing(config.api_keys)
+        of_key = Share("", self._keys.share_of(config.max_requests), "key", "")
+        self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
         self.started = asyncio.Event()
 
     @property
@@ -171,7 +175,11 @@ class Gateway:
         config = self._config
         claimed = self._claimed or await ApiPort.claim(config)
         self._port = claimed.port
-        bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+        bodies = Bodies(
+            most_each=config.max_body_bytes,
+            most_together=config.max_bodies_bytes,
+            most_of_key=self._keys.share_of(config.max_bodies_bytes),
+        )
         door = RequestGate()
         queued = QueuedProxy(self._proxy, self._turns, self._accounts)
         router = Router(
@@ -183,7 +191,7 @@ class Gateway:
             keys=claimed.keys,
             bodies=bodies,
             tally=self._tally,
-            max_requests=config.max_requests,
+            places=self._places,
             door=door,
             page=self._page,
             seeds=config.continue_seconds > 0 or config.fails_over,

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
+from meshd.base.byte_format import in_number
 from meshd.base.time_format import in_time
-from meshd.gateway.answer_queue import AnswerQueue, QueueLimits, Ticket
+from meshd.gateway.answer_queue import AnswerQueue, Ticket
 from meshd.gateway.failure import Failure, HttpRefusal
 
 _LOOK_SECONDS = 1.0  # nobody tells when llama-server is loaded again with more slots
@@ -49,14 +50,16 @@ class Turns:
         self,
         slots: Callable[[], int],
         *,
-        limits: QueueLimits | None = None,
         max_wait: float,
+        is_loading: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """`max_wait`: seconds that a request waits at most."""
-        self._queue = AnswerQueue(limits)
+        """`max_wait`: seconds that a request waits at most; those in which the model `is_loading` do not
+        count, as whoever is first waits for its load without limit."""
+        self._queue = AnswerQueue()
         self._slots = slots
         self._max_wait = max_wait
+        self._is_loading = is_loading
         self._clock = clock
         self._come: dict[Ticket, asyncio.Event] = {}  # of those that wait
 
@@ -76,16 +79,9 @@ class Turns:
         return self._queue.waiting
 
     @contextmanager
-    def enter(self, user: Hashable, size: int) -> Iterator[Turn]:
-        """A place in the queue, and afterwards at llama-server, until the block is left.
-
-        Raises HttpRefusal when the queue has no room for a request with `size` bytes of body.
-        """
-        ticket = self._queue.enter(user, size, self.now)
-        if ticket is None:
-            message = f"{self.waiting} requests are waiting for their turn already"
-            failure = Failure(503, message, type="unavailable_error", code="busy", retry_after=_RETRY_SECONDS)
-            raise HttpRefusal(failure)
+    def enter(self, user: Hashable) -> Iterator[Turn]:
+        """A place in the queue, and afterwards at llama-server, until the block is left."""
+        ticket = self._queue.enter(user, self.now)
         self._come[ticket] = asyncio.Event()
         try:
             self._begin()
@@ -100,20 +96,23 @@ class Turns:
         event = self._come.get(ticket)
         if event is None:
             return
-        try:
-            async with asyncio.timeout(self._max_wait):
-                while not event.is_set():
-                    await _wait(event, _LOOK_SECONDS)
-                    self._begin()
-        except TimeoutError as error:
-            message = (
-                f"no turn within {in_time(self._max_wait)}: {self.running} answers are being generated, "
-                f"and {self.waiting} requests wait"
-            )
-            failure = Failure(
-                503, message, type="unavailable_error", code="queue_timeout", retry_after=_RETRY_SECONDS
-            )
-            raise HttpRefusal(failure) from error
+        left, seen = self._max_wait, self.now
+        while not event.is_set():
+            await _wait(event, min(_LOOK_SECONDS, left))
+            self._begin()
+            since, seen = seen, self.now
+            left -= 0.0 if self._is_loading() else seen - since
+            if left <= 0 and not event.is_set():
+                raise HttpRefusal(self._too_late())
+
+    def _too_late(self) -> Failure:
+        message = (
+            f"no turn within {in_time(self._max_wait)}: {in_number(self.running, 'request')} under way, "
+            f"{in_number(self.waiting, 'request')} waiting"
+        )
+        return Failure(
+            503, message, type="unavailable_error", code="queue_timeout", retry_after=_RETRY_SECONDS
+        )
 
     def before(self, ticket: Ticket) -> int:
         """How many of those that wait come before this one, as things are."""

@@ -40,6 +40,18 @@ _ALL_LOGITS = (
     "top_logprobs",
 )
 _COPIES = ("n", "n_cmpl")  # several answers to one prompt
+_NUMBERS = (
+    "dry_multiplier",
+    "frequency_penalty",
+    "mirostat",
+    "n_probs",
+    "presence_penalty",
+    "repeat_last_n",
+    "repeat_penalty",
+    "top_k",
+    _CUT,
+)
+_MOST_SAMPLERS = 32
 
 
 def has_top_k(device: str) -> bool:
@@ -48,6 +60,25 @@ def has_top_k(device: str) -> bool:
     No other can be asked: one that does not would be lost with the first request.
     """
     return device.rstrip("0123456789") in _WITH_TOP_K
+
+
+def sampling_fields(request: Mapping[str, object]) -> dict[str, object]:
+    """What a `DeviceSampling` looks at in this request: a few hundred bytes, whatever the request is."""
+    looked_at = ("backend_sampling", "samplers", *_COPIES, *_NUMBERS)
+    found = {name: _small(request[name]) for name in looked_at if name in request}
+    return found | {name: _is_on(request[name]) for name in _ALL_LOGITS if name in request}
+
+
+def _small(value: object) -> object:
+    if value is None or isinstance(value, int | float):
+        return value
+    if (
+        isinstance(value, list)
+        and len(value) <= _MOST_SAMPLERS
+        and all(isinstance(one, str) for one in value)
+    ):
+        return value
+    return "other" if value else ""
 
 
 @dataclass(frozen=True, slots=True)

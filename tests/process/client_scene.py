@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 from meshd.base.tasks import Owner
+from meshd.daemon.role_runtime import open_tunnel
 from meshd.gateway.api_key import ApiKey
 from meshd.gateway.interface import GatewayConfig
 from meshd.gateway.one_model import OneModel, PlainModel
@@ -21,7 +22,7 @@ from meshd.role.client.api_client import ApiClient
 from meshd.role.client.follow_heads import HeadFollower
 from meshd.role.head.member_api import MemberApi
 from meshd.role.interface import Tunnel, TunnelRequest
-from meshd.tunnel.joined import JoinedTunnel, join
+from meshd.tunnel.joined import join
 from meshd.tunnel.on_demand import open_on_demand
 from meshd.wire.serving import ApiModel
 
@@ -160,21 +161,12 @@ async def scene(*, roles: frozenset[Role] = ALL, only: Sequence[str] = ()) -> As
 
             shown: list[Mapping[str, MetadataValue]] = []
 
-            def open_tunnel(asked: TunnelRequest) -> Tunnel:
+            def shows(asked: TunnelRequest) -> Tunnel:
                 shown.append(asked.metadata)
-                return JoinedTunnel(
-                    mesh=mesh,
-                    peer=asked.peer,
-                    service=asked.service,
-                    metadata=asked.metadata,
-                    end=asked.end,
-                    endpoint=asked.endpoint,
-                    inspector=asked.inspector,
-                    on_broken=asked.on_broken,
-                )
+                return open_tunnel("off", mesh, asked)
 
             heads = HeadFollower(mesh, partial(open_on_demand, mesh, metadata={}), only)
-            api = ApiClient(heads, open_tunnel, mesh.key.peer, PlainModel)
+            api = ApiClient(heads, shows, mesh.key.peer, PlainModel)
             gateway = Gateway(GatewayConfig(port=0, fails_over=True), api)
             role = owner.start(api.serve(), name="client")
             async with contextlib.AsyncExitStack() as held:

@@ -233,7 +233,7 @@ class World:
 
     async def until_idle(self) -> None:
         """Wait until no request is under way; each look is a round trip, so that others get their turn."""
-        while self.gateway._tally.active:
+        while len(self.gateway._places):
             async with self.http.get(f"{self.url}/health") as answer:
                 await answer.read()
 

@@ -326,7 +326,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
                 assert answer.status == 400
                 assert (await error_of(answer))["code"] == "invalid_json"
             assert here.server.seen == []
-            assert here.gateway._tally.active == 0
+            assert len(here.gateway._places) == 0
 
     asyncio.run(scenario())
 
@@ -368,6 +368,25 @@ def test_large_bodies_together_are_bounded_and_their_room_comes_back() -> None:
             here.server.let_go.set()
             assert (await first).status == 200
             assert (await here.chat(pad="x" * 9_000)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_outlives_the_model_waits_for_no_other() -> None:
+    async def scenario() -> None:
+        async with world(says(200, COMPLETION), config=GatewayConfig(port=0, continue_seconds=300.0)) as here:
+            request = raw_post(here.port, {"messages": []})
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(request[:-2])
+            while not here.upstream.active:
+                async with here.http.get(f"{here.url}/health") as answer:
+                    await answer.read()
+            here.upstream.readiness = Readiness(ModelState.LOADING, "worker anna is lost")
+            writer.write(request[-2:])
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+            writer.close()
+            await writer.wait_closed()
+            assert not here.server.seen
 
     asyncio.run(scenario())
 

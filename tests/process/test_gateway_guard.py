@@ -277,12 +277,24 @@ def test_a_key_is_asked_for_before_a_body_is_read() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template", "/v1/embeddings"])
-def test_no_request_makes_llama_server_fetch_an_address(path: str) -> None:
+IMAGE = {"type": "image_url", "image_url": {"url": "http://192.0.2.1/x.png"}}
+SOURCE = {"type": "image", "source": {"type": "url", "url": "http://192.0.2.1/x.png"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *((path, {"messages": [{"role": "user", "content": [IMAGE]}]})
+          for path in ("/v1/chat/completions", "/apply-template", "/v1/embeddings")),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": [SOURCE]}]}]}),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "a", "output": [
+            {"type": "input_image", "image_url": "http://192.0.2.1/x.png"}]}]}),
+    ],
+)  # fmt: skip
+def test_no_request_makes_llama_server_fetch_an_address(path: str, body: object) -> None:
     async def scenario() -> None:
         async with world(says(200, {})) as here:
-            part = {"type": "image_url", "image_url": {"url": "http://192.0.2.1/x.png"}}
-            body = {"messages": [{"role": "user", "content": [part]}]}
             async with here.http.post(here.url + path, json=body) as answer:
                 assert answer.status == 400
                 assert (await answer.json())["error"]["code"] == "remote_media_not_allowed"

@@ -26,6 +26,7 @@ from tests.process.gateway_fake import (
     World,
     begin_stream,
     chunk,
+    die,
     last_chunk,
     listening,
     says,
@@ -130,27 +131,6 @@ def test_a_model_that_is_lost_is_told_before_the_place_in_the_queue() -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_hangs_up_leaves_the_queue() -> None:
-    async def scenario() -> None:
-        server = OneByOne(COMPLETION)
-        async with world(server) as here:
-            here.upstream.slots = 1
-            first = asyncio.ensure_future(ask(here, AGENT, "first"))
-            await until(here, running=1, waiting=0)
-            gone = asyncio.ensure_future(ask(here, AGENT, "gone"))
-            await until(here, running=1, waiting=1)
-            last = asyncio.ensure_future(ask(here, AGENT, "last"))
-            await until(here, running=1, waiting=2)
-            gone.cancel()
-            await until(here, running=1, waiting=1)
-            server.answer_one()
-            server.answer_one()
-            assert (await first)[0] == (await last)[0] == 200
-            assert server.came == ["first", "last"]
-
-    asyncio.run(scenario())
-
-
 def test_a_request_whose_turn_does_not_come_in_time_is_told_so() -> None:
     async def scenario() -> None:
         server = OneByOne(COMPLETION)
@@ -162,7 +142,7 @@ def test_a_request_whose_turn_does_not_come_in_time_is_told_so() -> None:
             assert status == 503 and said["retry"]
             error = said["error"]
             assert isinstance(error, dict) and error["code"] == "queue_timeout"
-            assert "1 answers are being generated" in str(error["message"])
+            assert "1 request under way, 1 request waiting" in str(error["message"])
             server.answer_one()
             assert (await first)[0] == 200
             assert server.came == ["first"]
@@ -227,6 +207,31 @@ def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait(
             status, said = await second
             assert status == 503 and "worker anna is lost" in str(said["error"])
             assert server.came == ["first"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GatewayConfig(port=0, api_keys=KEYS, max_requests=3),
+        GatewayConfig(port=0, api_keys=KEYS, max_body_bytes=10_000, max_bodies_bytes=20_000),
+    ],
+)
+def test_two_requests_of_one_key_leave_room_for_one_of_another(config: GatewayConfig) -> None:
+    async def scenario() -> None:
+        server, pad = OneByOne(COMPLETION), "x" * 6_000
+        async with world(server, config=config) as here:
+            flood = [asyncio.ensure_future(ask(here, AGENT, "agent", pad=pad)) for _ in range(2)]
+            await until(here, running=2, waiting=0)
+            status, said = await ask(here, AGENT, "agent", pad=pad)
+            error = said["error"]
+            assert status == 503 and isinstance(error, dict) and error["code"] == "busy"
+            mine = asyncio.ensure_future(ask(here, CHAT, "chat", pad=pad))
+            await until(here, running=3, waiting=0)
+            for _ in range(3):
+                server.answer_one()
+            assert {status for status, _ in await asyncio.gather(mine, *flood)} == {200}
 
     asyncio.run(scenario())
 
@@ -312,7 +317,8 @@ def test_a_restart_does_not_give_the_day_s_tokens_anew(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
-    """The client asked for no usage and gets none; a client that hangs up is 499, its tokens count."""
+    """The client asked for no usage and gets none; a client that hangs up is 499, its tokens count; one that
+    breaks off has the error's status."""
 
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         response = await begin_stream(request)
@@ -320,6 +326,9 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
         user = json.loads(server.seen[-1][3])["user"]
         if user == "gone":
             await server.let_go.wait()
+        if user == "lost":
+            die(request)
+            return response
         await response.write(last_chunk(2) + DONE)
         if user == "done":
             await server.let_go.wait()
@@ -337,10 +346,13 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
             await gone.content.readline()
             gone.close()
             await until(here, running=0, waiting=0)
+            lost = await here.chat(stream=True, user="lost")
+            assert b'"upstream_lost"' in await lost.read()
 
     asyncio.run(scenario())
-    first, done, second = lines(tmp_path)
+    first, done, second, lost = lines(tmp_path)
     for whole in (first, done):
         assert (whole["status"], whole["prompt_tokens"], whole["generated_tokens"]) == (200, 3, 2)
     assert (second["status"], second["prompt_tokens"], second["generated_tokens"]) == (499, None, 1)
+    assert (lost["status"], lost["generated_tokens"]) == (502, 1)
     assert first["key"] is None

@@ -268,7 +268,7 @@ def test_an_upstream_that_dies_in_mid_stream_ends_it_with_an_error_event() -> No
             assert (error["type"], error["code"]) == ("server_error", "upstream_lost")
             assert "llama-server" in error["message"]
             assert len(here.upstream.broke) == 1
-            assert (here.gateway.status.tokens, here.gateway._tally.active) == (2, 0)
+            assert (here.gateway.status.tokens, len(here.gateway._places)) == (2, 0)
 
     asyncio.run(scenario())
 

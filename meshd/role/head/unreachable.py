@@ -24,7 +24,7 @@ LATE_SECONDS = 5.0  # one gap of the grace ends the session by itself, which is 
 
 def as_reached(now: Readiness, mesh: Mesh, used: Collection[PeerId]) -> Readiness:
     """`now`; but degraded in place of ready as long as a worker is out of reach, and then ready again."""
-    if now.state is not ModelState.READY:
+    if now.state is not ModelState.READY or not used:
         return now
     why = why_degraded(mesh.peers(), used, asyncio.get_running_loop().time())
     return Readiness(ModelState.DEGRADED, why) if why else now

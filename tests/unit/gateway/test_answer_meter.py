@@ -64,8 +64,8 @@ def test_generated_text_cannot_pass_for_a_figure(text: str) -> None:
 )
 def test_who_hangs_up_on_the_last_event_has_the_whole_answer(events: bytes, status: int) -> None:
     meter = AnswerMeter()
-    meter.see(events)
-    meter.see(b"data: {}\n\n")
+    meter.see_events(b"data: {}\n\n")
+    meter.see_events(events)
     meter.hung_up()
     assert meter.status == status
 

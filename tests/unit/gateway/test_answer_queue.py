@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter, deque
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,25 +11,16 @@ from meshd.gateway.answer_queue import (
     HALF_LIFE_SECONDS,
     USE_BOUND_SECONDS,
     AnswerQueue,
-    QueueLimits,
     Ticket,
 )
-
-LIMITS = QueueLimits(requests=12, bytes=100, requests_of_one=8, bytes_of_one=60)
-
-
-def entered(queue: AnswerQueue, user: str, now: float = 0.0, size: int = 1) -> Ticket:
-    ticket = queue.enter(user, size, now)
-    assert ticket is not None
-    return ticket
 
 
 def test_one_request_does_not_wait_for_fifty_of_another_user() -> None:
     queue = AnswerQueue()
-    flood = [entered(queue, "agent") for _ in range(50)]
+    flood = [queue.enter("agent", 0.0) for _ in range(50)]
     running = queue.begin(2, 0.0)
     assert running == flood[:2]
-    mine = entered(queue, "chat", 1.0)
+    mine = queue.enter("chat", 1.0)
     assert queue.begin(2, 1.0) == []
     assert queue.place(mine, 1.0) == 0
     queue.leave(running[0], 5.0)
@@ -41,7 +31,7 @@ def test_users_who_ask_all_the_time_get_the_same_number_of_slots() -> None:
     queue = AnswerQueue()
     for user in "abc":
         for _ in range(40):
-            entered(queue, user)
+            queue.enter(user, 0.0)
     running = deque(queue.begin(6, 0.0))
     for now in range(1, 60):
         assert Counter(ticket.user for ticket in running) == {"a": 2, "b": 2, "c": 2}
@@ -56,32 +46,32 @@ def test_short_answers_are_not_held_to_the_number_of_long_ones() -> None:
     had = dict.fromkeys(seconds, 0.0)
     for user in seconds:
         for _ in range(20):
-            entered(queue, user)
+            queue.enter(user, 0.0)
     while now < 3600:
         (ticket,) = queue.begin(1, now)
         user = str(ticket.user)
         now += seconds[user]
         had[user] += seconds[user]
         queue.leave(ticket, now)
-        entered(queue, user, now)
+        queue.enter(user, now)
     assert had["short"] > 0.4 * now
 
 
 def test_what_was_used_long_ago_does_not_count() -> None:
     queue = AnswerQueue()
-    entered(queue, "busy")
+    queue.enter("busy", 0.0)
     (ticket,) = queue.begin(1, 0.0)
     queue.leave(ticket, 3600.0)
     later = 3600.0 + 60 * HALF_LIFE_SECONDS
-    first, second = entered(queue, "busy", later), entered(queue, "new", later)
+    first, second = queue.enter("busy", later), queue.enter("new", later)
     assert queue.place(first, later) == 1
-    entered(queue, "another", later)  # who is new makes room: use of a nanosecond is forgotten
+    queue.enter("another", later)  # who is new makes room: use of a nanosecond is forgotten
     assert queue.begin(1, later) == [second]
 
 
 def test_more_slots_let_more_begin_and_fewer_end_none() -> None:
     queue = AnswerQueue()
-    tickets = [entered(queue, "a") for _ in range(5)]
+    tickets = [queue.enter("a", 0.0) for _ in range(5)]
     assert queue.begin(3, 0.0) == tickets[:3]
     assert queue.begin(1, 0.0) == []
     queue.leave(tickets[0], 1.0)
@@ -89,18 +79,10 @@ def test_more_slots_let_more_begin_and_fewer_end_none() -> None:
     assert queue.begin(4, 1.0) == tickets[3:5]
 
 
-@pytest.mark.parametrize("size", [60, 1])
-def test_no_user_fills_the_queue_for_others(size: int) -> None:
-    queue = AnswerQueue(LIMITS)
-    while queue.enter("a", size, 0.0) is not None:
-        assert queue.waiting <= LIMITS.requests_of_one
-    assert queue.enter("b", 1, 0.0) is not None
-
-
 def test_use_of_many_users_who_are_gone_is_bounded() -> None:
     queue = AnswerQueue()
     for number in range(3 * API_USERS_KNOWN.most):
-        entered(queue, f"user {number}", float(number))
+        queue.enter(f"user {number}", float(number))
         (ticket,) = queue.begin(1, float(number))
         queue.leave(ticket, number + 0.9)
         assert len(queue._users) <= API_USERS_KNOWN.most
@@ -114,7 +96,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = AnswerQueue(LIMITS)
+        self.queue = AnswerQueue()
         self.waiting: list[Ticket] = []
         self.running: list[Ticket] = []
         self.now = 0.0
@@ -123,16 +105,9 @@ class Machine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(user=USERS, size=st.integers(0, 70))
-    def a_request_comes(self, user: str, size: int) -> None:
-        own = [ticket for ticket in self.waiting if ticket.user == user]
-        fits = len(self.waiting) < LIMITS.requests and len(own) < LIMITS.requests_of_one
-        fits = fits and sum(ticket.size for ticket in self.waiting) + size <= LIMITS.bytes
-        fits = fits and sum(ticket.size for ticket in own) + size <= LIMITS.bytes_of_one
-        ticket = self.queue.enter(user, size, self.now)
-        assert (ticket is not None) == fits
-        if ticket is not None:
-            self.waiting.append(ticket)
+    @rule(user=USERS)
+    def a_request_comes(self, user: str) -> None:
+        self.waiting.append(self.queue.enter(user, self.now))
 
     @rule(slots=st.integers(0, 5))
     def turns_come(self, slots: int) -> None:
@@ -159,8 +134,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_numbers_are_right(self) -> None:
-        assert self.queue.waiting == len(self.waiting) <= LIMITS.requests
-        assert self.queue.waiting_bytes == sum(ticket.size for ticket in self.waiting) <= LIMITS.bytes
+        assert self.queue.waiting == len(self.waiting)
         assert self.queue.running == len(self.running)
         places = sorted(self.queue.place(ticket, self.now) for ticket in self.waiting)
         assert places == list(range(len(self.waiting)))
@@ -182,7 +156,7 @@ def test_nobody_starves(others: list[list[float]], used: list[float], arrival: f
     """
     queue, now = AnswerQueue(), 0.0
     for seconds in used:
-        ticket = entered(queue, "me", now)
+        ticket = queue.enter("me", now)
         assert queue.begin(1, now) == [ticket]
         now += seconds
         queue.leave(ticket, now)
@@ -190,7 +164,7 @@ def test_nobody_starves(others: list[list[float]], used: list[float], arrival: f
     lengths = [itertools.cycle(each) for each in others]
     for number in range(len(others)):
         for _ in range(3):
-            entered(queue, str(number), now)
+            queue.enter(str(number), now)
     mine, asked, longest = None, 0.0, max(map(max, others))
     while True:
         (ticket,) = queue.begin(1, now)
@@ -199,8 +173,8 @@ def test_nobody_starves(others: list[list[float]], used: list[float], arrival: f
         end = now + next(lengths[int(str(ticket.user))])
         if mine is None and end >= arrival:
             asked = max(now, arrival)
-            mine = entered(queue, "me", asked)
+            mine = queue.enter("me", asked)
         now = end
         queue.leave(ticket, now)
-        entered(queue, str(ticket.user), now)
+        queue.enter(str(ticket.user), now)
     assert now - asked <= longest + len(others) * (use + longest) + 1e-6

@@ -148,6 +148,10 @@ def test_times_that_make_no_sense_are_none(wrong: dict[str, object]) -> None:
     assert answer_timings(json.dumps({"timings": {**TIMINGS, **wrong}}).encode()) is None
 
 
+def test_times_nested_too_deeply_are_none() -> None:
+    assert answer_timings(b'{"timings": {"prompt_n": ' + b"[" * 980 + b"}}") is None
+
+
 @given(st.text())
 def test_generated_text_cannot_pass_for_a_time(text: str) -> None:
     liar = f'{text}"timings": {json.dumps(TIMINGS)}'

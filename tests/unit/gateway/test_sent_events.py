@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.gateway.events import EVENT_BYTES
 from meshd.gateway.sent_events import OtherAnswer, SentEvents
 
 CHAT = "/v1/chat/completions"
@@ -87,6 +88,41 @@ def test_a_seed_that_the_client_gave_decides_unless_the_answer_differs() -> None
         made.unsent(event("Twice", "bbbbbbbb"))
     rest = made.next_request(asked)
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once"
+
+
+def nested(levels: int) -> bytes:
+    return b'data: {"choices":' + b"[" * levels + b"]" * levels + b"}\n\n"
+
+
+@pytest.mark.parametrize("levels", [300, 600, 900, 1500, 9000])
+def test_an_event_nested_too_deeply_is_passed_on_and_joined_to_nothing(levels: int) -> None:
+    made = sent(event("Once", "aaaaaaaa"), nested(levels))
+    assert made.unsent(event(" upon", "aaaaaaaa")) == event(" upon", "aaaaaaaa")
+    again = sent(typed("response.output_text.delta", "Once", "aaaa"), path=RESPONSES)
+    assert again.next_request(body()) == body()
+    with pytest.raises(OtherAnswer):
+        again.unsent(nested(levels))
+
+
+def test_long_events_are_joined_like_short_ones() -> None:
+    long = "x" * EVENT_BYTES
+    made = sent(event(long, "aaaaaaaa"), event("y", "aaaaaaaa"))
+    rest = made.next_request(body())
+    assert rest is not None and json.loads(rest)["messages"][-1]["content"] == long + "y"
+
+
+def test_an_answer_that_is_too_long_is_passed_on_and_joined_to_nothing() -> None:
+    piece = event("x" * 1_000_000, "aaaaaaaa")
+    made = sent(*[piece] * 70)
+    assert made.next_request(body()) is None
+
+
+def test_blank_lines_end_events_however_they_are_written() -> None:
+    one = event("a", "aaaaaaaa")
+    for line in (b"\r\n\r\n", b"\n\r\n", b"\r\r"):
+        made = sent(one.strip() + line + one)
+        rest = made.next_request(body())
+        assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "aa"
 
 
 def test_an_event_that_came_in_pieces_ends_it() -> None:

@@ -12,6 +12,7 @@ from meshd.model.device_sampling import (
     MOST_PENALIZED,
     DeviceSampling,
     has_top_k,
+    sampling_fields,
 )
 
 USUAL = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
@@ -38,7 +39,12 @@ CANDIDATES = {"backend_sampling": True, "top_n_sigma": EXCLUDES_NOTHING, "sample
 def added(
     request: dict[str, object], own: Mapping[str, object] = MappingProxyType({}), *, vocabulary: int = 50_000
 ) -> dict[str, object]:
-    return DeviceSampling({**SETTINGS, **own}, vocabulary).added_to({"prompt": "Hello", **request})
+    sampling, asked = DeviceSampling({**SETTINGS, **own}, vocabulary), {"prompt": "Hello", **request}
+    found = sampling.added_to(asked)
+    looked_at = sampling_fields(asked)
+    assert sampling.added_to(looked_at) == found, "the fields that are looked at are enough"
+    assert sampling.is_refused(looked_at) == sampling.is_refused(asked)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -151,3 +157,10 @@ def test_whatever_a_request_says_the_device_sorts_before_all_else(request_: dict
     at = samplers.index("top_k")
     assert set(samplers[:at]) <= {"penalties", "dry"}
     assert samplers[at : at + 3] == ["top_k", "top_n_sigma", "top_k"]
+
+
+def test_what_is_looked_at_is_small() -> None:
+    long: list[object] = ["x"] * 100_000
+    names = ("backend_sampling", "samplers", "n", "top_k", "tools", "grammar", "messages")
+    assert len(repr(sampling_fields(dict.fromkeys(names, long)))) < 300
+    assert len(repr(sampling_fields(dict.fromkeys(names, "x" * 100_000)))) < 300

@@ -149,6 +149,15 @@ def test_preloaded_models_come_first_unless_somebody_asks_for_another() -> None:
     assert policy.decide(2.0).load == "c"
 
 
+def test_a_preloaded_model_is_not_idle_before_it_is_ready() -> None:
+    policy = LoadPolicy([ModelRule("a", ttl=5.0)], preload=["a"])
+    assert policy.decide(1000.0).load == "a"
+    assert policy.decide(1001.0) == NOTHING
+    policy.is_at("a", ModelStage.READY, 1100.0)
+    assert policy.decide(1104.0) == NOTHING
+    assert policy.decide(1105.0).unload == ("a",)
+
+
 def test_a_preloaded_model_that_made_room_is_loaded_again_only_for_a_request() -> None:
     policy = LoadPolicy([ModelRule("a"), ModelRule("b", ttl=5.0)], preload=["a"])
     assert policy.decide(0.0).load == "a"
@@ -235,6 +244,23 @@ def test_the_least_recently_used_makes_room() -> None:
     policy.is_at("c", ModelStage.NO_ROOM, 101.0)
     assert policy.decide(101.0).unload == ("c",)
     assert policy.decide(101.0).unload == ("b",)
+
+
+def test_one_with_an_answer_under_way_does_not_make_room_while_another_is_idle() -> None:
+    policy = LoadPolicy([ModelRule(name, "g") for name in "abc"])
+    policy.asked("a", 0.0)
+    loaded(policy, "a", 0.0)
+    policy.decide(0.0)
+    later = policy.asked("b", 5.0)
+    loaded(policy, "b", 5.0)
+    policy.decide(5.0)
+    policy.ended(later, 6.0)
+    policy.asked("c", 10.0)
+    assert policy.decide(10.0).load == "c"
+    policy.is_at("c", ModelStage.NO_ROOM, 11.0)
+    assert policy.decide(11.0).unload == ("c",)
+    policy.is_at("c", ModelStage.UNLOADED, 12.0)
+    assert policy.decide(12.0).unload == ("b",)
 
 
 def test_the_last_used_model_is_told() -> None:
