@@ -25,6 +25,11 @@ class MeshdError(Exception):
     def __str__(self) -> str:
         return self.what
 
+    @property
+    def with_hint(self) -> str:
+        """Both in one line."""
+        return f"{self.what} ({self.hint})" if self.hint else self.what
+
     def afresh(self) -> Self:
         """A copy without a traceback, to raise in place of an error that is kept.
 

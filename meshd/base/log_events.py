@@ -50,6 +50,7 @@ EVENTS: Mapping[str, str] = {
     "answer_differs": "an interrupted answer came out otherwise; the rest is asked for, if possible",
     "answer_log_back": "lines of the log of answers are written again; `count` were lost",
     "answer_log_lost": "a line of the log of answers could not be written",
+    "answer_not_kept": "an answer could not be written for a client that may come back; later ones are tried",
     "api_listening": "the API is up",
     "api_state": "which models can be asked for through this client, or why none can",
     "ban_refused": "an invalid ban came from a peer, and was dropped",

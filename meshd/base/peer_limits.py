@@ -137,6 +137,10 @@ API_USERS_KNOWN = Share(
     "node",
     "the one with the least is forgotten",
 )
+_KEPT = "answers kept for clients that come back"
+KEPT_ANSWERS = Share(_KEPT, 256, "node", "the key that has most loses its oldest")
+KEPT_ANSWERS_MIB = Share(f"MiB of {_KEPT}", 256, "node", "the key that has most loses its oldest")
+KEPT_ANSWER_MIB = Share("MiB of one such answer", 16, "node", "it is not kept any longer")
 
 # Addresses to dial (wire/dialable.py).
 ADDRESSES = Share("addresses in a record or a signal, per protocol", 8, "peer", "the others are not dialled")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
-from meshd.daemon.serve_role import claim_api
+from meshd.daemon.serve_role import claim_api, kept_answers
 from meshd.gateway.interface import GatewayConfig
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.on_demand import open_on_demand
@@ -67,4 +67,5 @@ class ClaimedClient:
         open_stream = partial(open_on_demand, runtime.mesh, metadata={})
         heads = HeadFollower(runtime.mesh, open_stream, self.config.client.heads)
         client = ApiClient(heads, runtime.tunnels.open, member.node.facts.peer, PlainModel)
-        return BuiltRole(client, Gateway(self.api.config, client, self.api))
+        kept = kept_answers(self.config, self.api.config)
+        return BuiltRole(client, Gateway(self.api.config, client, self.api, kept=kept))

@@ -27,6 +27,7 @@ from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
     from meshd.gateway.interface import Models
+    from meshd.gateway.kept_folder import KeptFolder
     from meshd.gateway.server import ApiPort, Gateway
     from meshd.role.head.draft_model import DraftModel
     from meshd.role.head.split_plan import HeadOptions
@@ -119,7 +120,8 @@ class ClaimedServe:
         from meshd.role.head.member_api import MemberApi, served_models
 
         log = AnswerLog(self.config.paths.logs / ANSWER_LOG_NAME)
-        gateway = Gateway(self.api.config, models, self.api, log=log, wall=time.time)
+        kept = kept_answers(self.config, self.api.config)
+        gateway = Gateway(self.api.config, models, self.api, log=log, kept=kept, wall=time.time)
         if not self.config.serve.no_members:
             MemberApi(
                 runtime.mesh,
@@ -221,6 +223,15 @@ def _gateway_config(config: Config) -> GatewayConfig:
         continue_seconds=float(serve.continue_answers),
         max_wait_seconds=float(serve.max_wait),
     )
+
+
+def kept_answers(config: Config, gateway: GatewayConfig) -> "KeptFolder | None":
+    """Where answers are kept for clients that come back; None where answers do not go on."""
+    from meshd.gateway.kept_folder import KEPT_ANSWERS_NAME, KeptFolder
+
+    if gateway.continue_seconds <= 0:
+        return None
+    return KeptFolder(config.paths.home / KEPT_ANSWERS_NAME, wall=time.time)
 
 
 async def claim_api(config: GatewayConfig) -> "ApiPort":

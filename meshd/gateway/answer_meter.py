@@ -61,3 +61,8 @@ class AnswerMeter:
         """Of the prompt's tokens those that llama-server had from before."""
         names = (b"cached_tokens", b"cache_read_input_tokens", b"cache_n")
         return next((self._said[name] for name in names if name in self._said), None)
+
+
+def has_end(events: bytes) -> bool:
+    """Whether the last event of a stream is among these."""
+    return _END.search(events) is not None

@@ -5,6 +5,7 @@ The bytes are never changed.
 
 import json
 import re
+from collections.abc import Iterator
 from enum import StrEnum
 
 from meshd.gateway.interface import AnswerTimings
@@ -14,6 +15,7 @@ EVENT_BYTES = 256 << 10
 
 # Where the blank line after an event ends; a CRLF blank line contains `\n\r\n` (WHATWG HTML, 9.2.5).
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
+_EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r)", re.DOTALL)
 
 
 class StreamForm(StrEnum):
@@ -78,6 +80,16 @@ class EventSplitter:
         return out
 
 
+def whole_events(data: bytes) -> Iterator[bytes]:
+    """Each event of these with its blank line; the last one may be without."""
+    cut = 0
+    for found in _EVENT.finditer(data):
+        cut = found.end()
+        yield found[0]
+    if cut < len(data):
+        yield data[cut:]
+
+
 def exact_tokens(body: bytes | bytearray) -> int:
     """Tokens generated, as llama-server's usage or timings in `body` say; 0 when they say nothing."""
     if b"usage" not in body and b"timings" not in body and b"tokens_predicted" not in body:
@@ -114,8 +126,19 @@ class TokenCount:
 
     def __init__(self, form: StreamForm) -> None:
         self._pieces = _PIECES[form]
+        self._known = 0
         self.total = 0
         self.alone = True
+
+    @property
+    def fresh(self) -> int:
+        """Those that were not generated before."""
+        return self.total - self._known
+
+    def know(self, data: bytes) -> None:
+        """These events were generated, and counted, before."""
+        self.feed(data)
+        self._known = self.total
 
     def feed(self, data: bytes) -> int:
         """Count whole events; gives by how much the total grew."""

@@ -79,6 +79,16 @@ class Upstream(Protocol):
         requests do not wait here for their turn, who answers them has a queue."""
         ...
 
+    @property
+    def weights(self) -> bytes:
+        """The fingerprint of the model's weights, or of those that an answer was begun with; empty while it
+        is not known."""
+        ...
+
+    def keep_to(self, weights: bytes) -> None:
+        """An answer was begun with these: nobody else may go on with it."""
+        ...
+
     async def connect(self) -> socket:
         """A new connection, on which HTTP is spoken; the caller owns it. Raises OSError, MeshdError."""
         ...

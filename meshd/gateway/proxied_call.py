@@ -1,12 +1,17 @@
 """A request as it goes to llama-server: what it waits for before that, and what becomes of it there."""
 
+import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from meshd.gateway.answer_meter import AnswerMeter
 from meshd.gateway.body import with_fields
-from meshd.gateway.events import StreamForm
+from meshd.gateway.events import StreamForm, TokenCount
 from meshd.gateway.interface import ModelTurn, Readiness, Upstream
+from meshd.gateway.kept_answer import KeptAnswer
+from meshd.gateway.reply import StreamReply
+from meshd.gateway.sent_events import SentEvents
 from meshd.gateway.turns import Turn
 
 
@@ -44,6 +49,7 @@ class ProxiedCall:
 
     `cut`: a member's gateway asks, and an answer that breaks off shows that it did.
     `added`: fields of the body that depend on the model as it is loaded; it may raise HttpRefusal.
+    `kept`: of a stream for which the client may come back.
     """
 
     method: str
@@ -60,9 +66,41 @@ class ProxiedCall:
     added: Callable[[], Mapping[str, object]] | None = None
     began: float = 0.0  # when the request came, by the loop's clock
     meter: AnswerMeter = field(default_factory=AnswerMeter)
+    kept: KeptAnswer | None = None
 
     def whole(self) -> "ProxiedCall":
         """The same with its whole body, once the model is there. Raises HttpRefusal."""
         fields = self.added() if self.added is not None else {}
         body = with_fields(self.body, fields) if fields and self.body else self.body
         return replace(self, body=body, added=None)
+
+    @property
+    def is_begun(self) -> bool:
+        """Some of its answer is kept."""
+        return self.kept is not None and self.kept.is_begun
+
+    async def replay(self, reply: StreamReply, sent: SentEvents, count: TokenCount) -> None:
+        """Begin with what is kept of the answer. Raises ClientGone, HttpRefusal."""
+
+        def seen(events: bytes) -> None:
+            sent.unsent(events)
+            count.know(events)
+
+        if self.kept is not None:
+            await self.kept.replay(reply, seen)
+
+    async def next_run(self, sent: SentEvents) -> "ProxiedCall | None":
+        """What llama-server is asked for behind what the client has; None where nothing can be joined.
+
+        Raises HttpRefusal where the model is another one than before.
+        """
+        if self.kept is not None:
+            self.kept.check_weights()
+        if self.body is None:
+            return None
+        body = await asyncio.to_thread(sent.next_request, self.body)
+        return None if body is None else replace(self, body=body)
+
+    def until_taken(self) -> AbstractAsyncContextManager[None]:
+        """Raises HttpRefusal when another request takes the answer over."""
+        return nullcontext() if self.kept is None else self.kept.until_taken()

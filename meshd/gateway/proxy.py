@@ -11,7 +11,6 @@ the client hangs up. No timeout: a prompt of 30,000 tokens on a CPU takes as lon
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
@@ -25,12 +24,11 @@ from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.running_answers import RunningAnswers
 from meshd.gateway.sent_events import OtherAnswer, SentEvents
-from meshd.gateway.upstream import UpstreamLost, open_session, read_some, send_call
-from meshd.gateway.upstream_failure import plain_failure, told_failure
+from meshd.gateway.upstream import HELD_ANSWER_BYTES, UpstreamLost, open_session, read_some, send_call
+from meshd.gateway.upstream_failure import failure_in, plain_failure, told_failure
 from meshd.model.status import ModelState
 
 _CONTENT_TYPES = frozenset({"application/json", "text/event-stream", "text/plain"})  # of llama-server
-HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
 
 _log = get("gateway")
 
@@ -89,7 +87,7 @@ class Proxy:
         async with self._waiting.until_stopped():
             refused = await call.admission.come()
         if refused is not None:
-            waits = call.admission.queued is not None and not self._on_demand
+            waits = (call.admission.queued is not None or call.is_begun) and not self._on_demand
             if not waits or not await self._again(repeats):
                 raise HttpRefusal(not_ready(refused))
         return call.whole()
@@ -137,34 +135,49 @@ class Proxy:
         answer: aiohttp.ClientResponse | None,
     ) -> web.StreamResponse | Failure:
         """Errors as values: one raised within the owner's block would come out as a group."""
-        failure = Failure(502, "llama-server is lost", type="server_error", code="upstream_lost")
         try:
-            run = call = call if answer is not None else await self._admitted(call, repeats)
-            sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
-            while True:
-                try:
-                    if answer is None:
-                        return await self._stream_run(request, run, reply, sent, count)
-                    return await self._events(run, reply, answer, sent, count)
-                except UpstreamLost as lost:
-                    failure = await self._lost(call, lost)
-                    if self._fails_over:  # else the readiness tells, as long as it lasts
-                        await reply.say(failure.message)
-                except OtherAnswer as other:
-                    _log.info("answer_differs", why=other.what)
-                answer = None
-                reply.allow_comments(True)
-                if call.body is None or not await self._again(repeats):
-                    return failure
-                body = await asyncio.to_thread(sent.next_request, call.body)
-                if body is None:
-                    return failure
-                run = replace(call, body=body)
+            async with call.until_taken():
+                return await self._runs(request, call, reply, repeats, answer)
         except HttpRefusal as refusal:
             return refusal.failure
         except ClientGone:
             call.meter.hung_up()
             return reply.response
+
+    async def _runs(
+        self,
+        request: web.BaseRequest,
+        call: ProxiedCall,
+        reply: StreamReply,
+        repeats: Repeats,
+        answer: aiohttp.ClientResponse | None,
+    ) -> web.StreamResponse | Failure:
+        """Of llama-servers, until one comes to the end of the answer. Raises HttpRefusal, ClientGone."""
+        sent, count = SentEvents(call.path, own_seed=call.own_seed), TokenCount(call.form)
+        why = "another run of the request says something else: ask again from the beginning"
+        failure = Failure(502, why, type="server_error", code="upstream_lost")
+        await call.replay(reply, sent, count)
+        first = call = call if answer is not None else await self._admitted(call, repeats)
+        run = await call.next_run(sent) if call.is_begun else first
+        while run is not None:
+            try:
+                if answer is None:
+                    return await self._stream_run(request, run, reply, sent, count)
+                return await self._events(run, reply, answer, sent, count)
+            except UpstreamLost as lost:
+                failure = await self._lost(call, lost)
+                if self._fails_over:  # else the readiness tells, as long as it lasts
+                    await reply.say(failure.message)
+            except OtherAnswer as other:
+                _log.info("answer_differs", why=other.what)
+            answer = None
+            reply.allow_comments(True)
+            if call.body is None or not await self._again(repeats):
+                return failure
+            run = await call.next_run(sent)
+        if call.kept is not None:
+            call.kept.drop()
+        return failure
 
     async def _stream_run(
         self,
@@ -180,7 +193,7 @@ class Proxy:
                 return await self._events(call, reply, fresh, sent, count)
             await reply.stop_comments()
             if reply.begun:
-                return await _failure_in(fresh)
+                return await failure_in(fresh)
             return await self._whole(request, call, fresh)
 
     async def _events(
@@ -198,20 +211,22 @@ class Proxy:
                 if ready := splitter.feed(data):
                     # set before the write, so that no comment falls into an event that is not whole
                     reply.allow_comments(splitter.between_events)
-                    await self._send(call, reply, self._unsent(sent, ready, splitter), count)
+                    await self._send(call, reply, self._unsent(call, sent, ready, splitter), count)
         except UpstreamLost:
             if not splitter.between_events:
                 await reply.send(b"\n\n")
             raise
         if rest := splitter.rest():
-            await reply.send(self._unsent(sent, rest, splitter))
+            await self._send(call, reply, self._unsent(call, sent, rest, splitter), count)
         sent.run_ended()
         return reply.response
 
-    def _unsent(self, sent: SentEvents, ready: bytes, splitter: EventSplitter) -> bytes:
+    def _unsent(self, call: ProxiedCall, sent: SentEvents, ready: bytes, splitter: EventSplitter) -> bytes:
         if not (self._continue_seconds or self._fails_over):
             return ready
         if not splitter.between_events:
+            if call.kept is not None:
+                call.kept.drop()
             sent.in_pieces()
         return sent.unsent(ready)
 
@@ -219,16 +234,16 @@ class Proxy:
         # what was generated counts, whether or not the client is still there
         self._count(call, count, ready if call.counts else b"")
         if ready:
-            await reply.send(ready)
+            await reply.send(ready if call.kept is None else call.kept.add(ready))
 
     def _count(self, call: ProxiedCall, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)
-        call.meter.generated = count.total
+        call.meter.generated = count.fresh
         call.meter.see_events(events)
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:
-            call.upstream.generated(count.total, alone=len(self._running) == 1)
+            call.upstream.generated(count.fresh, alone=len(self._running) == 1)
         self._told(call, events, alone=count.alone)
 
     def _told(self, call: ProxiedCall, body: bytes | bytearray, *, alone: bool) -> None:
@@ -299,7 +314,7 @@ class Proxy:
             answer = await send_call(session, call.method, call.path, call.body, headers)
             try:
                 if call.upstream.is_refusal(answer.status):
-                    raise UpstreamLost((await _failure_in(answer)).message, taken=False)
+                    raise UpstreamLost((await failure_in(answer)).message, taken=False)
                 yield answer
             finally:
                 answer.close()
@@ -326,11 +341,3 @@ def _answer_headers(call: ProxiedCall, answer: aiohttp.ClientResponse) -> dict[s
     if answer.status == 503:
         headers["Retry-After"] = "1"  # llama-server is loading, or busy
     return headers
-
-
-async def _failure_in(answer: aiohttp.ClientResponse) -> Failure:
-    """The failure that a plain answer tells of, where its status comes too late."""
-    held = bytearray()
-    while len(held) <= HELD_ANSWER_BYTES and (data := await read_some(answer)):
-        held += data
-    return told_failure(bytes(held)) or plain_failure(answer.status, bytes(held))

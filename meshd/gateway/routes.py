@@ -24,11 +24,11 @@ from meshd.gateway.client_connections import RequestGate, Visitor, member_of
 from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Models, Upstream
+from meshd.gateway.kept_proxy import KeptProxy
 from meshd.gateway.one_model import TurnAtOnce
 from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, check_ready
 from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
-from meshd.gateway.queued_proxy import QueuedProxy
 from meshd.gateway.remote_media import has_remote_media
 from meshd.model.device_sampling import sampling_fields
 
@@ -120,7 +120,7 @@ class Router:
         *,
         models: Models,
         proxy: Proxy,
-        queued: QueuedProxy,
+        queued: KeptProxy,
         accounts: Accounts,
         guard: BrowserGuard,
         keys: KeyRing,
@@ -221,7 +221,8 @@ class Router:
     async def _pass_on(
         self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str], key: bytes
     ) -> web.StreamResponse:
-        self._own.check_ready()
+        if not self._waits(request, key):
+            self._own.check_ready()
         release = self._places.take(key)
         if release is None:
             message = f"{len(self._places)} requests are already in progress"
@@ -236,6 +237,10 @@ class Router:
                 held.enter_context(self._accounts.request(key))
             async with self._bodies.read(request, key) as body:
                 return await self._generate(request, path, route, extra, body, held, key)
+
+    def _waits(self, request: web.BaseRequest, key: bytes) -> bool:
+        """Whether its answer was begun, so that it waits for the model until that is ready again."""
+        return self._models.only is not None and self._queued.comes_back(request.headers, key)
 
     async def _look(
         self, request: web.BaseRequest, path: str, route: Route, extra: dict[str, str]
@@ -268,7 +273,7 @@ class Router:
         del asked  # it is far larger than the body, and the model may have to be waited for
         if self._models.only is None:
             held.enter_context(self._tally.use_of(model.upstream))
-        if not self._models.on_demand:
+        if not self._models.on_demand and not self._waits(request, key):
             check_ready(model.upstream.readiness)  # a slow body may have outlived the model
         admission = CallAdmission(model.turn)
         held.callback(admission.end)

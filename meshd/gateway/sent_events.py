@@ -10,12 +10,11 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Iterator
 from enum import Enum
 
 from meshd.base.errors import MeshdError
 from meshd.gateway.continuation import DIALECTS, SentText, as_the_rest, continued, is_sampled
-from meshd.gateway.events import EVENT_BYTES, EventSplitter
+from meshd.gateway.events import EVENT_BYTES, EventSplitter, whole_events
 from meshd.gateway.kept_events import KeptEvents
 
 _MOST_EVENTS = 1 << 17  # about as many tokens; their digests take 1 MiB
@@ -33,7 +32,6 @@ _OF_A_RUN = frozenset(
 _PROGRESS = "prompt_progress"  # as often as time passes
 _ID = re.compile(rb'"(?:id|item_id|call_id|response_id)"\s*:\s*"([A-Za-z0-9_-]{8,100})"')
 _CREATED = re.compile(rb'("created(?:_at)?"\s*:\s*)(\d{1,12})')
-_EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r)", re.DOTALL)
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 
 
@@ -114,7 +112,7 @@ class SentEvents:
 
     def _read(self, events: bytes) -> bytes:
         try:
-            return b"".join(self._each(events))
+            return b"".join(self._one(event) for event in whole_events(events))
         except RecursionError:  # who answers may be another node, and say anything
             self._cannot_join("one of its events is nested too deeply")
             return events
@@ -123,14 +121,6 @@ class SentEvents:
         self._is_whole = False
         if self._run is not _RunKind.FIRST:
             raise OtherAnswer(what)
-
-    def _each(self, events: bytes) -> Iterator[bytes]:
-        cut = 0
-        for found in _EVENT.finditer(events):
-            cut = found.end()
-            yield self._one(found[0])
-        if cut < len(events):  # an event without its blank line: the last
-            yield self._one(events[cut:])
 
     def _one(self, event: bytes) -> bytes:
         data = b"\n".join(line.strip() for line in _DATA.findall(event))

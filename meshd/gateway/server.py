@@ -13,6 +13,7 @@ from meshd.base.accepted_socket import adopt
 from meshd.base.errors import Broken, UserError
 from meshd.base.log import get
 from meshd.base.peer_limits import Share
+from meshd.base.tasks import Owner
 from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
 from meshd.gateway.answer_log import AnswerLog
@@ -22,6 +23,8 @@ from meshd.gateway.browser import BrowserGuard, normal_host
 from meshd.gateway.chat_page import load_page
 from meshd.gateway.client_connections import DoorServer, RequestGate
 from meshd.gateway.interface import GatewayConfig, GatewayStatus, MemberCaller, Models
+from meshd.gateway.kept_folder import KeptFolder
+from meshd.gateway.kept_proxy import KeptProxy
 from meshd.gateway.listen import all_loopback, bind, resolve
 from meshd.gateway.proxy import Proxy
 from meshd.gateway.queued_proxy import AllTurns, QueuedProxy
@@ -85,11 +88,16 @@ class Gateway:
         claimed: ApiPort | None = None,
         *,
         log: AnswerLog | None = None,
+        kept: KeptFolder | None = None,
         wall: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`log`: where answers are noted; `wall` gives unix seconds, for the log and for quotas per day."""
+        """`log`: where answers are noted; `kept`: where those are for which clients may come back.
+
+        `wall` gives unix seconds, for the log and for quotas per day.
+        """
         self._config = config
         self._accounts = Accounts(config.api_keys, log=log, wall=wall)
+        self._kept = kept
         self._models = models
         self._turns = AllTurns(max_wait=config.max_wait_seconds)
         self._claimed = claimed
@@ -166,10 +174,11 @@ class Gateway:
             most_of_key=self._keys.share_of(config.max_bodies_bytes),
         )
         door = RequestGate()
+        queued = QueuedProxy(self._proxy, self._turns, self._accounts)
         router = Router(
             models=self._models,
             proxy=self._proxy,
-            queued=QueuedProxy(self._proxy, self._turns, self._accounts),
+            queued=KeptProxy(queued, self._kept, silence=config.keepalive_seconds),
             accounts=self._accounts,
             guard=claimed.guard,
             keys=claimed.keys,
@@ -180,6 +189,8 @@ class Gateway:
             page=self._page,
             seeds=config.continue_seconds > 0 or config.fails_over,
         )
+        if self._kept is not None:
+            await self._kept.open()
         await self._accounts.open()
         try:
             await self._run(router, door, claimed.sockets)
@@ -196,7 +207,10 @@ class Gateway:
                 await web.SockSite(runner, listener).start()
             _log.info("api_listening", url=self.url)
             self.started.set()
-            await door.serve()
+            async with Owner() as owner:
+                owner.start(door.serve(), name="api connections")
+                if self._kept is not None:
+                    owner.start(self._kept.serve(), name="kept answers")
         finally:
             self.started.clear()
             self._server = None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.tracing import Trace
 
+HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
 _READ_BYTES = 64 << 10  # aiohttp stops reading at twice this
 
 Connect = Callable[[], Awaitable[socket.socket]]

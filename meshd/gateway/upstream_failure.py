@@ -2,7 +2,10 @@
 
 import json
 
+import aiohttp
+
 from meshd.gateway.failure import Failure
+from meshd.gateway.upstream import HELD_ANSWER_BYTES, read_some
 
 
 def told_failure(body: bytes) -> Failure | None:
@@ -25,3 +28,11 @@ def plain_failure(status: int, body: bytes) -> Failure:
     said = f": {text}" if text else ""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return Failure(status, f"llama-server answered {status}{said}", type=kind, code="upstream_error")
+
+
+async def failure_in(answer: aiohttp.ClientResponse) -> Failure:
+    """The failure that a plain answer tells of, where its status comes too late. Raises UpstreamLost."""
+    held = bytearray()
+    while len(held) <= HELD_ANSWER_BYTES and (data := await read_some(answer)):
+        held += data
+    return told_failure(bytes(held)) or plain_failure(answer.status, bytes(held))

@@ -178,9 +178,11 @@ def failing(concerned: Callable[[Path], bool], number: int, stage: str) -> Itera
 
 
 def one_file(name: str) -> Callable[[Path], bool]:
-    """It, what it is written as before it is replaced, and its older part."""
+    """It, what it is written as before it is replaced, and its older part; of `*.END` all that end so."""
 
     def concerned(path: Path) -> bool:
+        if name.startswith("*"):
+            return path.name.endswith(name[1:])
         fresh = name.endswith(".pid") and path.name.startswith(NEW_PREFIX)  # base/replaced_file.py
         return fresh or path.name in (name, f"{name}.1") or path.name.startswith((f".{name}.", f"{name}."))
 

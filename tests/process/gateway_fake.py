@@ -187,6 +187,11 @@ class FakeUpstream:
     answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)  # and whether each was alone
     active: list[int] = field(default_factory=list)
     slots: int = 4
+    weights: bytes = bytes(32)
+    kept_to: bytes = b""
+
+    def keep_to(self, weights: bytes) -> None:
+        self.kept_to = weights
 
     async def connect(self) -> socket.socket:
         return await connect_unix(self.socket_path)

@@ -26,6 +26,9 @@ from meshd.daemon.mesh_port import _keep
 from meshd.daemon.network_state import _kept_secret
 from meshd.daemon.tunnels import make_tunnels
 from meshd.gateway.answer_log import AnswerLog, LoggedAnswer
+from meshd.gateway.kept_answer import KeptAnswer
+from meshd.gateway.kept_folder import KEPT_ANSWERS_NAME, KeptFolder, kept_name
+from meshd.gateway.kept_journal import KeptRequest
 from meshd.identity.invite_book import InviteEntry
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home
@@ -43,6 +46,7 @@ REFUSED = "joiners and `meshd invite` are refused, later taken"
 NO_START = "the start fails, exit code 1"
 WITHOUT = "not written"
 LOST = "lines lost and counted"
+GOES_ON = "the answer goes on, and is not kept"
 
 
 def new_key() -> KeyPair:
@@ -152,6 +156,7 @@ CASES = (
     Case("logs/child.log", "what a child prints", LOST),
     Case("logs/child.pid", "who runs", WITHOUT),
     Case("logs/answers.jsonl", "what answers took", LOST),
+    Case("kept-answers/*.answer", "answers that clients may come back for", GOES_ON),
 )
 
 
@@ -306,6 +311,24 @@ async def _play_answers(case: Case, scene: Scene, disk: FailingDisk) -> str:
     return LOST if "answer_log_lost" in told.getvalue() else "written"
 
 
+async def _play_kept_answer(_case: Case, scene: Scene, disk: FailingDisk) -> str:
+    told, events = io.StringIO(), b"data: 1\n\n"
+    log.set_up(level="warning", stream=told)
+    folder = KeptFolder(scene.folder / KEPT_ANSWERS_NAME, wall=time.time)
+    try:
+        async with folder.use(kept_name(b"", random.randbytes(8).hex()), lambda: None) as file:
+            answer = KeptAnswer(file, None, KeptRequest(bytes(32), None, b""), after=0, weights=bytes)
+            sent = answer.add(events) + answer.add(events)
+            if not disk.hits:
+                return "written"
+            assert sent == events + events and "answer_not_kept" in told.getvalue()
+            with file.reading() as read:
+                assert read(1) == b""
+    finally:
+        log.set_up(level="warning")
+    return GOES_ON
+
+
 _PLAYS = {
     "invites": _play_join,
     "identity.key": _play_first_start,
@@ -315,6 +338,7 @@ _PLAYS = {
     "logs/child.log": _play_child,
     "logs/child.pid": _play_child,
     "logs/answers.jsonl": _play_answers,
+    "kept-answers/*.answer": _play_kept_answer,
 }
 _AFTERWARDS = {"invites": _invites_later, "logs/meshd.log": _log_later}
 

@@ -92,6 +92,18 @@ class HeadCall:
         """See Upstream. The head decides."""
         return None
 
+    @property
+    def weights(self) -> bytes:
+        """See Upstream."""
+        if self._wish.fingerprint or self._carried is None:
+            return self._wish.fingerprint
+        offer = self._carried.offer  # made before the model was loaded, perhaps: the head has told more since
+        return offer.model.fingerprint or told_fingerprint(self._means.heads.known(), offer)
+
+    def keep_to(self, weights: bytes) -> None:
+        """See Upstream."""
+        self._wish = replace(self._wish, fingerprint=weights)
+
     async def connect(self) -> socket.socket:
         """See Upstream: to the head that is the best one now."""
         owner = self._means.owner()
@@ -144,10 +156,8 @@ class HeadCall:
         """See Upstream. What was begun goes on with the same weights alone."""
         if self._carried is None or self._wish.fingerprint:
             return
-        offer = self._carried.offer  # made before the model was loaded, perhaps: the head has told more since
-        fingerprint = offer.model.fingerprint or told_fingerprint(self._means.heads.known(), offer)
-        self._weights_unknown = not fingerprint
-        self._wish = replace(self._wish, fingerprint=fingerprint)
+        self.keep_to(self.weights)
+        self._weights_unknown = not self._wish.fingerprint
 
     def requested(self, active: int) -> None:
         """See Upstream."""

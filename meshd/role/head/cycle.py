@@ -119,6 +119,14 @@ class Serve:
         return self._options.name or self._file.name.removesuffix(".gguf")
 
     @property
+    def weights(self) -> bytes:
+        """See Upstream."""
+        return bytes.fromhex(self._index.fingerprint) if self._index is not None else b""
+
+    def keep_to(self, weights: bytes) -> None:
+        """See Upstream. There are no others."""
+
+    @property
     def failures(self) -> int:
         """How many lives of the model have ended since it was ready last."""
         return self._failures
@@ -289,7 +297,7 @@ class Serve:
             return f"the model cannot be run: {error.what}"
         except MeshdError as error:
             self._end_run(run, workers)
-            return _text(error) if run.blame.anybody else await self._failed(error)
+            return error.with_hint if run.blame.anybody else await self._failed(error)
         except asyncio.CancelledError:
             run.replaced = True  # it is unloaded
             raise
@@ -371,7 +379,7 @@ class Serve:
 
     async def _failed(self, error: MeshdError) -> str:
         """A failure that the next try would meet again waits for another state of the mesh."""
-        why = _text(error)
+        why = error.with_hint
         if isinstance(error, UserError | Refused) and self._roster.spares():
             self._roster.all_needed = True  # it may be one of them that is lacking
         elif isinstance(error, UserError):
@@ -434,7 +442,3 @@ class Serve:
                     seen = await self._runtime.mesh.changed(seen)
         except TimeoutError:
             return
-
-
-def _text(error: MeshdError) -> str:
-    return f"{error.what} ({error.hint})" if error.hint else error.what

@@ -120,7 +120,7 @@ class ModelOnDemand:
                 try:
                     await self.upstream.serve()
                 except MeshdError as error:
-                    why = f"{error.what} ({error.hint})" if error.hint else error.what
+                    why = error.with_hint
                     self.upstream.rests(ModelState.FAILED, why)
                 await asyncio.sleep(TRY_AGAIN_SECONDS)
         finally:
