@@ -213,7 +213,7 @@ class Proxy:
             return ready
         if not splitter.between_events:
             sent.in_pieces()
-        return sent.unsent(ready)
+        return sent.unsent(ready, asyncio.get_running_loop().time())
 
     async def _send(self, call: ProxiedCall, reply: StreamReply, ready: bytes, count: TokenCount) -> None:
         # what was generated counts, whether or not the client is still there

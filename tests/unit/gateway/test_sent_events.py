@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.sent_events import OtherAnswer, SentEvents
+from meshd.gateway.sent_events import MOST_AGAIN_SECONDS, OtherAnswer, SentEvents
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"  # not to be continued, only made again
@@ -35,7 +35,7 @@ def sent(*events: bytes, path: str = CHAT, own_seed: bool = True) -> SentEvents:
 
 def test_the_rest_is_asked_for_and_goes_on_under_the_first_id() -> None:
     made = sent(event(None, "aaaaaaaa"), event("Once ", "aaaaaaaa"), event("upon", "aaaaaaaa"))
-    request = made.next_request(body(max_tokens=10, temperature=0))
+    request = made.next_request(body(max_tokens=10))
     assert request is not None
     asked = json.loads(request)
     assert asked["messages"][-1] == {"role": "assistant", "content": "Once upon"}
@@ -61,6 +61,26 @@ def test_the_same_again_is_compared_and_only_what_is_new_is_sent() -> None:
     with_new = typed("response.output_text.delta", "y", "bbbb") + typed("response.done", "z", "bbbb")
     assert made.unsent(with_new) == typed("response.done", "z", "aaaa")
     made.run_ended()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_greedy_answer_is_made_again_while_that_takes_seconds(late: bool) -> None:
+    made = SentEvents(CHAT, own_seed=True)
+    seconds = MOST_AGAIN_SECONDS + late
+    for text, at in (("Once", 100.0), (" upon", 100.0 + seconds)):
+        assert made.unsent(event(text, "aaaaaaaa"), at) == event(text, "aaaaaaaa")
+    asked = body(temperature=0, max_tokens=10)
+    request = made.next_request(asked)
+    assert (request == asked) is not late
+    if late:
+        return
+    assert made.unsent(event("Once", "bbbbbbbb"), 500.0) == b""
+    assert made.next_request(asked) == asked, "a run that was lost sooner does not make it any shorter"
+    assert made.unsent(event("Once", "cccccccc"), 600.0) == b""
+    with pytest.raises(OtherAnswer):
+        made.unsent(event(" again", "cccccccc"), 601.0)
+    rest = made.next_request(asked)
+    assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once upon"
 
 
 @pytest.mark.parametrize("how", ["differs", "shorter", "long event"])
