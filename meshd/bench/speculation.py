@@ -85,8 +85,8 @@ async def _run(args: argparse.Namespace) -> None:
     draft = str(args.draft_model or model)
     modes = [
         DraftingMode("off", ("--speculate", "off")),
-        DraftingMode("repeated tokens", ()),
-        DraftingMode("draft model", ("--draft-model", draft)),
+        DraftingMode("repeated tokens", ("--speculate", "auto")),
+        DraftingMode("draft model", ("--speculate", "auto", "--draft-model", draft)),
     ]
     async with AsyncExitStack() as stack:
         owner = await stack.enter_async_context(Owner())
