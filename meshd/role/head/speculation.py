@@ -11,6 +11,7 @@ a draft model costs is measured before anybody is told that the model is ready, 
 which text would lose of which little is accepted is not used (model/drafts.py).
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from meshd.gateway.interface import AnswerTimings
@@ -41,6 +42,7 @@ _CLEARLY = 1.15  # times as fast: worth a load
 _ALIKE = 0.25  # estimates of rounds that differ by less are of one split
 _REMEMBERED_TOKENS = 8192
 _KEPT = 0.25  # of drafting: the draft model computes once more what was made, several tokens at once
+_ENOUGH_DRAFTED = 100  # tokens, before the share that was accepted is told
 _LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
 
 
@@ -72,6 +74,14 @@ class MayDraft:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ShownAcceptance:
+    """Shares of drafted tokens that were accepted in answers; None before there are enough of them."""
+
+    free: float | None = None
+    model: float | None = None
+
+
 @dataclass(slots=True)
 class _Observed:
     """Of answers of one kind of life; older ones count less."""
@@ -99,6 +109,9 @@ class _Observed:
 
     def is_enough(self, now: float, tokens: int) -> bool:
         return self.tokens >= tokens and now - self.last < FORGOTTEN_SECONDS
+
+    def tells_acceptance(self, now: float) -> bool:
+        return self.is_enough(now, ENOUGH_TOKENS) and self.drafted >= _ENOUGH_DRAFTED
 
     def gain(self, measured: float, round_seconds: float) -> float:
         """Against rounds of `round_seconds` now; they took `measured` when this was observed."""
@@ -153,6 +166,25 @@ class Speculation:
         if self._life.drafts.model:
             self._model_length = self._life.drafts.model
         return self._life.drafts
+
+    def would_draft(self, estimate: RoundEstimate, now: float, *, most: int) -> Drafts:
+        """What `begin` would give; nothing begins."""
+        return deepcopy(self).begin(estimate, now, most=most)
+
+    def shown(self, now: float) -> ShownAcceptance:
+        """What answers tell of drafts of this kind of life."""
+        life = self._life.drafts
+        free = life.free and not life.model and self._free.tells_acceptance(now)
+        model = self._model_length and self._model.tells_acceptance(now)
+        return ShownAcceptance(
+            self._free.acceptance(life.free) if free else None,
+            self._model.acceptance(self._model_length) if model else None,
+        )
+
+    @property
+    def why_nothing(self) -> str:
+        """Is drafted, where that is so."""
+        return self._may.why or "drafts gain nothing here"
 
     def round_took(self, seconds: float) -> None:
         """A round without drafts, and with nothing beside it. A draft model computes its token, too."""
