@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 USERS = [{"id": number, "name": f"user-{number}", "active": True} for number in range(5)]
 FILE = f"The same file again:\n```json\n{json.dumps(USERS, indent=1)}\n```\n"
-COPY = FILE * 3 + "The same file again:\n```json\n["  # no two tokens of its answer are nearly as likely
-LINE = "The quick brown fox jumps over the lazy dog, and the dog sleeps on under the old tree.\n"
-REPETITIVE = LINE * 4
+# No two tokens of its answer are nearly as likely: drafted tokens are checked together, and how many depends
+# on how busy this machine is, so near ties would fall otherwise from run to run.
+COPY = FILE * 3 + "The same file again:\n```json\n["
 TOKENS = 96
 DRAFTS = ("--speculate", "auto", "--min-workers", "2", "--device", "none", "--output-on", "worker")
 FAR = 0.1  # seconds: a round takes far longer than to draft a token, unless others use the cores
@@ -46,7 +46,7 @@ def _knows_the_gain(status: Status) -> bool:
 def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
     tmp_path: Path, by_model: bool
 ) -> None:
-    expected = alone(smollm2(), TOKENS, REPETITIVE)
+    expected = alone(smollm2(), TOKENS, COPY)
 
     async def check() -> None:
         model = smollm2()
@@ -67,8 +67,8 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
             sampled = {"temperature": 0.9, "seed": 3}
             for more in ({}, sampled):
                 # of all logits, and of candidates
-                logits = await text(api, REPETITIVE, **more, backend_sampling=False)
-                assert await text(api, REPETITIVE, **more) == logits
+                logits = await text(api, COPY, **more, backend_sampling=False)
+                assert await text(api, COPY, **more) == logits
                 assert logits == expected or more
             found = model_of(await head.until(_knows_the_gain)).speculation
             assert found is not None
@@ -118,7 +118,7 @@ def test_a_head_that_is_told_not_to_drafts_nothing(tmp_path: Path) -> None:
         async with Fleet(tmp_path) as fleet:
             token, _workers = await fleet.workers(smollm2())
             head = await fleet.head(smollm2(), "--speculate", "off", *SAME_THREADS, token=token)
-            await text(api_of(await fleet.ready(head)), REPETITIVE)
+            await text(api_of(await fleet.ready(head)), COPY)
             found = model_of(await head.status()).speculation
             assert found is not None
             assert (found.free, found.model, found.drafted) == (0, 0, 0)
