@@ -18,9 +18,10 @@ from meshd.build import native as native_build
 from meshd.build.interface import LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM
 from meshd.build.pin import read_pin
 from meshd.config import Config, Paths
-from meshd.gateway.interface import FindSampling, ReadyReport
+from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.library.members.fetch_weights import MemberWeights
+from meshd.model.device_sampling import DeviceSampling
 from meshd.peer.interface import Mesh
 from meshd.process.child import OwnedChild
 from meshd.process.handover import DescriptorSender, ReportPipe, pipe_with, socket_pair
@@ -137,6 +138,7 @@ def make_processes() -> Processes:
         http_ready=_answers,
         first_token=_first_token,
         round_seconds=_round_seconds,
+        drafted_rounds=_drafted_rounds,
         hand_over=pipe_with,
         make_report=ReportPipe,
         make_descriptors=DescriptorSender,
@@ -201,7 +203,13 @@ async def _first_token(place: Path, sampling: FindSampling) -> ReadyReport:
     return await one_token(place, sampling)
 
 
-async def _round_seconds(place: Path) -> float | None:
+async def _round_seconds(place: Path, sampling: DeviceSampling | None) -> float | None:
     from meshd.gateway.ready import one_round
 
-    return await one_round(place)
+    return await one_round(place, sampling)
+
+
+async def _drafted_rounds(place: Path, sampling: DeviceSampling | None, length: int) -> AnswerTimings | None:
+    from meshd.gateway.ready import drafted_rounds
+
+    return await drafted_rounds(place, sampling, length)

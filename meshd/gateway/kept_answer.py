@@ -18,12 +18,15 @@ from meshd.gateway.kept_journal import (
     encode_events,
     encode_request,
     encode_whole,
+    parse_events,
     parse_whole,
     records,
 )
 from meshd.gateway.reply import StreamReply
 
 _REPLAYED_TOGETHER = 32 << 10  # bytes; others have their turn between
+SeenEvents = Callable[[bytes, float], None]
+"""Whole events, and seconds from the first event of their run to these."""
 _FORGET = b"id:\n"  # the client sends no Last-Event-ID then
 
 
@@ -48,6 +51,7 @@ class KeptAnswer:
         self._after = after
         self._weights = weights
         self._count = found.events if found is not None else 0
+        self._began: float | None = None  # with the first event that was made now
         self._is_kept = True
         self._is_told = True  # that it is not kept
 
@@ -68,11 +72,12 @@ class KeptAnswer:
             message = "the answer was begun with another model: ask again without Last-Event-ID"
             raise HttpRefusal(Failure(404, message, code="answer_not_kept"))
 
-    def add(self, events: bytes) -> bytes:
-        """Keep whole events that are to be sent; gives them with their numbers."""
+    def add(self, events: bytes, now: float) -> bytes:
+        """Keep whole events that are to be sent `now`; gives them with their numbers."""
+        self._began = now if self._began is None else self._began
         if self._is_kept:
             new = b"" if self._count else encode_request(self._begun())
-            self._drop_unless(self._file.append(new + encode_events(events)))
+            self._drop_unless(self._file.append(new + encode_events(events, now - self._began)))
         if self._is_kept:
             return self._numbered(events)
         if self._is_told:
@@ -98,8 +103,8 @@ class KeptAnswer:
                     return parse_whole(payload)
         return None
 
-    async def replay(self, reply: StreamReply, seen: Callable[[bytes], None] = lambda _events: None) -> None:
-        """Send what the client lacks of the events that are kept; `seen` is told of all.
+    async def replay(self, reply: StreamReply, seen: SeenEvents = lambda _events, _at: None) -> None:
+        """Send what the client lacks of the events that are kept; `seen` is told of all, and when they came.
 
         Raises ClientGone, HttpRefusal.
         """
@@ -107,10 +112,11 @@ class KeptAnswer:
             return
         self._count, waiting, held = 0, bytearray(), 0
         with self._file.reading() as read:
-            for kind, events in records(read):
+            for kind, payload in records(read):
                 if kind is not RecordKind.EVENTS:
                     continue
-                seen(events)
+                events, at = parse_events(payload)
+                seen(events, at)
                 waiting += self._numbered(events)
                 held += len(events)
                 if held >= _REPLAYED_TOGETHER:

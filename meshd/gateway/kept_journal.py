@@ -18,6 +18,8 @@ from meshd.gateway.events import whole_events
 MOST_RECORD_BYTES = (8 << 20) + 1024  # a whole answer, as long as the proxy holds one
 _MAGIC = b"meshd kept answer 1\n"
 _HEAD = struct.Struct(">cI8s")  # kind, length of what follows, checksum
+_AT = struct.Struct(">I")  # milliseconds
+_MOST_AT = (1 << 32) - 1
 _CHECKSUM_BYTES = 8
 _DIGEST_BYTES = 32
 _MOST_WEIGHTS_BYTES = 64
@@ -74,9 +76,17 @@ def encode_request(request: KeptRequest) -> bytes:
     return _MAGIC + _record(RecordKind.REQUEST, json.dumps(fields).encode())
 
 
-def encode_events(events: bytes) -> bytes:
-    """Whole events."""
-    return _record(RecordKind.EVENTS, events)
+def encode_events(events: bytes, at: float) -> bytes:
+    """Whole events, which came `at` so many seconds after the first one of their run."""
+    return _record(RecordKind.EVENTS, _AT.pack(min(int(at * 1000), _MOST_AT)) + events)
+
+
+def parse_events(payload: bytes) -> tuple[bytes, float]:
+    """The events, and when they came."""
+    if len(payload) < _AT.size:
+        return b"", 0.0
+    (at,) = _AT.unpack_from(payload)
+    return payload[_AT.size :], at / 1000
 
 
 def encode_whole(content_type: str, body: bytes) -> bytes:
@@ -116,8 +126,9 @@ def look_through(read: Read) -> KeptContent | None:
                 if (request := _parse_request(payload)) is None:
                     return None
             case RecordKind.EVENTS:
-                events += sum(1 for _ in whole_events(payload))
-                is_over = is_over or has_end(payload)
+                piece, _ = parse_events(payload)
+                events += sum(1 for _ in whole_events(piece))
+                is_over = is_over or has_end(piece)
             case RecordKind.WHOLE:
                 is_whole = is_over = True
         size += _HEAD.size + len(payload)

@@ -82,8 +82,8 @@ class ProxiedCall:
     async def replay(self, reply: StreamReply, sent: SentEvents, count: TokenCount) -> None:
         """Begin with what is kept of the answer. Raises ClientGone, HttpRefusal."""
 
-        def seen(events: bytes) -> None:
-            sent.unsent(events)
+        def seen(events: bytes, at: float) -> None:
+            sent.unsent(events, at)
             count.know(events)
 
         if self.kept is not None:

@@ -228,13 +228,14 @@ class Proxy:
             if call.kept is not None:
                 call.kept.drop()
             sent.in_pieces()
-        return sent.unsent(ready)
+        return sent.unsent(ready, asyncio.get_running_loop().time())
 
     async def _send(self, call: ProxiedCall, reply: StreamReply, ready: bytes, count: TokenCount) -> None:
         # what was generated counts, whether or not the client is still there
         self._count(call, count, ready if call.counts else b"")
         if ready:
-            await reply.send(ready if call.kept is None else call.kept.add(ready))
+            now = asyncio.get_running_loop().time()
+            await reply.send(ready if call.kept is None else call.kept.add(ready, now))
 
     def _count(self, call: ProxiedCall, count: TokenCount, events: bytes) -> None:
         grown = count.feed(events)

@@ -10,13 +10,15 @@ import aiohttp
 
 from meshd.base.unix_connect import connect_unix
 from meshd.gateway.events import answer_timings
-from meshd.gateway.interface import FindSampling, ReadyReport
+from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.gateway.upstream import open_session
+from meshd.model.device_sampling import DeviceSampling
 
 _POLL_SECONDS = 0.02  # asked once `/health` is 200, so that the answer is seldom 503
 _HOST = "http://localhost"
 _ANSWER_BYTES = 1 << 20
 _TRIES = 3  # of a round: the first one brings the graphs to the workers
+_MORE_TOKENS = 6  # than a draft has: few of the drafts are shortened by the end of the answer
 
 _REQUEST = {
     "prompt": "Hello",
@@ -54,21 +56,42 @@ async def one_token(
             await asyncio.sleep(poll_seconds)
 
 
-async def one_round(socket_path: Path, *, tries: int = _TRIES) -> float | None:
+async def one_round(
+    socket_path: Path, sampling: DeviceSampling | None, *, tries: int = _TRIES
+) -> float | None:
     """Seconds that llama-server takes for the second of two tokens: the first is the prompt's, and with one
     to go it drafts nothing. The shortest of some tries; None if it does not tell, for one that is gone.
     """
-    taken: list[float] = []
+    told = await _timings(socket_path, sampling, 2, tries)
+    return min((one.generated_seconds for one in told if one.generated_tokens == 2), default=None)
+
+
+async def drafted_rounds(
+    socket_path: Path, sampling: DeviceSampling | None, length: int
+) -> AnswerTimings | None:
+    """Of a short answer, made with drafts of this length; None if llama-server does not tell of any."""
+    told = await _timings(socket_path, sampling, length + _MORE_TOKENS, _TRIES - 1)
+    drafted = [one for one in told if one.drafted and one.generated_tokens > 1]
+    return min(drafted, key=lambda one: one.generated_seconds, default=None)
+
+
+async def _timings(
+    socket_path: Path, sampling: DeviceSampling | None, tokens: int, tries: int
+) -> list[AnswerTimings]:
+    """Of the same answer of so many tokens, made again and again."""
+    added = sampling.added_to(_REQUEST) if sampling is not None else {}
+    request = {**_REQUEST, **added, "n_predict": tokens, "ignore_eos": True}
+    taken: list[AnswerTimings] = []
     async with open_session(partial(connect_unix, socket_path)) as session:
         for _ in range(tries):
             try:
-                async with session.post(f"{_HOST}/completion", json={**_REQUEST, "n_predict": 2}) as answer:
+                async with session.post(f"{_HOST}/completion", json=request) as answer:
                     timings = answer_timings(await _body(answer))
             except (aiohttp.ClientError, OSError):
-                return None
-            if timings is not None and timings.generated_tokens == 2:
-                taken.append(timings.generated_seconds)
-    return min(taken, default=None)
+                return []
+            if timings is not None:
+                taken.append(timings)
+    return taken
 
 
 async def _settings(session: aiohttp.ClientSession) -> Mapping[str, object] | None:

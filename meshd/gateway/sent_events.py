@@ -4,12 +4,17 @@ Either llama-server is asked for the rest (continuation.py), or for the same aga
 makes the same events, and those that the client has are dropped. Both go on under the ids of the first run.
 What the first run made is kept as it is, and read when there is another one: from then on there are the text
 that was sent, and a digest of each event.
+
+The rest is computed from other bits: what was generated token by token is now one batch of a prompt, which
+rounds otherwise. So a greedy answer, whose text is to be the undisturbed one, is asked for again as long as
+that takes seconds.
 """
 
 import hashlib
 import json
 import re
 from array import array
+from collections.abc import Mapping
 from enum import Enum
 
 from meshd.base.errors import MeshdError
@@ -17,6 +22,7 @@ from meshd.gateway.continuation import DIALECTS, SentText, as_the_rest, continue
 from meshd.gateway.events import EVENT_BYTES, EventSplitter, whole_events
 from meshd.gateway.kept_events import KeptEvents
 
+MOST_AGAIN_SECONDS = 30.0  # a greedy answer that took longer so far goes on with the rest
 _MOST_EVENTS = 1 << 17  # about as many tokens; their digests take 1 MiB
 _MOST_IDS = 64  # of tool calls and parts of an answer
 _DIGEST_BYTES = 8
@@ -64,6 +70,8 @@ class SentEvents:
         self._run = _RunKind.FIRST
         self._at = 0  # events of this run
         self._before = 0  # tokens that the client had when it began
+        self._run_began: float | None = None  # with its first event
+        self._taken = 0.0  # seconds from there to the last one, in the longest run
         self._ids_now: list[bytes] = []
 
     def in_pieces(self) -> None:
@@ -78,20 +86,26 @@ class SentEvents:
         if self._run is _RunKind.FIRST:
             self._read_first()
         self._can_compare = self._can_compare and self._run is not _RunKind.REST
-        self._at, self._ids_now = 0, []
+        self._at, self._ids_now, self._run_began = 0, [], None
         if not self._is_whole:
             return None
         asked: object = json.loads(body)
         rest = continued(asked, self._sent) if self._sent is not None and isinstance(asked, dict) else None
-        needs_seed = isinstance(asked, dict) and is_sampled(asked) and not self._own_seed
-        if rest is not None and self._sent is not None and not (self._can_compare and needs_seed):
+        same = self._can_compare and isinstance(asked, dict) and self._is_to_be_the_same(asked)
+        if rest is not None and self._sent is not None and not same:
             self._run, self._before, self._sent.echo = _RunKind.REST, self._sent.count, self._sent.text
             return json.dumps(rest).encode()
         self._run = _RunKind.SAME
         return body if self._can_compare else None
 
-    def unsent(self, events: bytes) -> bytes:
-        """Of these whole events what the client lacks. Raises OtherAnswer."""
+    def _is_to_be_the_same(self, asked: Mapping[str, object]) -> bool:
+        """Although the rest could be had, which is sooner there."""
+        return not self._own_seed if is_sampled(asked) else self._taken <= MOST_AGAIN_SECONDS
+
+    def unsent(self, events: bytes, now: float) -> bytes:
+        """Of these whole events, which came `now`, what the client lacks. Raises OtherAnswer."""
+        self._run_began = now if self._run_began is None else self._run_began
+        self._taken = max(self._taken, now - self._run_began)
         if self._run is _RunKind.FIRST:
             if self._is_whole and not self._first.add(events):
                 self._is_whole, self._first = False, KeptEvents()

@@ -12,8 +12,9 @@ from socket import socket
 from typing import Protocol
 
 from meshd.base.errors import MeshdError
-from meshd.gateway.interface import FindSampling, ReadyReport
+from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
@@ -129,8 +130,10 @@ class Processes:
     """Asks the llama-server at this unix socket for one token, which proves that the model computes, in the
     way in which requests are made by its own settings.
     """
-    round_seconds: Callable[[Path], Awaitable[float | None]]
+    round_seconds: Callable[[Path, DeviceSampling | None], Awaitable[float | None]]
     """Of one token of the llama-server at this unix socket, without drafts and without its prompt."""
+    drafted_rounds: Callable[[Path, DeviceSampling | None, int], Awaitable[AnswerTimings | None]]
+    """Of some tokens, with drafts of this length."""
     hand_over: Callable[[bytes], int]
     """A descriptor from which a child reads these bytes. The caller owns it."""
     make_report: Callable[[], Report]

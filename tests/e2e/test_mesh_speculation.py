@@ -1,6 +1,7 @@
 """A head that drafts tokens, over two workers: texts are those of none drafted, status says what it gains."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -19,11 +20,14 @@ from tests.e2e.nodes import SAME_BATCHES, SAME_THREADS, Fleet, api_of, child_pid
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-LINE = "The quick brown fox jumps over the lazy dog, and the dog sleeps on under the old tree.\n"
-REPETITIVE = LINE * 4
+USERS = [{"id": number, "name": f"user-{number}", "active": True} for number in range(5)]
+FILE = f"The same file again:\n```json\n{json.dumps(USERS, indent=1)}\n```\n"
+# No two tokens of its answer are nearly as likely: drafted tokens are checked together, and how many depends
+# on how busy this machine is, so near ties would fall otherwise from run to run.
+COPY = FILE * 3 + "The same file again:\n```json\n["
 TOKENS = 96
 DRAFTS = ("--speculate", "auto", "--min-workers", "2", "--device", "none", "--output-on", "worker")
-FAR = 0.04  # seconds: a round takes clearly longer than to draft a token with the same model
+FAR = 0.1  # seconds: a round takes far longer than to draft a token, unless others use the cores
 
 
 async def text(api: Api, prompt: str, **more: object) -> str:
@@ -42,7 +46,7 @@ def _knows_the_gain(status: Status) -> bool:
 def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
     tmp_path: Path, by_model: bool
 ) -> None:
-    expected = alone(smollm2(), TOKENS, REPETITIVE)
+    expected = alone(smollm2(), TOKENS, COPY)
 
     async def check() -> None:
         model = smollm2()
@@ -63,12 +67,15 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
             sampled = {"temperature": 0.9, "seed": 3}
             for more in ({}, sampled):
                 # of all logits, and of candidates
-                logits = await text(api, REPETITIVE, **more, backend_sampling=False)
-                assert await text(api, REPETITIVE, **more) == logits
+                logits = await text(api, COPY, **more, backend_sampling=False)
+                assert await text(api, COPY, **more) == logits
                 assert logits == expected or more
             found = model_of(await head.until(_knows_the_gain)).speculation
             assert found is not None
-            assert found.free > 0 and (found.model > 0) is by_model
+            assert found.free > 0
+            log = (tmp_path / "head" / "logs" / "meshd.log").read_text()
+            # it is timed, and left out where others use the cores: the texts were made without it then
+            assert (found.model > 0 or "drafts would cost more" in log) is by_model
             assert found.drafted >= found.accepted > 0
             assert found.gain is not None and found.gain > 0
             owner.cancel()
@@ -77,9 +84,10 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
 
 
 def test_an_answer_that_drafts_goes_on_when_llama_server_is_lost(tmp_path: Path) -> None:
-    """Not compared with a text without drafts: what is checked together rounds otherwise than one by one,
-    and two tokens are nearly as likely here (docs/limitations.md).
+    """Its text is that of one machine, which drafts nothing. The prompt has no near ties: drafted tokens are
+    checked together, which rounds otherwise than one by one, and the next life may draft more or fewer.
     """
+    expected = alone(smollm2(), TOKENS, COPY)
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
@@ -95,10 +103,12 @@ def test_an_answer_that_drafts_goes_on_when_llama_server_is_lost(tmp_path: Path)
                     os.kill(server, signal.SIGKILL)
                     loop.call_soon_threadsafe(hit.set)
 
-            streamed = await api_of(status).stream(REPETITIVE, TOKENS, on_piece=on_piece)
+            streamed = await api_of(status).stream(COPY, TOKENS, on_piece=on_piece)
             assert hit.is_set()
-            assert streamed.error == "" and streamed.done
-            assert streamed.tokens == TOKENS
+            assert (streamed.error, streamed.done, streamed.tokens) == ("", True, TOKENS)
+            assert streamed.text == expected
+            found = model_of(await head.status()).speculation
+            assert found is not None and found.accepted > 0
 
     play(check())
 
@@ -108,7 +118,7 @@ def test_a_head_that_is_told_not_to_drafts_nothing(tmp_path: Path) -> None:
         async with Fleet(tmp_path) as fleet:
             token, _workers = await fleet.workers(smollm2())
             head = await fleet.head(smollm2(), "--speculate", "off", *SAME_THREADS, token=token)
-            await text(api_of(await fleet.ready(head)), REPETITIVE)
+            await text(api_of(await fleet.ready(head)), COPY)
             found = model_of(await head.status()).speculation
             assert found is not None
             assert (found.free, found.model, found.drafted) == (0, 0, 0)

@@ -318,7 +318,7 @@ async def _play_kept_answer(_case: Case, scene: Scene, disk: FailingDisk) -> str
     try:
         async with folder.use(kept_name(b"", random.randbytes(8).hex()), lambda: None) as file:
             answer = KeptAnswer(file, None, KeptRequest(bytes(32), None, b""), after=0, weights=bytes)
-            sent = answer.add(events) + answer.add(events)
+            sent = answer.add(events, 0.0) + answer.add(events, 0.0)
             if not disk.hits:
                 return "written"
             assert sent == events + events and "answer_not_kept" in told.getvalue()

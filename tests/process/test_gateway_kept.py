@@ -18,20 +18,24 @@ from tests.process.gateway_fake import DONE, chunk, event, last_chunk, serving
 from tests.process.kept_scene import ALL, CHAT, CONFIG, KEY, Model, Place, data_of, first, numbered, play
 
 
-def test_the_next_daemon_sends_what_the_client_lacks_and_the_rest() -> None:
+@pytest.mark.parametrize("temperature", [0, 1], ids=["greedy", "sampled"])
+def test_the_next_daemon_sends_what_the_client_lacks_and_the_rest(temperature: int) -> None:
     async def check(place: Place) -> None:
         async with place.daemon():
-            assert await place.events(2, max_tokens=9) == numbered(*ALL[:2])
+            assert await place.events(2, max_tokens=9, temperature=temperature) == numbered(*ALL[:2])
         assert len(place.files) == 1
         place.server.let_go.set()
         async with place.daemon() as gateway:
-            rest = await place.whole(max_tokens=9, last="1")
+            rest = await place.whole(max_tokens=9, temperature=temperature, last="1")
             assert data_of(rest) == numbered(*ALL, since=1)[1:]
             first, second = place.asked
-            assert second["messages"][-1] == {"role": "assistant", "content": "ab"}  # type: ignore[index]
-            assert (first["max_tokens"], second["max_tokens"]) == (9, 7)
+            if temperature:
+                assert second["messages"][-1] == {"role": "assistant", "content": "ab"}  # type: ignore[index]
+                assert (first["max_tokens"], second["max_tokens"]) == (9, 7)
+            else:
+                assert second == first, "a short one is made again, so that its text is the same"
             assert gateway.status.tokens == 1, "each token is counted once"
-            again = await place.whole(max_tokens=9)
+            again = await place.whole(max_tokens=9, temperature=temperature)
             assert data_of(again) == numbered(*ALL), "without Last-Event-ID all of it"
             assert len(place.asked) == 2, "it is over: nobody is asked"
         lines = [json.loads(line) for line in (place.folder / "answers.jsonl").read_text().splitlines()]

@@ -95,7 +95,7 @@ def test_a_damaged_file(damage: str) -> None:
         with file.open("rb") as opened:
             found = look_through(opened.read)
         assert found is not None
-        whole = encode_request(found.request) + b"".join(encode_events(one) for one in ALL[:2])
+        whole = encode_request(found.request) + b"".join(encode_events(one, 0.0) for one in ALL[:2])
         at = whole.index(b'"content": "b"')
         changed = {"cut": whole[:at], "flipped": whole[:at] + b"?" + whole[at + 1 :], "emptied": b""}
         file.write_bytes(changed.get(damage, b"something else"))

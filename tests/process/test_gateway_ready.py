@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from meshd.gateway.interface import FindSampling, ReadyReport
-from meshd.gateway.ready import one_round, one_token
+from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
+from meshd.gateway.ready import drafted_rounds, one_round, one_token
 from meshd.model.device_sampling import DeviceSampling
 
 from tests.process.gateway_fake import Answer, FakeServer, die, listening, says
@@ -178,7 +178,7 @@ def test_an_answer_in_pieces_is_read_to_its_end() -> None:
 def round_of(answer: Answer, *, tries: int = 3) -> tuple[float | None, FakeServer]:
     async def scenario() -> tuple[float | None, FakeServer]:
         async with server_at(answer) as (server, path):
-            return await one_round(path, tries=tries), server
+            return await one_round(path, of_candidates(SETTINGS), tries=tries), server
 
     return asyncio.run(scenario())
 
@@ -194,6 +194,31 @@ def test_a_round_is_the_shortest_second_token_of_some_tries() -> None:
     assert seconds == 0.05
     asked = [json.loads(body) for _, _, _, body in server.seen]
     assert [one["n_predict"] for one in asked] == [2, 2, 2], "with one to go nothing is drafted"
+    assert all(one["backend_sampling"] for one in asked), "as the requests of clients"
+
+
+def test_drafted_rounds_are_those_of_the_shorter_of_two_answers() -> None:
+    taken = iter([900.0, 700.0])
+
+    async def answer(_server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
+        timings = {"prompt_n": 1, "prompt_ms": 9.0, "predicted_n": 9, "predicted_ms": next(taken)}
+        return web.json_response({"timings": {**timings, "draft_n": 6, "draft_n_accepted": 4}})
+
+    async def scenario() -> AnswerTimings | None:
+        async with server_at(answer) as (server, path):
+            found = await drafted_rounds(path, None, 3)
+            assert [json.loads(body)["n_predict"] for _, _, _, body in server.seen] == [9, 9]
+            return found
+
+    assert asyncio.run(scenario()) == AnswerTimings(1, 0.009, 9, 0.7, 6, 4)
+
+
+def test_without_drafts_there_are_no_drafted_rounds() -> None:
+    async def scenario() -> AnswerTimings | None:
+        async with server_at(says(200, TOKEN)) as (_, path):
+            return await drafted_rounds(path, None, 3)
+
+    assert asyncio.run(scenario()) is None
 
 
 @pytest.mark.parametrize("answer", [says(200, TOKEN), says(500, {"error": {}}), says(200, "text")])

@@ -9,7 +9,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from meshd.model.drafts import tokens_of_round
-from meshd.model.output import CPU_RATE
 from meshd.model.split_values import Plan
 from meshd.model.status import Speeds
 from meshd.role.head.draft_model import DraftModel
@@ -64,15 +63,15 @@ def forecast(
     shown = drafting.speculation.shown(now)
     free = shown.free if shown.free is not None else ASSUMED_FREE
     model = shown.model if shown.model is not None else ASSUMED_MODEL
-    drafted_s = draft.layers.weight_bytes / CPU_RATE if draft is not None else 0.0
+    base = estimate.base if drafts.model else 0.0
 
     def rate(length: int, acceptance: float, token_s: float) -> float:
         """Of rounds with so long drafts; `token_s`: to draft one token."""
-        seconds = predictor.round_seconds(plan, 1 + length) + length * token_s
+        seconds = predictor.round_seconds(plan, 1 + length) + base + length * token_s
         return tokens_of_round(acceptance, length) / seconds
 
     plain = prediction.generate_tok_s
-    prose = rate(drafts.model, model, drafted_s) if drafts.model else plain
+    prose = rate(drafts.model, model, estimate.token - estimate.check) if drafts.model else plain
     used = [shown.free] if drafts.free else []
     used += [shown.model] if drafts.model else []
     return DraftForecast(

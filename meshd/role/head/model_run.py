@@ -25,6 +25,7 @@ from meshd.role.head.llama_server import LlamaServer, Over
 from meshd.role.head.missing_weights import find_needs
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
+from meshd.role.head.quiet_moments import replace_life
 from meshd.role.head.reservations import Reserving
 from meshd.role.head.run_drafts import RunDrafts
 from meshd.role.head.run_end import End, LoadedModel, ServerDied
@@ -43,7 +44,6 @@ from meshd.role.head.unreachable import give_up
 from meshd.role.interface import RoleRuntime
 from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import PAUSED, RPC_SERVER_CRASHED, Lost
-from meshd.wire.needs import Needs
 
 LOG = log.get("serve")
 
@@ -75,13 +75,14 @@ class HeadRun:
         shape = shape_of(model.layers, options)
         self._operations = operations(model.file.headers, shape)
         self._work = layer_work(model.file.headers, shape, model.layers.count)
-        native, processes, paths = runtime.native, runtime.processes, runtime.paths
-        self._server = LlamaServer(native, processes, paths, model=model)
+        self._server = LlamaServer(runtime.native, runtime.processes, runtime.paths, model=model)
         self._drafts = RunDrafts(model, history)
         self.end = End()
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self._predicted: Speeds | None = None
-        self.measures = RunMeasures(runtime.mesh, self._by_name, self._server.away)
+        self.measures = RunMeasures(
+            runtime.mesh, lambda: {x.name: x.peer for x in self._leases}, self._server.away
+        )
         self.started = self.loaded = self.replaced = False
         self.blame = Blame()
         self.server_died: ServerDied | None = None
@@ -107,9 +108,6 @@ class HeadRun:
         """One for each worker."""
         return [lease.tunnel.status for lease in self._leases if lease.tunnel is not None]
 
-    def _by_name(self) -> dict[str, PeerId]:
-        return {lease.name: lease.peer for lease in self._leases}
-
     async def run(self, workers: Sequence[PeerStatus]) -> str:
         """One life; returns why it ended, a lack of descriptors or disk included. Raises MeshdError."""
         try:
@@ -126,7 +124,9 @@ class HeadRun:
             async with Owner() as owner:
                 self._weights_of = plan.weights_of
                 reserving = self._reserving()
-                needs = await self._needs(plan, owner)
+                needs = await find_needs(
+                    self._model, plan, self._leases, self._runtime.from_members, owner, self._on_progress
+                )
                 granted = await reserving.begin(
                     offers, reservations(plan, offers), needs, self._server.report, owner
                 )
@@ -144,10 +144,6 @@ class HeadRun:
             self._server.close()
             for lease in self._leases:
                 lease.release()
-
-    async def _needs(self, plan: Plan, owner: Owner) -> Mapping[str, Needs]:
-        members = self._runtime.from_members
-        return await find_needs(self._model, plan, self._leases, members, owner, self._on_progress)
 
     # Asking and planning.
 
@@ -230,11 +226,10 @@ class HeadRun:
         self, workers: Sequence[PeerStatus], names: Mapping[PeerId, str], refusals: list[MeshdError]
     ) -> None:
         """One for each that runs a llama.cpp which fits ours."""
-        runtime = self._runtime
-        for worker in fitting(workers, runtime.native.version, refusals):
+        for worker in fitting(workers, self._runtime.native.version, refusals):
             lease = LeaseClient(
-                runtime.mesh,
-                runtime.tunnels,
+                self._runtime.mesh,
+                self._runtime.tunnels,
                 peer=worker.peer,
                 name=names[worker.peer],
                 on_progress=self._on_progress,
@@ -316,10 +311,8 @@ class HeadRun:
         return next((lease for lease in self._leases if endpoint and lease.endpoint == endpoint), None)
 
     async def _load(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
-        report = self._server.report
-        ready = await self._runtime.processes.first_token(
-            self._model.socket, partial(self._drafts.sampling, plan)
-        )
+        report, processes, loop = self._server.report, self._runtime.processes, asyncio.get_running_loop()
+        ready = await processes.first_token(self._model.socket, partial(self._drafts.sampling, plan))
         await asyncio.wait([granted])  # it was said before the token came, though in another stream
         if not self.started:
             return  # one has refused
@@ -329,9 +322,13 @@ class HeadRun:
         if not (self._model.file.stat_unchanged() and self._model.file.paths_unchanged()):
             self.end.say(f"the model file `{self._model.file.name}` was changed while it was loaded")
             return
+        sampling = self._drafts.sampling(plan, ready.settings)
+        if why := await self._drafts.try_model(processes, sampling, loop.time() - began):
+            replace_life(self, why)
+            return
         report.network_bytes += self._model.plain_bytes(plan)
         self.loaded = True
-        self.blame.loaded_at = now = asyncio.get_running_loop().time()
+        self.blame.loaded_at = now = loop.time()
         self._push_plan.tell()
         self._server.tell()
         for lease in self._leases:
@@ -344,7 +341,7 @@ class HeadRun:
                 report=report,
                 answers=plan.answers,
                 predicted=self._predicted,
-                sampling=self._drafts.sampling(plan, ready.settings),
+                sampling=sampling,
             )
         )
-        await self._drafts.time_round(self._runtime.processes.round_seconds)
+        await self._drafts.time_round(processes, sampling)

@@ -80,8 +80,7 @@ class QuietMoments:
                 why = drafts
             else:
                 continue
-            life.replaced = True
-            life.end.say(why)
+            replace_life(life, why)
             return
 
     def _look_for_paused(self, now: float) -> None:
@@ -89,6 +88,12 @@ class QuietMoments:
         known = {peer.peer for peer in peers}
         self._paused = {peer: at for peer, at in self._paused.items() if peer in known}
         self._paused |= {peer.peer: now for peer in peers if peer.paused}
+
+
+def replace_life(life: WatchedLife, why: str) -> None:
+    """End it, for another one is to begin."""
+    life.replaced = True
+    life.end.say(why)
 
 
 def leaving(peers: Iterable[PeerStatus], used: Collection[PeerId]) -> PeerStatus | None:

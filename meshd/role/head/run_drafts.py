@@ -1,8 +1,7 @@
 """What one run of the model drafts, and which requests take candidates for its tokens (model_run.py)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.drafts import Drafts
@@ -10,12 +9,13 @@ from meshd.model.split_values import Plan
 from meshd.model.status import Speeds
 from meshd.role.head.round_estimate import round_estimate
 from meshd.role.head.run_input import RunHistory, ServedModel
+from meshd.role.interface import Processes
 
 _UNUSED_SECONDS = 3.0  # of a model, before a round is timed
 
 
 class RunDrafts:
-    """Of one run: `begin` when the split is known, `time_round` once the model is loaded."""
+    """Of one run: `begin` when the split is known, `try_model` once it is loaded, then `time_round`."""
 
     def __init__(self, model: ServedModel, history: RunHistory) -> None:
         self._model = model
@@ -36,7 +36,19 @@ class RunDrafts:
         drafts = self._history.speculation.drafts.longest > 0
         return DeviceSampling(settings, self._model.layers.widths.vocabulary, adds=adds, drafts=drafts)
 
-    async def time_round(self, round_seconds: Callable[[Path], Awaitable[float | None]]) -> None:
+    async def try_model(
+        self, processes: Processes, sampling: DeviceSampling | None, load_seconds: float
+    ) -> str:
+        """Why the model is to be loaded again before anybody asks: its drafts, timed now, would lose."""
+        speculation, socket = self._history.speculation, self._model.socket
+        speculation.loaded(load_seconds)
+        if speculation.is_tried:
+            return ""
+        seconds = await processes.round_seconds(socket, sampling)
+        timings = await processes.drafted_rounds(socket, sampling, speculation.drafts.model)
+        return speculation.tried(seconds, timings)
+
+    async def time_round(self, processes: Processes, sampling: DeviceSampling | None) -> None:
         """A round without drafts, for their gain, once nobody has asked for a while: beside an answer it
         would share a batch, and a text may differ then where two tokens are as likely.
         """
@@ -49,4 +61,4 @@ class RunDrafts:
             if unused >= _UNUSED_SECONDS:
                 break
             await asyncio.sleep(_UNUSED_SECONDS - unused)
-        history.speculation.round_took(await round_seconds(self._model.socket) or 0.0)
+        history.speculation.round_took(await processes.round_seconds(self._model.socket, sampling) or 0.0)

@@ -6,7 +6,9 @@ been there before, and as many as were accepted there the last time. So texts th
 without. What is decided here is of a whole life of the model: at each load, and at a quiet moment once the
 answers show clearly that another choice is better.
 
-What a round takes without drafts is measured after a load, and by answers in which nothing was drafted.
+What a round takes without drafts is measured after a load, and by answers in which nothing was drafted. What
+a draft model costs is measured before anybody is told that the model is ready, and by answers; a length with
+which text would lose of which little is accepted is not used (model/drafts.py).
 """
 
 from copy import deepcopy
@@ -14,16 +16,21 @@ from dataclasses import dataclass, field
 
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.drafts import (
+    LEAST_POOR_GAIN,
     MOST_FREE,
     MOST_MODEL,
+    POOR_ACCEPTANCE,
     Drafts,
     acceptance_of,
     best_length,
+    best_safe_length,
     gain,
 )
 from meshd.model.status import SpeculationStatus
 
 ENOUGH_TOKENS = 1000  # in answers made alone, before they outweigh what is assumed
+ENOUGH_OF_MODEL = 200  # the same of a draft model: it costs time in text in which nothing is accepted, too
+MADE_GOOD_SECONDS = 600.0  # of answers: what a load takes must be saved in these
 BETWEEN_LOADS_SECONDS = 600.0  # from one load to the next for this alone
 FORGOTTEN_SECONDS = 24 * 3600.0  # after that what did not pay is tried again: texts change
 # Acceptance, before anything is measured. That of a draft model is low: a draft that is too short for a text
@@ -34,6 +41,7 @@ _LOSS = 0.97  # a gain below this is a loss, and not noise
 _CLEARLY = 1.15  # times as fast: worth a load
 _ALIKE = 0.25  # estimates of rounds that differ by less are of one split
 _REMEMBERED_TOKENS = 8192
+_KEPT = 0.25  # of drafting: the draft model computes once more what was made, several tokens at once
 _ENOUGH_DRAFTED = 100  # tokens, before the share that was accepted is told
 _LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
 
@@ -45,6 +53,16 @@ class RoundEstimate:
     round: float
     check: float
     draft: float = 0.0
+
+    @property
+    def base(self) -> float:
+        """Of a round that drafts with the draft model: that computes the token which was made, too."""
+        return self.draft
+
+    @property
+    def token(self) -> float:
+        """Of one more that the draft model drafts."""
+        return self.check + (1 + _KEPT) * self.draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +107,21 @@ class _Observed:
         self.seconds += timings.generated_seconds
         self.last = now
 
-    def is_enough(self, now: float) -> bool:
-        return self.tokens >= ENOUGH_TOKENS and now - self.last < FORGOTTEN_SECONDS
+    def is_enough(self, now: float, tokens: int) -> bool:
+        return self.tokens >= tokens and now - self.last < FORGOTTEN_SECONDS
 
     def tells_acceptance(self, now: float) -> bool:
-        return self.is_enough(now) and self.drafted >= _ENOUGH_DRAFTED
+        return self.is_enough(now, ENOUGH_TOKENS) and self.drafted >= _ENOUGH_DRAFTED
 
     def gain(self, measured: float, round_seconds: float) -> float:
         """Against rounds of `round_seconds` now; they took `measured` when this was observed."""
         taken = self.seconds + self.rounds * (round_seconds - measured)
         return self.tokens * round_seconds / taken if taken > 0 else 1.0
 
-    def token_seconds(self, round_seconds: float) -> float:
-        """Of one more drafted token."""
-        return max(0.0, self.seconds - self.rounds * round_seconds) / self.drafted if self.drafted else 0.0
+    def times_dearer(self, round_seconds: float, estimate: RoundEstimate) -> float:
+        """Drafts of a draft model, than they are estimated."""
+        estimated = self.rounds * estimate.base + self.drafted * estimate.token
+        return max(0.0, self.seconds - self.rounds * round_seconds) / estimated if estimated > 0 else 1.0
 
     def acceptance(self, length: int) -> float:
         return acceptance_of(self.accepted * length / self.drafted, length) if self.drafted else 0.0
@@ -114,6 +133,7 @@ class _Life:
 
     drafts: Drafts = field(default_factory=Drafts)
     began: float = 0.0
+    load_seconds: float = 0.0
     tokens: float = 0.0
     drafted: int = 0
     accepted: int = 0
@@ -127,6 +147,7 @@ class Speculation:
         self._estimate, self._most = RoundEstimate(0.0, 0.0), MOST_FREE
         self._measured: float | None = None  # of a round with one token
         self._free, self._model = _Observed(), _Observed()
+        self._dearer, self._is_tried = 1.0, False  # the draft model, than estimated; over this split
         self._free_round = self._model_round = 0.0  # when those were observed
         self._model_length = 0
         self._life = _Life()
@@ -139,7 +160,7 @@ class Speculation:
     def begin(self, estimate: RoundEstimate, now: float, *, most: int = MOST_FREE) -> Drafts:
         """A life begins over a split of which this is known. Its drafts, at most `most` tokens long."""
         if abs(estimate.round - self._estimate.round) > _ALIKE * self._estimate.round:
-            self._measured = None  # of another split
+            self._measured, self._is_tried = None, False  # of another split
         self._estimate, self._most = estimate, most
         self._life = _Life(self._choose(now), now)
         if self._life.drafts.model:
@@ -166,9 +187,38 @@ class Speculation:
         return self._may.why or "drafts gain nothing here"
 
     def round_took(self, seconds: float) -> None:
-        """A round without drafts, and with nothing beside it."""
+        """A round without drafts, and with nothing beside it. A draft model computes its token, too."""
         if seconds > 0:
-            self._measured = seconds
+            self._measured = self._without_model(seconds)
+
+    @property
+    def is_tried(self) -> bool:
+        """What the draft model costs beside this split is known, or there is none."""
+        return self._is_tried or not self._life.drafts.model
+
+    def loaded(self, seconds: float) -> None:
+        """The present life, after so many."""
+        self._life.load_seconds = seconds
+
+    def tried(self, seconds: float | None, timings: AnswerTimings | None) -> str:
+        """A round without drafts, and an answer with them, before anybody asks. Why the model should be
+        loaded again at once; empty: it should not.
+        """
+        if not seconds or timings is None:
+            return ""
+        tried, life = _Observed(), self._life
+        tried.add(timings, 0.0)
+        more = max(0.0, tried.seconds - tried.rounds * seconds)
+        if (estimated := tried.drafted * self._estimate.token) > 0:
+            self._dearer, self._is_tried = more / estimated, True
+        self.round_took(seconds)
+        _, base, token = self._of_model(life.began)
+        poor = gain(self._round, token, POOR_ACCEPTANCE, life.drafts.model, base)
+        if poor >= LEAST_POOR_GAIN or (1 - poor) * MADE_GOOD_SECONDS < life.load_seconds:
+            return ""
+        wanted = self._choose(life.began).text
+        times = f"{token * 1000:.0f} ms, a round {self._round * 1000:.0f} ms"
+        return f"drafts would cost more than they gain (a drafted token takes {times}): now {wanted}"
 
     def answered(self, timings: AnswerTimings, now: float) -> None:
         """An answer that was made alone."""
@@ -177,7 +227,7 @@ class Speculation:
             return
         if timings.drafted == 0:
             if count >= _LEAST_GENERATED:
-                seconds = timings.generated_seconds / count
+                seconds = self._without_model(timings.generated_seconds / count)
                 self._measured = seconds if self._measured is None else (self._measured + seconds) / 2
             if not life.drafts.longest:
                 life.tokens += count
@@ -219,14 +269,22 @@ class Speculation:
     def better(self, now: float) -> str:
         """Why the model should be loaded again with other drafts; empty: it should not."""
         life, now_gain = self._life, self.gain
-        if now - life.began < BETWEEN_LOADS_SECONDS or life.tokens < ENOUGH_TOKENS or now_gain is None:
+        if now_gain is None:
             return ""
         wanted = self._choose(now)
-        if now_gain < _LOSS and wanted != life.drafts:
+        is_known = now - life.began >= BETWEEN_LOADS_SECONDS and life.tokens >= ENOUGH_TOKENS
+        is_soon = life.drafts.model and life.tokens >= ENOUGH_OF_MODEL
+        pays_soon = (1 - now_gain) * MADE_GOOD_SECONDS > life.load_seconds
+        if now_gain < _LOSS and wanted != life.drafts and (is_known or (is_soon and pays_soon)):
             return f"drafts cost more than they gain ({now_gain:.2f} times as fast): now {wanted.text}"
-        if self._expected(wanted, now) > _CLEARLY * now_gain:
+        if is_known and self._expected(wanted, now) > _CLEARLY * now_gain:
             return f"other drafts gain more: now {wanted.text}"
         return ""
+
+    def _without_model(self, seconds: float) -> float:
+        """What such a round would take if no draft model were loaded."""
+        base = self._dearer * self._estimate.base if self._life.drafts.model else 0.0
+        return max(seconds - base, seconds / 2)
 
     @property
     def _round(self) -> float:
@@ -238,27 +296,31 @@ class Speculation:
         return Drafts(free, model)
 
     def _free_length(self, now: float, most: int) -> int:
-        if self._free.is_enough(now) and self._free.gain(self._free_round, self._round) < _LOSS:
+        lost = self._free.gain(self._free_round, self._round) < _LOSS
+        if self._free.is_enough(now, ENOUGH_TOKENS) and lost:
             return 0
         return best_length(self._round, self._estimate.check, ASSUMED_FREE, most)
 
     def _model_best(self, now: float, most: int) -> int:
-        acceptance, token = self._of_model(now)
-        length = best_length(self._round, token, acceptance, most)
-        return length if gain(self._round, token, acceptance, length) >= _LEAST_GAIN else 0
+        acceptance, base, token = self._of_model(now)
+        length = best_safe_length(self._round, token, acceptance, most, base)
+        return length if gain(self._round, token, acceptance, length, base) >= _LEAST_GAIN else 0
 
-    def _of_model(self, now: float) -> tuple[float, float]:
-        """Acceptance, and seconds of a drafted token; as assumed until enough is measured."""
-        if self._model_length and self._model.is_enough(now):
-            found = self._model
-            return found.acceptance(self._model_length), found.token_seconds(self._model_round)
-        return ASSUMED_MODEL, self._estimate.check + self._estimate.draft
+    def _of_model(self, now: float) -> tuple[float, float, float]:
+        """Acceptance, seconds of a round that drafts, and of a drafted token; as assumed until enough is
+        measured.
+        """
+        acceptance, times, estimate = ASSUMED_MODEL, self._dearer, self._estimate
+        if self._model_length and self._model.is_enough(now, ENOUGH_OF_MODEL):
+            acceptance = self._model.acceptance(self._model_length)
+            times = self._model.times_dearer(self._model_round, estimate)
+        return acceptance, times * estimate.base, times * estimate.token
 
     def _expected(self, drafts: Drafts, now: float) -> float:
         """The gain of lives with these; 1 where nothing tells."""
         if drafts.model:
-            acceptance, token = self._of_model(now)
-            return gain(self._round, token, acceptance, drafts.model)
-        if drafts.free and self._free.is_enough(now):
+            acceptance, base, token = self._of_model(now)
+            return gain(self._round, token, acceptance, drafts.model, base)
+        if drafts.free and self._free.is_enough(now, ENOUGH_TOKENS):
             return self._free.gain(self._free_round, self._round)
         return 1.0

@@ -15,6 +15,7 @@ from meshd.gateway.kept_journal import (
     encode_request,
     encode_whole,
     look_through,
+    parse_events,
     parse_whole,
     records,
     request_digest,
@@ -39,12 +40,13 @@ def read(data: bytes) -> list[tuple[RecordKind, bytes]]:
 @pytest.mark.parametrize("weights", [b"", bytes(range(32))])
 def test_a_stream_is_found_again(seed: int | None, weights: bytes) -> None:
     request = KeptRequest(bytes(32), seed, weights)
-    data = encode_request(request) + encode_events(PIECE) + encode_events(PIECE + PIECE)
+    data = encode_request(request) + encode_events(PIECE, 0.0) + encode_events(PIECE + PIECE, 31.25)
     found = look_through(io.BytesIO(data).read)
     assert found is not None and found.request == request
     assert content(data) == (3, False, len(data))
-    assert [payload for kind, payload in read(data) if kind is RecordKind.EVENTS] == [PIECE, PIECE + PIECE]
-    assert content(data + encode_events(DONE)) == (4, True, len(data + encode_events(DONE)))
+    kept = [parse_events(payload) for kind, payload in read(data) if kind is RecordKind.EVENTS]
+    assert kept == [(PIECE, 0.0), (PIECE + PIECE, 31.25)]
+    assert content(data + encode_events(DONE, 0.0)) == (4, True, len(data + encode_events(DONE, 0.0)))
 
 
 def test_a_whole_answer_is_found_again() -> None:
@@ -59,11 +61,11 @@ def test_a_whole_answer_is_found_again() -> None:
         b"",
         b"something else",
         encode_request(REQUEST),
-        encode_request(REQUEST)[:-1] + encode_events(PIECE),
-        encode_request(REQUEST).replace(b"answer 1", b"answer 2") + encode_events(PIECE),
-        encode_request(REQUEST)[: len(b"meshd kept answer 1\n")] + encode_events(PIECE),
-        encode_request(REQUEST) + _record(RecordKind.REQUEST, b"{}") + encode_events(PIECE),
-        encode_request(REQUEST) + encode_events(PIECE) + encode_whole("a", b"b"),
+        encode_request(REQUEST)[:-1] + encode_events(PIECE, 0.0),
+        encode_request(REQUEST).replace(b"answer 1", b"answer 2") + encode_events(PIECE, 0.0),
+        encode_request(REQUEST)[: len(b"meshd kept answer 1\n")] + encode_events(PIECE, 0.0),
+        encode_request(REQUEST) + _record(RecordKind.REQUEST, b"{}") + encode_events(PIECE, 0.0),
+        encode_request(REQUEST) + encode_events(PIECE, 0.0) + encode_whole("a", b"b"),
         encode_request(REQUEST) + encode_whole("a", b"b") + encode_whole("a", b"b"),
     ],
     ids=["empty", "foreign", "no events", "cut", "version", "headless", "twice", "both", "two wholes"],
@@ -89,12 +91,12 @@ def test_what_is_of_no_use(data: bytes) -> None:
 )
 def test_a_first_record_that_no_meshd_wrote(fields: object) -> None:
     magic = encode_request(REQUEST)[: len(b"meshd kept answer 1\n")]
-    data = magic + _record(RecordKind.REQUEST, json.dumps(fields).encode()) + encode_events(PIECE)
+    data = magic + _record(RecordKind.REQUEST, json.dumps(fields).encode()) + encode_events(PIECE, 0.0)
     assert content(data) is None
 
 
 def test_a_record_that_claims_to_be_endless_is_not_read() -> None:
-    head = encode_request(REQUEST) + encode_events(PIECE)
+    head = encode_request(REQUEST) + encode_events(PIECE, 0.0)
     asked: list[int] = []
     file = io.BytesIO(head + b"E" + (MOST_RECORD_BYTES + 1).to_bytes(4, "big") + bytes(8 + 100))
 
@@ -108,7 +110,7 @@ def test_a_record_that_claims_to_be_endless_is_not_read() -> None:
 
 @given(st.lists(st.integers(1, 4), max_size=6), st.data())
 def test_of_a_damaged_file_a_beginning_is_left(counts: list[int], data: st.DataObject) -> None:
-    parts = [encode_request(REQUEST), *(encode_events(PIECE * count) for count in counts)]
+    parts = [encode_request(REQUEST), *(encode_events(PIECE * count, 0.0) for count in counts)]
     whole = b"".join(parts)
     at = data.draw(st.integers(0, len(whole) - 1))
     kind = data.draw(st.sampled_from(["cut", "flipped", "more"]))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.events import EVENT_BYTES
-from meshd.gateway.sent_events import OtherAnswer, SentEvents
+from meshd.gateway.sent_events import MOST_AGAIN_SECONDS, OtherAnswer, SentEvents
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"  # not to be continued, only made again
@@ -30,23 +30,23 @@ def body(**fields: object) -> bytes:
 def sent(*events: bytes, path: str = CHAT, own_seed: bool = True) -> SentEvents:
     made = SentEvents(path, own_seed=own_seed)
     for one in events:
-        assert made.unsent(one) == one, "the first run is passed on as it is"
+        assert made.unsent(one, 0.0) == one, "the first run is passed on as it is"
     return made
 
 
 def test_the_rest_is_asked_for_and_goes_on_under_the_first_id() -> None:
     made = sent(event(None, "aaaaaaaa"), event("Once ", "aaaaaaaa"), event("upon", "aaaaaaaa"))
-    request = made.next_request(body(max_tokens=10, temperature=0))
+    request = made.next_request(body(max_tokens=10))
     assert request is not None
     asked = json.loads(request)
     assert asked["messages"][-1] == {"role": "assistant", "content": "Once upon"}
     assert asked["continue_final_message"] == "content" and asked["add_generation_prompt"] is False
     assert asked["max_tokens"] == 8
-    assert made.unsent(event(None, "bbbbbbbbb")) == b"", "it has a beginning"
-    assert made.unsent(event(" a", "bbbbbbbbb")) == event(" a", "aaaaaaaa")
+    assert made.unsent(event(None, "bbbbbbbbb"), 0.0) == b"", "it has a beginning"
+    assert made.unsent(event(" a", "bbbbbbbbb"), 0.0) == event(" a", "aaaaaaaa")
     usage = {"completion_tokens": 3, "prompt_tokens": 20}
     whole = {"completion_tokens": 5, "prompt_tokens": 18}
-    (line,) = made.unsent(event("", "bbbbbbbbb", usage=usage)).splitlines()[:1]
+    (line,) = made.unsent(event("", "bbbbbbbbb", usage=usage), 0.0).splitlines()[:1]
     assert json.loads(line.removeprefix(b"data: "))["usage"] == whole
     made.run_ended()
     again = made.next_request(body(max_tokens=10))
@@ -58,20 +58,40 @@ def test_the_same_again_is_compared_and_only_what_is_new_is_sent() -> None:
     made = sent(*first, path=RESPONSES)
     asked = body(seed=3)
     assert made.next_request(asked) == asked
-    assert made.unsent(typed("response.output_text.delta", "x", "bbbb")) == b""
+    assert made.unsent(typed("response.output_text.delta", "x", "bbbb"), 0.0) == b""
     with_new = typed("response.output_text.delta", "y", "bbbb") + typed("response.done", "z", "bbbb")
-    assert made.unsent(with_new) == typed("response.done", "z", "aaaa")
+    assert made.unsent(with_new, 0.0) == typed("response.done", "z", "aaaa")
     made.run_ended()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_greedy_answer_is_made_again_while_that_takes_seconds(late: bool) -> None:
+    made = SentEvents(CHAT, own_seed=True)
+    seconds = MOST_AGAIN_SECONDS + late
+    for text, at in (("Once", 100.0), (" upon", 100.0 + seconds)):
+        assert made.unsent(event(text, "aaaaaaaa"), at) == event(text, "aaaaaaaa")
+    asked = body(temperature=0, max_tokens=10)
+    request = made.next_request(asked)
+    assert (request == asked) is not late
+    if late:
+        return
+    assert made.unsent(event("Once", "bbbbbbbb"), 500.0) == b""
+    assert made.next_request(asked) == asked, "a run that was lost sooner does not make it any shorter"
+    assert made.unsent(event("Once", "cccccccc"), 600.0) == b""
+    with pytest.raises(OtherAnswer):
+        made.unsent(event(" again", "cccccccc"), 601.0)
+    rest = made.next_request(asked)
+    assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once upon"
 
 
 @pytest.mark.parametrize("how", ["differs", "shorter", "long event"])
 def test_another_answer_is_not_joined(how: str) -> None:
     made = sent(typed("d", "x", "aaaa"), typed("d", "y", "aaaa"), path=RESPONSES)
     assert made.next_request(body()) is not None
-    assert made.unsent(typed("d", "x", "bbbb")) == b""
+    assert made.unsent(typed("d", "x", "bbbb"), 0.0) == b""
     with pytest.raises(OtherAnswer):
         if how == "differs":
-            made.unsent(typed("d", "z", "bbbb"))
+            made.unsent(typed("d", "z", "bbbb"), 0.0)
         elif how == "shorter":
             made.run_ended()
         else:
@@ -83,9 +103,9 @@ def test_a_seed_that_the_client_gave_decides_unless_the_answer_differs() -> None
     made = sent(event(None, "aaaaaaaa"), event("Once", "aaaaaaaa"), own_seed=False)
     asked = body(seed=5, temperature=1)
     assert made.next_request(asked) == asked, "the very same draws"
-    made.unsent(event(None, "bbbbbbbb"))
+    made.unsent(event(None, "bbbbbbbb"), 0.0)
     with pytest.raises(OtherAnswer):
-        made.unsent(event("Twice", "bbbbbbbb"))
+        made.unsent(event("Twice", "bbbbbbbb"), 0.0)
     rest = made.next_request(asked)
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once"
 
@@ -97,11 +117,11 @@ def nested(levels: int) -> bytes:
 @pytest.mark.parametrize("levels", [300, 600, 900, 1500, 9000])
 def test_an_event_nested_too_deeply_is_passed_on_and_joined_to_nothing(levels: int) -> None:
     made = sent(event("Once", "aaaaaaaa"), nested(levels))
-    assert made.unsent(event(" upon", "aaaaaaaa")) == event(" upon", "aaaaaaaa")
+    assert made.unsent(event(" upon", "aaaaaaaa"), 0.0) == event(" upon", "aaaaaaaa")
     again = sent(typed("response.output_text.delta", "Once", "aaaa"), path=RESPONSES)
     assert again.next_request(body()) == body()
     with pytest.raises(OtherAnswer):
-        again.unsent(nested(levels))
+        again.unsent(nested(levels), 0.0)
 
 
 def test_long_events_are_joined_like_short_ones() -> None:
@@ -128,7 +148,7 @@ def test_blank_lines_end_events_however_they_are_written() -> None:
 def test_an_event_that_came_in_pieces_ends_it() -> None:
     made = SentEvents(CHAT, own_seed=True)
     made.in_pieces()
-    assert made.unsent(b"data: {") == b"data: {"
+    assert made.unsent(b"data: {", 0.0) == b"data: {"
     assert made.next_request(body()) is None
 
 
@@ -136,15 +156,15 @@ def test_progress_and_comments_are_of_one_run() -> None:
     progress = b'data: {"prompt_progress": {"processed": 3}, "choices": []}\n\n'
     made = sent(progress, b": waiting\n\n", event("a", "aaaaaaaa"), event("b", "aaaaaaaa"))
     assert made.next_request(body(tools=[{}], tool_choice="required", seed=1)) is not None
-    assert made.unsent(progress + progress + event("a", "bbbbbbbb")) == b""
-    assert made.unsent(event("b", "bbbbbbbb") + event("c", "bbbbbbbb")) == event("c", "aaaaaaaa")
+    assert made.unsent(progress + progress + event("a", "bbbbbbbb"), 0.0) == b""
+    assert made.unsent(event("b", "bbbbbbbb") + event("c", "bbbbbbbb"), 0.0) == event("c", "aaaaaaaa")
 
 
 def test_text_is_never_taken_for_an_id() -> None:
     text = '"id":"chatcmpl-bbbbbbbb"'
     made = sent(event("a", "aaaaaaaa"))
     assert made.next_request(body()) is not None
-    (line,) = made.unsent(event(text, "cccccccc")).splitlines()[:1]
+    (line,) = made.unsent(event(text, "cccccccc"), 0.0).splitlines()[:1]
     assert json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"]["content"] == text
 
 
@@ -152,7 +172,7 @@ def test_text_is_never_taken_for_an_id() -> None:
 def test_whatever_llama_server_sends_the_first_run_is_unchanged(parts: list[bytes], path: str) -> None:
     made = SentEvents(path, own_seed=True)
     for part in parts:
-        assert made.unsent(part + b"\n\n") == part + b"\n\n"
+        assert made.unsent(part + b"\n\n", 0.0) == part + b"\n\n"
     made.next_request(body())
 
 
@@ -176,9 +196,9 @@ def test_whatever_llama_server_sends_the_first_run_is_unchanged(parts: list[byte
 def test_events_of_any_shape_are_read(fields: object, path: str) -> None:
     one = b"data: " + json.dumps(fields).encode() + b"\n\n"
     made = SentEvents(path, own_seed=True)
-    assert made.unsent(one) == one
+    assert made.unsent(one, 0.0) == one
     if made.next_request(json.dumps({"prompt": "a", "messages": [{"role": "user"}]}).encode()) is not None:
         try:
-            made.unsent(one)
+            made.unsent(one, 0.0)
         except OtherAnswer:
             pytest.fail("the same event is the same")

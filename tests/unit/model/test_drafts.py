@@ -3,7 +3,17 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.model.drafts import MOST_MODEL, Drafts, acceptance_of, best_length, gain, tokens_of_round
+from meshd.model.drafts import (
+    LEAST_POOR_GAIN,
+    MOST_MODEL,
+    POOR_ACCEPTANCE,
+    Drafts,
+    acceptance_of,
+    best_length,
+    best_safe_length,
+    gain,
+    tokens_of_round,
+)
 
 SECONDS = st.floats(1e-4, 10.0)
 SHARE = st.floats(0.0, 1.0)
@@ -27,6 +37,28 @@ def test_no_length_is_chosen_that_loses(round_seconds: float, token: float, acce
     assert best >= 1 - 1e-9
     others = (gain(round_seconds, token, acceptance, other) for other in range(MOST_MODEL + 1))
     assert best == max(others)
+
+
+@pytest.mark.parametrize(
+    ("round_ms", "base_ms", "token_ms", "length"),
+    [(140, 10, 15, 3), (140, 20, 33, 2), (140, 40, 60, 0), (94, 4, 5, 4), (17, 4, 5, 0)],
+)
+def test_a_safe_length_is_shorter_where_a_draft_model_costs_more(
+    round_ms: float, base_ms: float, token_ms: float, length: int
+) -> None:
+    """60 % accepted."""
+    assert best_safe_length(round_ms, token_ms, 0.6, MOST_MODEL, base_ms) == length
+
+
+@given(SECONDS, SECONDS, SHARE, st.floats(0.0, 10.0))
+def test_a_safe_length_gains_and_text_of_which_little_is_accepted_loses_little(
+    round_seconds: float, token: float, acceptance: float, base: float
+) -> None:
+    length = best_safe_length(round_seconds, token, acceptance, MOST_MODEL, base)
+    assert gain(round_seconds, token, acceptance, length, base) >= 1
+    assert gain(round_seconds, token, POOR_ACCEPTANCE, length, base) >= LEAST_POOR_GAIN
+    most = best_length(round_seconds, token, acceptance, MOST_MODEL)
+    assert gain(round_seconds, token, acceptance, length) <= gain(round_seconds, token, acceptance, most)
 
 
 @given(SHARE, LENGTH)

@@ -8,7 +8,7 @@ from socket import socket
 
 from meshd.base.errors import MeshdError
 from meshd.daemon.role_runtime import make_processes
-from meshd.gateway.interface import ReadyReport
+from meshd.gateway.interface import AnswerTimings, ReadyReport
 from meshd.process.handover import ReportPipe, pipe_with, socket_pair
 from meshd.process.interface import Child, ChildSpec, Ended
 from meshd.role.head.away_times import AwayTimes
@@ -47,6 +47,10 @@ class Bench:
     What can be real is as the daemon makes it; processes, tunnels and chance are of this class.
     """
 
+    hand_over_fails_at: int | None = None
+    drafted: AnswerTimings | None = None
+    """With a draft model; None: llama-server does not tell."""
+
     def __init__(
         self,
         mesh: FakeMesh,
@@ -63,6 +67,7 @@ class Bench:
         self.child_refuses: MeshdError | None = None
         self.start_seconds = self.listing_seconds = self.trial_seconds = self.timing_seconds = 0.0
         self.listings = self.tokens_asked = self.rounds_timed = 0
+        self.drafts_timed: list[int] = []
         self.trials: list[tuple[str, tuple[str, ...]]] = []  # device, operations
         self.trial_lines: Sequence[str] | None = None  # None: everything is right
         self.trial_ended: Ended | None = Ended(0, None, ())  # None: never
@@ -71,9 +76,7 @@ class Bench:
         self.timing_runs: list[Sequence[str]] = []  # the lines of the next runs, before those above
         self.timing_ended: Ended | None = Ended(0, None, ())  # None: never
         self.stopped: set[int] = set()
-        self.report_fails = False
-        self.pairs_left = 1000
-        self.hand_over_fails_at: int | None = None
+        self.report_fails, self.pairs_left = False, 1000
         self.ready: asyncio.Future[ReadyReport] | None = None
         self._drawn = self._handed = 0
         self.members = StubMembers()
@@ -92,6 +95,7 @@ class Bench:
                 run_to_end=self._run_to_end,
                 first_token=self._first_token,
                 round_seconds=self._round_seconds,
+                drafted_rounds=self._drafted_rounds,
                 hand_over=self._hand_over,
                 make_report=self._make_report,
                 socket_pair=self._socket_pair,
@@ -197,9 +201,13 @@ class Bench:
             return ReadyReport(True, "", 0.1)
         return await self.ready
 
-    async def _round_seconds(self, _socket: Path) -> float | None:
+    async def _round_seconds(self, _socket: Path, _sampling: object) -> float | None:
         self.rounds_timed += 1
         return 0.1
+
+    async def _drafted_rounds(self, _socket: Path, _sampling: object, length: int) -> AnswerTimings | None:
+        self.drafts_timed.append(length)
+        return self.drafted
 
     def _random(self, count: int) -> bytes:
         self._drawn += 1

@@ -9,8 +9,10 @@ from meshd.gateway.interface import AnswerTimings
 from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
 from meshd.role.head.speculation import (
     BETWEEN_LOADS_SECONDS,
+    ENOUGH_OF_MODEL,
     ENOUGH_TOKENS,
     FORGOTTEN_SECONDS,
+    MADE_GOOD_SECONDS,
     MayDraft,
     RoundEstimate,
     ShownAcceptance,
@@ -70,11 +72,13 @@ def test_acceptance_is_told_once_enough_was_drafted() -> None:
     assert tokens_of_round(found.model, length) == pytest.approx(1.7, rel=0.01)
 
 
-def test_the_gain_is_that_against_rounds_without_drafts() -> None:
-    it = Speculation(BOTH)
+@pytest.mark.parametrize("may", [BOTH, MayDraft(free=True)])
+def test_the_gain_is_that_against_rounds_without_drafts(may: MayDraft) -> None:
+    """The one that is timed has a draft model beside it, if there is one."""
+    it = Speculation(may)
     it.begin(FAR, 0.0)
     assert it.status().gain is None
-    it.round_took(0.1)
+    it.round_took(0.1 + (FAR.base if may.model else 0.0))
     it.answered(answer(rounds=100, drafted=400, accepted=300, round_s=0.1, token_s=0.025), 1.0)
     assert it.gain == pytest.approx(2.0)
     status = it.status()
@@ -98,8 +102,9 @@ def test_drafts_that_lose_are_given_up_at_a_quiet_moment_and_for_the_next_loads(
     it.round_took(0.145)
     drafted = 2000 * length
     losing = answer(rounds=2000, drafted=drafted, accepted=drafted // 20, token_s=0.1)
+    it.loaded(MADE_GOOD_SECONDS)
     it.answered(losing, 1.0)
-    assert it.better(BETWEEN_LOADS_SECONDS / 2) == "", "it has just been loaded"
+    assert it.better(BETWEEN_LOADS_SECONDS / 2) == "", "it has just been loaded, and that takes long"
     assert "cost more than they gain" in it.better(LATER)
     assert it.begin(FAR, LATER).model == 0
     assert it.begin(FAR, LATER + FORGOTTEN_SECONDS).model == length, "another day has other texts"
@@ -107,12 +112,74 @@ def test_drafts_that_lose_are_given_up_at_a_quiet_moment_and_for_the_next_loads(
 
 def test_a_length_that_is_clearly_better_is_worth_a_load() -> None:
     it = Speculation(BOTH)
-    length = it.begin(RoundEstimate(0.145, 0.02, 0.02), 0.0).model
+    estimate = RoundEstimate(0.145, 0.02, 0.02)
+    length = it.begin(estimate, 0.0).model
     assert 0 < length < 4
-    it.round_took(0.145)
-    it.answered(answer(rounds=900, drafted=900 * length, accepted=880 * length, token_s=0.004), 1.0)
+    it.round_took(0.145 + estimate.base)
+    cheap = answer(
+        rounds=900,
+        drafted=900 * length,
+        accepted=880 * length,
+        round_s=0.145 + estimate.base / 5,
+        token_s=estimate.token / 5,
+    )
+    it.answered(cheap, 1.0)
     assert "gain more" in it.better(LATER)
-    assert it.begin(RoundEstimate(0.145, 0.02, 0.02), LATER).model == MOST_MODEL
+    assert it.begin(estimate, LATER).model == 11, "longer ones are not safe in another text"
+
+
+def tried(length: int, *, dearer: float, rounds: int = 3) -> AnswerTimings:
+    """With a draft model so many times as dear as in FAR, and a round of 145 ms without."""
+    seconds = rounds * (0.145 + dearer * FAR.base) + rounds * length * dearer * FAR.token
+    return AnswerTimings(1, 0.2, 1 + rounds, seconds, rounds * length, 0)
+
+
+@pytest.mark.parametrize(("dearer", "expected"), [(1.0, None), (2.5, 1), (5.0, 0)])
+def test_a_draft_model_that_costs_more_than_estimated_is_loaded_with_shorter_drafts_or_not_at_all(
+    dearer: float, expected: int | None
+) -> None:
+    it = Speculation(BOTH)
+    length = it.begin(FAR, 0.0).model
+    was_tried = it.is_tried
+    assert length > 2 and not was_tried
+    it.loaded(5.0)
+    why = it.tried(0.145 + dearer * FAR.base, tried(length, dearer=dearer))
+    assert it.is_tried
+    assert bool(why) is (expected is not None)
+    if expected is None:
+        assert it.gain is None, "nobody has asked yet"
+        return
+    assert "would cost more" in why and "round 145 ms" in why
+    assert it.begin(FAR, 9.0).model == expected
+    assert it.is_tried, "it is not timed again over the same split"
+    assert it.begin(RoundEstimate(0.5, FAR.check, FAR.draft), 9.0).model > expected
+    assert not it.is_tried, "over another one it is"
+
+
+def test_a_model_that_takes_long_to_load_is_not_loaded_again_at_once() -> None:
+    it = Speculation(BOTH)
+    length = it.begin(FAR, 0.0).model
+    it.loaded(MADE_GOOD_SECONDS)
+    assert it.tried(0.145 + 5 * FAR.base, tried(length, dearer=5.0)) == ""
+
+
+def test_a_trial_of_which_nothing_is_told_changes_nothing() -> None:
+    it = Speculation(BOTH)
+    it.begin(FAR, 0.0)
+    assert it.tried(None, tried(3, dearer=9.0)) == it.tried(0.2, None) == ""
+    assert not it.is_tried
+
+
+@pytest.mark.parametrize("load_seconds", [5.0, MADE_GOOD_SECONDS])
+def test_a_draft_model_that_loses_is_given_up_soon_where_a_load_is_short(load_seconds: float) -> None:
+    it = Speculation(BOTH)
+    length = it.begin(FAR, 0.0).model
+    it.loaded(load_seconds)
+    it.round_took(0.145 + FAR.base)
+    rounds = ENOUGH_OF_MODEL
+    it.answered(answer(rounds=rounds, drafted=rounds * length, accepted=rounds // 5, token_s=0.03), 1.0)
+    assert ("cost more" in it.better(20.0)) is (load_seconds < MADE_GOOD_SECONDS)
+    assert it.begin(FAR, 21.0).model < length
 
 
 def test_drafts_come_back_when_the_round_has_grown() -> None:
@@ -129,7 +196,7 @@ def test_few_answers_change_nothing() -> None:
     it = Speculation(BOTH)
     length = it.begin(FAR, 0.0).model
     it.round_took(0.145)
-    rounds = ENOUGH_TOKENS // 2
+    rounds = ENOUGH_OF_MODEL // 2
     it.answered(answer(rounds=rounds, drafted=rounds * length, accepted=0, token_s=0.1), 1.0)
     assert it.better(LATER) == ""
     it.answered(AnswerTimings(10, 0.1, 1, 0.0), 1.0)
