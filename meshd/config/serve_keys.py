@@ -288,3 +288,8 @@ SERVE_KEYS: tuple[Key, ...] = (
         names_files=True,
     ),
 )
+
+
+def serve_key(field: str) -> Key:
+    """One of them, for a section that has the same setting."""
+    return next(key for key in SERVE_KEYS if key.field == field)
