@@ -21,6 +21,7 @@ from meshd.daemon.models import ModelExchange
 from meshd.daemon.role_runtime import find_native
 from meshd.daemon.roles import ROLES
 from meshd.identity.keystore import Home
+from meshd.store.piece_cache import PieceCache
 from meshd.wire.native import NativeVersion
 
 FOUND_SECONDS = 30.0  # for members that have it to be connected
@@ -65,7 +66,8 @@ async def _pull_as_member(
                 native=version,
                 mesh_port=mesh_port,
             )
-            exchange = ModelExchange(member.mesh, config, is_serving=lambda: False)
+            pieces = PieceCache.below(config.paths.cache)
+            exchange = ModelExchange(member.mesh, config, pieces, is_serving=lambda: False)
             async with Owner() as network:
                 network.start(member.serve(), name="peers")
                 network.start(exchange.serve(), name="models")

@@ -216,7 +216,7 @@ async def _pieces(cache: Path, fail: Fail) -> str:
 
     async def index() -> tuple[PieceIndex, bool]:
         """By a node that starts: what it finds, and whether it was kept."""
-        pieces = PieceCache(folder, HashCache(cache / "weights"))
+        pieces = PieceCache.below(cache)
         with model.open("rb") as file:
             kept = pieces.load([FileState.of(file.fileno())])
             if kept is not None:
