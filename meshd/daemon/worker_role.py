@@ -74,8 +74,8 @@ class ClaimedWorker:
             devices=worker.devices,
             machine=options.machine,
             is_busy=lambda: worker.is_lending,
-            computed=lambda peer, spans: computed_for(
-                ((server.lease.peer, server.turns) for server in worker.servers), peer, spans
+            computed=lambda peer, lease_id, spans: computed_for(
+                ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans
             ),
         )
         return BuiltRole(worker, pause=worker.pause)

@@ -1,6 +1,7 @@
 """Several models behind one gateway: real llama-servers that are started for requests, and end for others."""
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api, Streamed
 from tests.e2e.models import small, smollm2, stock_text
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -129,6 +130,31 @@ def test_a_group_is_loaded_together_and_idle_models_end(tmp_path: Path) -> None:
             assert (await streamed).done
             await head.until(lambda status: states(status) == {"smol": "ready", "tiny": "unloaded"})
             await worker.until(lambda status: len(status.children) == 1)
+
+    play(check())
+
+
+def test_the_time_of_an_answer_is_of_its_own_model(tmp_path: Path) -> None:
+    """The worker computes for two leases of this head; the newest is of the other model."""
+
+    async def check() -> None:
+        grouped = (SMOL + 'group = "g"\n', TINY + 'group = "g"\npreload = true\n')
+        async with gateway(tmp_path, *grouped) as (_fleet, head, worker):
+            await head.until(lambda status: states(status)["tiny"] == "ready")
+            status = await head.status()
+            for name in ("smol", "tiny"):
+                await named(status, name).complete(PROMPT, TOKENS)
+            assert await lent(worker) == 2
+            asked = await cli(head.spec.home, "why", "--json")
+            assert asked.returncode == 0, asked.stderr
+            found = json.loads(asked.stdout)
+            assert (found["model"], [one["generated_tokens"] for one in found["answers"]]) == (
+                "tiny",
+                [TOKENS],
+            )
+            [computing] = [part for part in found["token"]["parts"] if part["where"] == "worker-0 CPU"]
+            assert (computing["kind"], computing["source"]) == ("computing", "measured")
+            assert computing["seconds"] > 0
 
     play(check())
 
