@@ -136,6 +136,8 @@ class ModelExchange:
             LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
         except LocalProtocolError:
             raise
+        except NobodyHasIt as error:  # who asked is told, and may ask again
+            pull.error = error
         except MeshdError as error:
             pull.error = error
             LOG.warning("model_not_pulled", file=pull.work.state.name, why=error.what)

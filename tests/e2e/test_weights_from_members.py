@@ -175,8 +175,9 @@ def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
     play(check())
 
 
-def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path) -> None:
-    """`--model mesh:NAME` of a node that was never in the mesh, and again when it is here."""
+@pytest.mark.parametrize("name", [f"mesh:{NAME}", NAME])
+def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path, name: str) -> None:
+    """`--model` of a node that was never in the mesh, and again when the model is here."""
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
@@ -185,11 +186,11 @@ def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path) ->
             file = homes.has("one", smollm2())
             one = await homes.start("one", "--model", str(file))
             token = await one.token()
-            words = ("serve", "--model", f"mesh:{NAME}")
-            nobody = await cli(tmp_path / "none", *words, **homes.variables("none"))
-            assert nobody.returncode == 1 and "this node is in no mesh yet" in nobody.stderr
+            nobody = await cli(tmp_path / "none", "serve", "--model", name, **homes.variables("none"))
+            why = "in no mesh yet" if name.startswith("mesh:") else f"no model `{NAME}` on this machine"
+            assert nobody.returncode == 1 and why in nobody.stderr
             for _ in range(2):
-                head = await homes.serve("head", f"mesh:{NAME}", *ON_WORKERS, *SAME_THREADS, token=token)
+                head = await homes.serve("head", name, *ON_WORKERS, *SAME_THREADS, token=token)
                 status = await fleet.ready(head)
                 assert await api_of(status).complete(PROMPT, TOKENS) == reference
                 assert model_of(status).name == NAME and model_of(status).weights_network_bytes == 0
@@ -197,5 +198,21 @@ def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path) ->
                 fleet.forget(head)
             log = (head.spec.home / "node.log").read_text()
             assert log.count(f"fetching {NAME} (98.4 MB): 100%") == 1, "the second time it is here"
+
+    play(check())
+
+
+def test_a_model_that_nobody_has_is_looked_for_everywhere(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            homes.has("one", smollm2())
+            one = await homes.start("one")
+            words = ("serve", "--model", f"{NAME}x", "--no-mdns", "--listen", "127.0.0.1:0", "--stun", "none")
+            joins = {**homes.variables("head"), "MESHD_JOIN": await one.token()}
+            nobody = await cli(tmp_path / "head", *words, **joins)
+            assert nobody.returncode == 1, nobody.stderr
+            assert f"there is no model `{NAME}x` on this machine" in nobody.stderr
+            assert f"no member of the mesh has `{NAME}x`; asked: one" in nobody.stderr
 
     play(check())
