@@ -71,6 +71,8 @@ def test_models_are_loaded_for_requests_and_make_room_for_each_other(tmp_path: P
                 (),
             )
             assert await lent(worker) == 0
+            early = await cli(head.spec.home, "why")
+            assert early.returncode == 1 and "the model is not loaded" in early.stderr
             for name, model, text in (("gpt-4o-mini", "smol", smollm2()), ("tiny", "tiny", small())):
                 assert await named(status, name).complete(PROMPT, TOKENS) == stock_text(text, TOKENS)
                 now = await head.status()

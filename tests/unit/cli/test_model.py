@@ -84,9 +84,18 @@ def test_a_name_that_nothing_has(action: str) -> None:
     refused(meshd("model", action, "t-Q8_1"), 1, "near: ", "`hf:me/Tiny-GGUF:Q8_0`", "meshd model ls")
 
 
-@pytest.mark.parametrize("argv", [(), ("ls", "x"), ("pull",), ("frobnicate",), ("rm", "--force", "x")])
-def test_command_lines_that_do_not_parse(argv: tuple[str, ...]) -> None:
-    assert meshd("model", *argv).code == 2
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ((), "required: ls | pull | show | verify | rm"),
+        (("ls", "x"), "unrecognized arguments: x"),
+        (("pull",), "required: NAME"),
+        (("frobnicate",), "invalid choice: 'frobnicate'"),
+        (("rm", "--force", "x"), "unrecognized arguments: --force"),
+    ],
+)
+def test_command_lines_that_do_not_parse(argv: tuple[str, ...], words: str) -> None:
+    refused(meshd("model", *argv), 2, words)
 
 
 def test_verify_tells_what_is_wrong(models: Path) -> None:
