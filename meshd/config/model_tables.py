@@ -145,6 +145,8 @@ def _values(name: str, table: object, file: Path) -> dict[str, object]:
 def _model(name: str, values: Mapping[str, object], serve: ServeConfig) -> ModelConfig:
     own = {field: value for field, value in values.items() if field in _OWN}
     other = {field: value for field, value in values.items() if field not in _OWN}
+    if other.get("speculate") == "off":
+        other.setdefault("draft_model", None)  # that of [serve] is for the others
     return _with(ModelConfig(name=name, serve=_with(replace(serve, model=None), other)), own)
 
 

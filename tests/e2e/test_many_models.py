@@ -136,6 +136,28 @@ def test_a_group_is_loaded_together_and_idle_models_end(tmp_path: Path) -> None:
     play(check())
 
 
+def test_each_model_is_served_as_its_table_says(tmp_path: Path) -> None:
+    own = 'layers = ["head=0-9", "worker-0=10-29"]\ndevices = []\nctx_size = 256\nslots = 2\n'
+    grouped = (SMOL + own + 'group = "g"\n', TINY + 'speculate = "auto"\ngroup = "g"\n')
+
+    async def check() -> None:
+        async with gateway(tmp_path, *grouped) as (_fleet, head, _worker):
+            status = await head.status()
+            for name in ("smol", "tiny"):
+                await named(status, name).complete(PROMPT, TOKENS)
+            smol, tiny = (await head.status()).models
+            splits = [{part.node: part.layers for part in one.split if part.layers} for one in (smol, tiny)]
+            assert splits[0] == {"head": 10, "worker-0": 20} and splits[1].keys() == {"worker-0"}
+            assert smol.answers is not None and tiny.answers is not None
+            assert (smol.answers.slots, smol.answers.tokens) == (2, 256)
+            assert (tiny.answers.slots, tiny.answers.tokens) == (1, 512)
+            assert smol.speculation is not None and tiny.speculation is not None
+            assert "--speculate off" in smol.speculation.why, "as the fleet's nodes all have it"
+            assert "--speculate off" not in tiny.speculation.why
+
+    play(check())
+
+
 def test_the_time_of_an_answer_is_of_its_own_model(tmp_path: Path) -> None:
     """The worker computes for two leases of this head; the newest is of the other model."""
 
