@@ -1,4 +1,4 @@
-"""The tables `[models.NAME]`: several models of one serving node, each with settings of its own."""
+"""The tables `[models.NAME]`: several models of one serving node, each with its own settings."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ T = TypeVar("T")
 MODELS = "models"
 MAX_MODELS = 64
 MAX_TTL = 10 * 86400  # seconds
-# The settings of [serve] that a table may change. The others concern the API, or plain rpc-servers.
+# The settings of [serve] that a table can override. The others concern the API, or plain rpc-servers.
 _OF_SERVE = (
     "ctx_size",
     "slots",
@@ -146,7 +146,7 @@ def _model(name: str, values: Mapping[str, object], serve: ServeConfig) -> Model
     own = {field: value for field, value in values.items() if field in _OWN}
     other = {field: value for field, value in values.items() if field not in _OWN}
     if other.get("speculate") == "off":
-        other.setdefault("draft_model", None)  # that of [serve] is for the others
+        other.setdefault("draft_model", None)  # the one of [serve] is for the other models
     return _with(ModelConfig(name=name, serve=_with(replace(serve, model=None), other)), own)
 
 
