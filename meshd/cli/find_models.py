@@ -13,7 +13,7 @@ from meshd.config import Config, ServeConfig
 from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:
-    from meshd.library.interface import TransferProgress
+    from meshd.library.interface import StoredModel, TransferProgress
     from meshd.library.resolve import Resolver
 
 _STEPS = 10  # lines of a download where nobody watches a bar
@@ -73,23 +73,53 @@ def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Pat
 
     find_native(config.paths, head=head)  # what is not built is told before a download, not after it
     resolver = Resolver(Stores.here(config.paths.cache), reporter(out))
-    if isinstance(given, str) and given.startswith(MESH):
-        return _of_members(given, config, resolver, out, head=head)
-    found = resolver.get(given, partial=not head)
+    if isinstance(given, str):
+        found = _named(given, config, resolver, out, head=head)
+    else:
+        found = resolver.get(given, partial=not head)
     if found.name != str(given):
         out.note(f"`{given}`: using `{found.name}`")
     return found.paths[0]
 
 
-def _of_members(given: str, config: Config, resolver: "Resolver", out: Output, *, head: bool) -> Path:
-    """A model that only members have comes from them first."""
-    try:
-        return resolver.local(given).paths[0]
-    except UserError:  # not on this machine
-        from meshd.cli.pull_model import PullProgress
-        from meshd.daemon.model_first import pull_first
+def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, head: bool) -> "StoredModel":
+    """From this machine, else from members, else from Hugging Face. Raises UserError."""
+    from meshd.library.interface import NotHere
+    from meshd.library.short_names import hub_name_of
 
-        return pull_first(config, given, "serve" if head else "worker", PullProgress(out).show)
+    try:
+        here = resolver.local(given)
+        if here.complete or (not head and here.paths):
+            return here
+    except NotHere:
+        pass
+    from meshd.daemon.model_first import has_members
+    from meshd.library.members.pull_model import NobodyHasIt
+
+    only_members = given.startswith(MESH)
+    if not only_members and not has_members(config):
+        return resolver.get(given, partial=not head)
+    try:
+        pulled = _from_members(given, config, out, head=head)
+    except NobodyHasIt as nobody:
+        if only_members:
+            raise
+        if hub_name_of(given) is not None:
+            out.note(nobody.what)
+        try:
+            return resolver.get(given, partial=not head)
+        except NotHere as error:
+            raise UserError(f"{error.what}; {nobody.what}", hint=error.hint) from None
+    return resolver.local(pulled) if pulled is not None else resolver.get(given)
+
+
+def _from_members(given: str, config: Config, out: Output, *, head: bool) -> Path | None:
+    """None when members had something else by a name of Hugging Face. Raises NobodyHasIt, MeshdError."""
+    from meshd.cli.pull_model import PullProgress, keep_pulled
+    from meshd.daemon.model_first import pull_first
+
+    paths = pull_first(config, given, "serve" if head else "worker", PullProgress(out).show)
+    return keep_pulled(given, paths, config.paths.cache, reporter(out), out)
 
 
 def reporter(out: Output) -> "Callable[[TransferProgress], None]":

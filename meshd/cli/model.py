@@ -14,7 +14,6 @@ examples:
 """
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +25,12 @@ from meshd.cli.find_models import as_given, reporter
 from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
-from meshd.cli.pull_model import pull_from_members, rate_of
+from meshd.cli.pull_model import keep_pulled, pull_from_members, rate_of
 from meshd.config import Config
 from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them
-    from meshd.admin.models_api import MemberModelView, PullReply
+    from meshd.admin.models_api import MemberModelView
     from meshd.library.facts import ModelFacts
     from meshd.library.interface import StoredModel
     from meshd.library.resolve import Resolver
@@ -98,7 +97,9 @@ def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Argumen
         there = False
     pulled = None if there else pull_from_members(given, config.paths.home, rate, out)
     if pulled is not None:
-        model = resolver.local(kept) if (kept := _kept(given, pulled, config, out)) else resolver.get(given)
+        paths = [Path(path) for path in pulled.paths]
+        kept = keep_pulled(str(given), paths, config.paths.cache, reporter(out), out)
+        model = resolver.local(kept) if kept is not None else resolver.get(given)
     elif not there:
         model = resolver.get(given)
     if args.json:
@@ -111,27 +112,6 @@ def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Argumen
             out.note(f"`{model.name}` is on this machine")
         out.line(str(model.paths[0]))
     return 0
-
-
-def _kept(given: Path | str, pulled: "PullReply", config: Config, out: Output) -> Path | None:
-    """Where a model from members is in the end; None when it is not what Hugging Face has by that name."""
-    from meshd.library.adopt import adopt, note_name
-    from meshd.library.hub_cache import cache_folder
-    from meshd.library.interface import NotTheSame
-    from meshd.library.short_names import hub_name_of
-
-    paths = [Path(path) for path in pulled.paths]
-    if (name := hub_name_of(str(given))) is None:
-        return paths[0]
-    try:
-        return adopt(name, paths, cache_folder(os.environ), config.paths.cache, reporter(out))[0]
-    except NotTheSame as error:
-        out.note(f"{error.what}; it was removed")
-        return None
-    except (UserError, OSError) as error:
-        out.note(f"not compared with the hash that Hugging Face promises: {error}")
-        note_name(name, paths)
-        return paths[0]
 
 
 def _facts(model: "StoredModel", config: Config) -> "ModelFacts":

@@ -1,7 +1,10 @@
 """`meshd model pull` from members of the mesh: asks the daemon, and shows how far it is until it is done."""
 
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshd.admin.client import Client, NotRunning
 from meshd.admin.models_api import (
@@ -17,6 +20,9 @@ from meshd.base.errors import MeshdError, UsageError, UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.model.model_name import MESH
+
+if TYPE_CHECKING:
+    from meshd.library.interface import ReportProgress
 
 _POLL_SECONDS = 0.5
 _MEGABYTE = 1_000_000
@@ -79,6 +85,31 @@ def _watched(client: Client, reply: PullReply, out: Output) -> PullReply:
         raise
     shown.show(reply)
     return reply
+
+
+def keep_pulled(
+    given: str, paths: Sequence[Path], cache: Path, report: "ReportProgress", out: Output
+) -> Path | None:
+    """Where a model from members is in the end; None when it is not what Hugging Face has by that name.
+
+    `cache` is meshd's.
+    """
+    from meshd.library.adopt import adopt, note_name
+    from meshd.library.hub_cache import cache_folder
+    from meshd.library.interface import NotTheSame
+    from meshd.library.short_names import hub_name_of
+
+    if (name := hub_name_of(given)) is None:
+        return paths[0]
+    try:
+        return adopt(name, paths, cache_folder(os.environ), cache, report)[0]
+    except NotTheSame as error:
+        out.note(f"{error.what}; it was removed")
+        return None
+    except (UserError, OSError) as error:
+        out.note(f"not compared with the hash that Hugging Face promises: {error}")
+        note_name(name, paths)
+        return paths[0]
 
 
 class PullProgress:

@@ -50,8 +50,13 @@ def check_serve(config: Config) -> None:
             hint="name a GGUF file or a model: `--model FILE|NAME`, or several in `--config FILE`",
         )
     _check_models(config.models)
-    for one in (*(model.serve for model in config.models), *(() if config.models else (serve,))):
-        _check_served(one)
+    if not config.models:
+        _check_served(serve)
+    for model in config.models:
+        try:
+            _check_served(model.serve)
+        except UserError as error:
+            raise UserError(f"`[models.{model.name}]`: {error.what}", hint=error.hint) from None
     if serve.api_key_file is not None:
         _check_file(serve.api_key_file, "API key file")
     elif not is_loopback(serve.host):

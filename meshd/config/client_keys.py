@@ -1,9 +1,11 @@
 """The settings of a client: the part of keys.py on `client`."""
 
+from dataclasses import replace
+
 from meshd.config import forms
 from meshd.config.forms import listed, whole
 from meshd.config.key import Key
-from meshd.config.serve_keys import MAX_CONTINUE
+from meshd.config.serve_keys import serve_key
 
 CLIENT_KEYS: tuple[Key, ...] = (
     Key(
@@ -26,24 +28,12 @@ CLIENT_KEYS: tuple[Key, ...] = (
         example='["desk", "attic"]',
         more="Without it, any member with the role `use` may say that it serves a model, and get requests.",
     ),
-    Key(
+    replace(serve_key("allowed_origins"), section="client"),
+    replace(
+        serve_key("continue_answers"),
         section="client",
-        field="allowed_origins",
-        form=listed(forms.WORD),
-        option="--allowed-origin",
-        metavar="ORIGIN",
-        repeat=True,
-        list_separator=",",
-        help="websites whose pages may call the API, such as https://chat.example",
-        more="Scheme, host and port, as the browser shows them.",
-    ),
-    Key(
-        section="client",
-        field="continue_answers",
-        form=whole(0, MAX_CONTINUE),
-        option="--continue-answers",
-        metavar="SECONDS",
         help="how long an answer whose serving node was lost waits for another one that loads the model, and "
         "then goes on there; 0: it goes on only where the model is ready",
+        more="",
     ),
 )

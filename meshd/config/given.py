@@ -1,4 +1,4 @@
-"""A raw value of a setting, from whichever origin, to the value that the tree holds; errors that name it."""
+"""Turns a raw value of a setting, from any origin, into the value of the tree; errors name the setting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from meshd.config.key import Key
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A raw value as found: how to show it, and what relative paths in it are relative to."""
+    """A raw value: how to show it, and the folder (`base`) of its relative paths."""
 
     raw: object
     origin: str
@@ -20,7 +20,7 @@ class Given:
 
 
 def read_given(key: Key, given: Given) -> object:
-    """What the tree holds for it. Raises `given.error`."""
+    """The value of the tree. Raises `given.error`."""
     try:
         value = key.form.read(given.raw)
     except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
@@ -37,7 +37,7 @@ def read_given(key: Key, given: Given) -> object:
 
 
 def _models(value: object, base: Path) -> object:
-    """A word without a slash that is a file there means that file, as in a shell; any other is a name."""
+    """A word without a slash means the file of that name in `base`, if there is one; else it is a name."""
     if isinstance(value, tuple):
         return tuple(_models(item, base) for item in value)
     try:
@@ -47,12 +47,12 @@ def _models(value: object, base: Path) -> object:
 
 
 def _absolute(word: str, base: Path) -> str:
-    """A word that names a file from there; any other as it is."""
+    """The absolute path of a word that names a file in `base`; any other word unchanged."""
     if word.startswith("-") or not {".", "/"} & set(word):
         return word
     try:
         return str(base / word) if (base / word).exists() else word
-    except (OSError, ValueError):  # longer than a path may be, say
+    except (OSError, ValueError):  # for example too long for a path
         return word
 
 

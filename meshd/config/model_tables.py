@@ -1,4 +1,4 @@
-"""The tables `[models.NAME]`: several models of one serving node, each with settings of its own."""
+"""The tables `[models.NAME]`: several models of one serving node, each with its own settings."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +11,14 @@ from meshd.config import forms
 from meshd.config.forms import listed, whole
 from meshd.config.given import Given, raw_text, read_given, unknown_key
 from meshd.config.key import Key
-from meshd.config.serve_keys import SERVE_KEYS
+from meshd.config.serve_keys import serve_key
 from meshd.config.tree import ModelConfig, ServeConfig
 
 T = TypeVar("T")
 MODELS = "models"
 MAX_MODELS = 64
 MAX_TTL = 10 * 86400  # seconds
-# What of [serve] a model may have otherwise: the rest is of the API, or of plain rpc-servers.
+# The settings of [serve] that a table can override. The others concern the API, or plain rpc-servers.
 _OF_SERVE = (
     "ctx_size",
     "slots",
@@ -29,6 +29,7 @@ _OF_SERVE = (
     "layers",
     "devices",
     "load_mode",
+    "no_push",
     "activations",
     "sample",
     "output",
@@ -46,11 +47,9 @@ def _of_model(key: Key) -> Key:
     return replace(only_in_file, list_separator="", default="as in `[serve]`", more="")
 
 
-_SERVE_KEYS = {key.field: key for key in SERVE_KEYS}
-
 MODEL_KEYS: tuple[Key, ...] = (
     replace(
-        _of_model(_SERVE_KEYS["model"]),
+        _of_model(serve_key("model")),
         default="none: each table needs one",
         example='"hf:unsloth/Qwen3-4B-GGUF:Q4_K_M"',
     ),
@@ -83,7 +82,7 @@ MODEL_KEYS: tuple[Key, ...] = (
         help="load the model at the start, not with its first request",
         example="true",
     ),
-    *(_of_model(_SERVE_KEYS[name]) for name in _OF_SERVE),
+    *(_of_model(serve_key(name)) for name in _OF_SERVE),
 )
 _KEYS = {key.field: key for key in MODEL_KEYS}
 _OWN = frozenset(field.name for field in fields(ModelConfig))
@@ -146,6 +145,8 @@ def _values(name: str, table: object, file: Path) -> dict[str, object]:
 def _model(name: str, values: Mapping[str, object], serve: ServeConfig) -> ModelConfig:
     own = {field: value for field, value in values.items() if field in _OWN}
     other = {field: value for field, value in values.items() if field not in _OWN}
+    if other.get("speculate") == "off":
+        other.setdefault("draft_model", None)  # the one of [serve] is for the other models
     return _with(ModelConfig(name=name, serve=_with(replace(serve, model=None), other)), own)
 
 

@@ -19,8 +19,8 @@ SERVE_KEYS: tuple[Key, ...] = (
         "hf:ORG/REPO:QUANT, ollama:NAME or glm",
         needed=True,
         example='"models/SmolLM2.gguf"',
-        more="`meshd serve` needs one. What is not on this machine is downloaded from Hugging Face first; "
-        "docs/models.md has the names.",
+        more="`meshd serve` needs one. What is not on this machine comes from members of the mesh, or is "
+        "downloaded from Hugging Face, first; docs/models.md has the names.",
         names_models=True,
     ),
     Key(
@@ -288,3 +288,8 @@ SERVE_KEYS: tuple[Key, ...] = (
         names_files=True,
     ),
 )
+
+
+def serve_key(field: str) -> Key:
+    """One of them, for a section that has the same setting."""
+    return next(key for key in SERVE_KEYS if key.field == field)

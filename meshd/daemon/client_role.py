@@ -12,6 +12,7 @@ from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.serve_role import claim_api, kept_answers
 from meshd.gateway.interface import GatewayConfig
 from meshd.role.interface import RoleRuntime
+from meshd.store.hash_cache import HashCache
 from meshd.tunnel.on_demand import open_on_demand
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class ClientRole:
         """See RoleKind."""
         return 1
 
-    async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedClient":
+    async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedClient":
         """See RoleKind."""
         client = config.client
         api = await claim_api(

@@ -1,4 +1,4 @@
-"""A member for as long as the model comes from others: before a node starts that was given `mesh:NAME`.
+"""A member for as long as the model comes from others: before a node starts that does not have it.
 
 As with a download, progress is the verb's to show, and nothing else of the node runs until the model is here.
 """
@@ -21,18 +21,30 @@ from meshd.daemon.models import ModelExchange
 from meshd.daemon.role_runtime import find_native
 from meshd.daemon.roles import ROLES
 from meshd.identity.keystore import Home
+from meshd.library.members.pull_model import NobodyHasIt
+from meshd.model.model_name import MESH
+from meshd.store.piece_cache import PieceCache
 from meshd.wire.native import NativeVersion
 
 FOUND_SECONDS = 30.0  # for members that have it to be connected
+_OR_ELSEWHERE_SECONDS = 10.0  # the same where the model may be downloaded instead, or its name be mistyped
 _LOOK_SECONDS = 0.5
 _GOODBYE_SECONDS = 0.3  # for the last frames to leave
 Show = Callable[[PullReply], None]
 
 
-def pull_first(config: Config, name: str, role: str, show: Show) -> Path:
-    """The path of the model, once it is here; `show` gets how far it is. Raises MeshdError."""
+def has_members(config: Config) -> bool:
+    """Whether this node is in a mesh, or is about to join one."""
+    return bool(config.node.join) or Home(config.paths.home).load_membership() is not None
+
+
+def pull_first(config: Config, name: str, role: str, show: Show) -> list[Path]:
+    """The files of the model, once they are here; `show` gets how far it is.
+
+    Raises NobodyHasIt and other MeshdErrors.
+    """
     home = Home(config.paths.home)
-    if not config.node.join and home.load_membership() is None:
+    if not has_members(config):
         raise UserError(
             f"`{name}` comes from members, and this node is in no mesh yet",
             hint="join one with `--join TOKEN`, or give the model's path, or another name of it",
@@ -50,7 +62,7 @@ def pull_first(config: Config, name: str, role: str, show: Show) -> Path:
 
 async def _pull_as_member(
     config: Config, home: Home, name: str, role: str, version: NativeVersion, show: Show
-) -> Path:
+) -> list[Path]:
     mesh_port = MeshPort(asked=config.links.listen, home=home)
     try:
         key = home.load_or_create_identity()
@@ -65,7 +77,8 @@ async def _pull_as_member(
                 native=version,
                 mesh_port=mesh_port,
             )
-            exchange = ModelExchange(member.mesh, config, is_serving=lambda: False)
+            pieces = PieceCache.below(config.paths.cache)
+            exchange = ModelExchange(member.mesh, config, pieces, is_serving=lambda: False)
             async with Owner() as network:
                 network.start(member.serve(), name="peers")
                 network.start(exchange.serve(), name="models")
@@ -81,10 +94,10 @@ async def _pull_as_member(
         mesh_port.close()
 
 
-async def _pull(exchange: ModelExchange, name: str, show: Show) -> Path:
+async def _pull(exchange: ModelExchange, name: str, show: Show) -> list[Path]:
     """Members may not be connected yet: who has it is asked again for a while."""
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    until = loop.time() + (FOUND_SECONDS if name.startswith(MESH) else _OR_ELSEWHERE_SECONDS)
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         reply = exchange.start(PullRequest(name=name))
@@ -94,6 +107,8 @@ async def _pull(exchange: ModelExchange, name: str, show: Show) -> Path:
             reply = exchange.progress(reply.id)
         if not reply.error:
             show(reply)
-            return Path(reply.paths[0])
-        if reply.code != NO_MEMBER_HAS_IT or loop.time() - began > FOUND_SECONDS:
+            return [Path(path) for path in reply.paths]
+        if reply.code != NO_MEMBER_HAS_IT:
             raise UserError(reply.error, hint=reply.hint)
+        if loop.time() > until:
+            raise NobodyHasIt(reply.error, hint=reply.hint)

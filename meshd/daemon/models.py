@@ -27,7 +27,6 @@ from meshd.library.members.tell_models import ModelsTeller
 from meshd.library.stores import Stores
 from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
-from meshd.store.hash_cache import HashCache
 from meshd.store.piece_cache import PieceCache
 
 MAX_PULLS = 4  # at once
@@ -52,12 +51,12 @@ class _Pull:
 class ModelExchange:
     """Of one daemon; `serve` must run for pulls."""
 
-    def __init__(self, mesh: Mesh, config: Config, *, is_serving: Callable[[], bool]) -> None:
+    def __init__(
+        self, mesh: Mesh, config: Config, pieces: PieceCache, *, is_serving: Callable[[], bool]
+    ) -> None:
         cache = config.paths.cache
-        hashes = HashCache(cache / "weights")
-        pieces = PieceCache(cache / "pieces", hashes)
         self._mesh = mesh
-        self._place = PullPlace(cache / "models", hashes, pieces)
+        self._place = PullPlace(cache / "models", pieces.hashes, pieces)
         offered = OfferedModels(
             lambda: Stores.here(cache), cache / "weights", pieces, give=config.node.give_models
         )
@@ -137,6 +136,8 @@ class ModelExchange:
             LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
         except LocalProtocolError:
             raise
+        except NobodyHasIt as error:  # who asked is told, and may ask again
+            pull.error = error
         except MeshdError as error:
             pull.error = error
             LOG.warning("model_not_pulled", file=pull.work.state.name, why=error.what)

@@ -17,6 +17,7 @@ from meshd.identity.keystore import Home
 from meshd.process.run import run_to_end
 from meshd.role.interface import NativeBuild
 from meshd.role.native.devices import list_devices, pick
+from meshd.store.hash_cache import HashCache
 
 OF_EVERY_HEAD = ("none", "CPU")  # values of --device that name nothing to be found
 
@@ -33,11 +34,13 @@ class Preflight:
     _held: contextlib.ExitStack
 
     @classmethod
-    async def make(cls, role: RoleKind, config: Config, native: NativeBuild, home: Home) -> Self:
+    async def make(
+        cls, role: RoleKind, config: Config, native: NativeBuild, home: Home, hashes: HashCache
+    ) -> Self:
         """Raises UserError for the first thing that cannot be had."""
         read_relays(config)
         with contextlib.ExitStack() as held:
-            claimed = await role.claim(config, held)
+            claimed = await role.claim(config, hashes, held)
             await _check_devices(role.devices(config), config, native)
             mesh_port = MeshPort(asked=config.links.listen, home=home)
             held.callback(mesh_port.close)

@@ -13,6 +13,7 @@ from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.role.interface import RoleRuntime, RunningRole
 from meshd.role.worker.pause import Pause
+from meshd.store.hash_cache import HashCache
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
@@ -75,6 +76,9 @@ class RoleKind(Protocol):
         """With which its CPU computes layers."""
         ...
 
-    async def claim(self, config: Config, held: contextlib.ExitStack) -> ClaimedRole:
-        """Open and bind what it needs; `held` gives it back. Raises UserError for what cannot be had."""
+    async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> ClaimedRole:
+        """Open and bind what it needs; `held` gives it back. `hashes` are those of the whole daemon.
+
+        Raises UserError for what cannot be had.
+        """
         ...

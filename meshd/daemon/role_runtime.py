@@ -39,7 +39,6 @@ from meshd.role.interface import (
 )
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
-from meshd.store.hash_cache import HashCache
 from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED_VERSION
 from meshd.tunnel.compression_policy import judge
@@ -103,7 +102,7 @@ def device_speeds(runtime: RoleRuntime, threads: int) -> DeviceSpeeds:
     return DeviceSpeeds(runtime.native, run_to_end, paths, machine=machine_id(b""), threads=threads)
 
 
-def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime:
+def make_runtime(config: Config, mesh: Mesh, native: NativeBuild, pieces: PieceCache) -> RoleRuntime:
     """All of it, for one daemon."""
     cache = config.paths.cache
     return RoleRuntime(
@@ -124,9 +123,7 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild) -> RoleRuntime
             speed_cache=cache / "device-speeds",
             correction_cache=cache / "speed-corrections",
         ),
-        from_members=MemberWeights(
-            mesh, PieceCache(cache / "pieces", HashCache(cache / "weights")), rate=config.worker.fetch_rate
-        ),
+        from_members=MemberWeights(mesh, pieces, rate=config.worker.fetch_rate),
     )
 
 

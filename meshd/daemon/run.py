@@ -35,6 +35,7 @@ from meshd.link.net import local_addresses
 from meshd.link.secure.joining import Joining
 from meshd.rendezvous.join_or_found import Entered
 from meshd.role.interface import NativeBuild, RoleRuntime
+from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.user_tunnels import OwnTunnels
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Daemon:
         self._out = out
         self._note = note
         self._home = home
+        self._pieces = PieceCache.below(config.paths.cache)
         self._stopping = asyncio.Event()
         self._exit_code = 0
 
@@ -102,7 +104,9 @@ class Daemon:
 
     async def _node(self) -> None:
         native = await self._find_native()
-        preflight = await Preflight.make(ROLES[self._role], self._config, native, self._home)
+        preflight = await Preflight.make(
+            ROLES[self._role], self._config, native, self._home, self._pieces.hashes
+        )
         try:
             key = self._home.load_or_create_identity()
             entered = await enter(
@@ -149,11 +153,11 @@ class Daemon:
             mesh_port=preflight.mesh_port,
         )
         try:
-            runtime = make_runtime(self._config, member.mesh, native)
+            runtime = make_runtime(self._config, member.mesh, native, self._pieces)
             built = await preflight.role.build(runtime, member)
             planning = cache(lambda: self._planning(member, runtime, built))
             models = ModelExchange(
-                member.mesh, self._config, is_serving=lambda: built.role.status.is_computing
+                member.mesh, self._config, self._pieces, is_serving=lambda: built.role.status.is_computing
             )
             await self._serve(member, built, planning, models)
         finally:

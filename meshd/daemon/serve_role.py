@@ -52,15 +52,15 @@ class ServeRole:
         """See RoleKind."""
         return read_llama_args(config.serve.llama_args).threads or llama_threads()
 
-    async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedServe":
+    async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedServe":
         """See RoleKind."""
         files = []
         for serve in _served(config):
             read_llama_args(serve.llama_args)
-            files.append(await _open(serve, config, held))
+            files.append(await _open(serve, config, hashes, held))
         api = await claim_api(_gateway_config(config))
         held.callback(api.close)
-        return ClaimedServe(config, files, api, HashCache(config.paths.cache / "weights"))
+        return ClaimedServe(config, files, api, hashes)
 
 
 def _served(config: Config) -> Sequence[ServeConfig]:
@@ -68,16 +68,17 @@ def _served(config: Config) -> Sequence[ServeConfig]:
     return [model.serve for model in config.models] or [config.serve]
 
 
-async def _open(serve: ServeConfig, config: Config, held: contextlib.ExitStack) -> ModelFile:
+async def _open(
+    serve: ServeConfig, config: Config, hashes: HashCache, held: contextlib.ExitStack
+) -> ModelFile:
     path = serve.model
     assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
-    cache = HashCache(config.paths.cache / "weights")
-    file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
+    file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))
     held.callback(file.close)
     if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
         check_architecture(file.headers[0], label=file.name)
     if serve.mmproj is not None:
-        await _check_mmproj(serve.mmproj, cache)
+        await _check_mmproj(serve.mmproj, hashes)
     return file
 
 
@@ -88,7 +89,7 @@ class ClaimedServe:
     config: Config
     files: Sequence[ModelFile]
     api: "ApiPort"
-    cache: HashCache
+    hashes: HashCache
 
     async def build(self, runtime: RoleRuntime, member: MemberNode) -> BuiltRole:
         """See ClaimedRole."""
@@ -159,7 +160,7 @@ class ClaimedServe:
         if path is None:
             return None
         assert isinstance(path, Path)  # as the model's
-        file = await ModelFile.open(path, cache=self.cache, name=name_of_blob(path))
+        file = await ModelFile.open(path, cache=self.hashes, name=name_of_blob(path))
         file.close()
         return draft_model(str(path), file.name, file.headers, model.headers[0])
 
@@ -201,9 +202,9 @@ def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" 
     )
 
 
-async def _check_mmproj(path: Path, cache: HashCache) -> None:
+async def _check_mmproj(path: Path, hashes: HashCache) -> None:
     """llama-server reads it; here only that it is one. Raises UserError."""
-    file = await ModelFile.open(path, cache=cache)
+    file = await ModelFile.open(path, cache=hashes)
     try:
         check_projector(file.headers[0], label=file.name)
     finally:

@@ -35,16 +35,15 @@ class WorkerRole:
         """See RoleKind."""
         return WorkerOptions(threads=config.worker.threads).cpu_threads
 
-    async def claim(self, config: Config, held: contextlib.ExitStack) -> "ClaimedWorker":
+    async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedWorker":
         """See RoleKind."""
-        cache = HashCache(config.paths.cache / "weights")
         files = []
         for path in config.worker.models:
             assert isinstance(path, Path)  # the verb has found what a name means
-            files.append(await ModelFile.open(path, cache=cache, partial=True))
+            files.append(await ModelFile.open(path, cache=hashes, partial=True))
             held.callback(files[-1].close)
         limit = config.worker.keep_weights
-        store = DiskContentStore(config.paths.cache / "tensors", limit=limit, cache=cache)
+        store = DiskContentStore(config.paths.cache / "tensors", limit=limit, cache=hashes)
         return ClaimedWorker(config, files, store)
 
 
@@ -75,8 +74,8 @@ class ClaimedWorker:
             devices=worker.devices,
             machine=options.machine,
             is_busy=lambda: worker.is_lending,
-            computed=lambda peer, spans: computed_for(
-                ((server.lease.peer, server.turns) for server in worker.servers), peer, spans
+            computed=lambda peer, lease_id, spans: computed_for(
+                ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans
             ),
         )
         return BuiltRole(worker, pause=worker.pause)

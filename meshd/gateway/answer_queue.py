@@ -1,13 +1,13 @@
 """Whose turn it is to have an answer generated. Pure.
 
-llama-server works through its requests in the order in which they came: fifty of one user delay another's one
-by fifty answers. So no more are sent to it than it generates at a time, and the others wait here.
+llama-server handles requests in the order of their arrival: fifty requests of one user delay the next user by
+fifty answers. So the gateway sends only as many requests as llama-server has slots, and the others wait here.
 
-Whoever has the fewest answers under way is next; among those whoever has had least of llama-server's time
-lately, and then whoever waits longest. One user's requests keep their order. Time counts half after
-HALF_LIFE_SECONDS, so that nobody pays for ever for an idle hour that he used. With one answer at a time a
-user who has had none lately waits for at most one answer of each other; a user who has had more waits so
-much longer at most, for each other (`USE_BOUND_SECONDS`).
+The next turn goes to the user with the fewest answers under way; among those, to the one that has used the
+least of llama-server's time recently, and then to the one that has waited longest. One user's requests keep
+their order. After HALF_LIFE_SECONDS, used time counts half, so that using an idle hour has no lasting cost.
+With one slot, a user without recent use waits for at most one answer of each other user; recent use adds at
+most its own time, for each other user (`USE_BOUND_SECONDS`).
 """
 
 import math

@@ -13,7 +13,7 @@ from meshd.library.interface import ModelSource, NotTheSame, ReportProgress, Sto
 from meshd.library.walk import folders_in, size_of
 from meshd.model.gguf_names import quant_of
 from meshd.model.model_name import HubName, parse_model_name
-from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.hash_cache import FileState
 from meshd.store.piece_cache import PieceCache
 from meshd.store.shard import close_all, open_shards
 
@@ -29,8 +29,8 @@ def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: 
     """
     from meshd.library.download import adopt_files  # huggingface_hub: half a second to import
 
-    hashes = HashCache(cache / "weights")
-    pieces = PieceCache(cache / "pieces", hashes)
+    pieces = PieceCache.below(cache)
+    hashes = pieces.hashes
     before = [FileState.at(path) for path in paths]
     index = pieces.load(before)
     shards = open_shards(paths[0])

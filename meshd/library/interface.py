@@ -56,6 +56,10 @@ class TransferProgress:
     rate: float = 0.0
 
 
+class NotHere(UserError):
+    """This machine does not have the model; members of the mesh may."""
+
+
 class NotTheSame(UserError):
     """The hub has another file of that name than members."""
 

@@ -12,7 +12,7 @@ from meshd.build.interface import BuildProgress
 from meshd.library import folders, hub_cache, ollama
 from meshd.library.adopt import find_noted
 from meshd.library.facts import facts_of
-from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
+from meshd.library.interface import ModelSource, NotHere, ReportProgress, StoredModel, TransferProgress
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
 from meshd.library.walk import hint_for_missing, is_file, is_folder, size_of
@@ -37,7 +37,10 @@ class Resolver:
         return found if partial and found.paths else _usable(found)
 
     def local(self, given: Given) -> StoredModel:
-        """As `get`, without a download: an error says how to start it. The model may be incomplete."""
+        """As `get`, without a download: an error says how to start it. The model may be incomplete.
+
+        Raises NotHere, and UserError for a name that means no model or several.
+        """
         return self._find(given, download=False)
 
     def _find(self, given: Given, *, download: bool) -> StoredModel:
@@ -75,7 +78,7 @@ class Resolver:
         if (noted := find_noted(name, self._stores.meshd)) is not None:
             return noted
         if not download:
-            raise UserError(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
+            raise NotHere(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
         from meshd.library.download import download as fetch  # huggingface_hub: half a second to import
 
         model, paths = fetch(name, self._stores.hub, self._report)
@@ -87,7 +90,7 @@ class Resolver:
         if (found := ollama.find(self._stores.ollama, name)) is not None:
             return found
         near = self._near(str(name))
-        raise UserError(
+        raise NotHere(
             f"Ollama has no model `{name.short}` on this machine" + near,
             hint=f"run `ollama pull {name.short}`, or list what there is: `meshd model ls`",
         )
@@ -99,7 +102,7 @@ class Resolver:
         for one in folders.all_models(self._stores.meshd, ModelSource.MESHD):
             if one.complete and (low == one.stem.lower() or _has_fingerprint(one, name.fingerprint, hashes)):
                 return one
-        raise UserError(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
+        raise NotHere(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
 
     def _bare(self, text: str, download: bool) -> StoredModel:
         low = text.lower().removesuffix(GGUF_SUFFIX)
@@ -116,7 +119,7 @@ class Resolver:
             return (complete or found)[0]
         if complete:
             raise _ambiguous(text, complete)
-        raise UserError(
+        raise NotHere(
             f"there is no model `{text}` on this machine{self._near(text)}",
             hint=f"list what there is with `meshd model ls`, or {_FORMS}",
         )
@@ -135,7 +138,7 @@ class Resolver:
             if one.complete and one.stem.lower() == DEMO_STEM.lower():
                 return one
         if not download:
-            raise UserError(f"`{DEMO}` is not on this machine", hint=f"run `meshd model pull {DEMO}`")
+            raise NotHere(f"`{DEMO}` is not on this machine", hint=f"run `meshd model pull {DEMO}`")
 
         def progress(step: BuildProgress) -> None:
             self._report(TransferProgress(step.text, step.done, step.total))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from blake3 import blake3
 
@@ -44,8 +45,15 @@ class PieceCache:
     def __init__(self, folder: Path, hashes: HashCache) -> None:
         """`hashes` lends its clock, and its turns at reading."""
         self._folder = folder
-        self._hashes = hashes
+        self.hashes = hashes
         self._fresh: dict[tuple[FileState, ...], PieceIndex] = {}  # of files written a moment before
+
+    @classmethod
+    def below(cls, cache: Path) -> Self:
+        """That of meshd's cache folder, with its hashes of tensors. A process needs one of each: who shares
+        them takes turns at reading, and finds what another has just read.
+        """
+        return cls(cache / "pieces", HashCache(cache / "weights"))
 
     def load(self, states: Sequence[FileState]) -> PieceIndex | None:
         """What is known of files in exactly these states."""
@@ -79,7 +87,7 @@ class PieceCache:
         self, descriptors: Sequence[int], labels: Sequence[str], progress: ProgressCallback
     ) -> PieceIndex:
         """Of open files, by one reading; files take turns. Raises UserError, OSError."""
-        clock = self._hashes.clock_ns()
+        clock = self.hashes.clock_ns()
         states = [FileState.of(descriptor) for descriptor in descriptors]
         digests: list[bytes] = []
         for descriptor, state, label in zip(descriptors, states, labels, strict=True):
@@ -92,7 +100,7 @@ class PieceCache:
                 rate = done / seconds if seconds > 0 else 0.0
                 progress(HashProgress(label, done, total, rate, finished=done == total))
 
-            async with self._hashes.reading:
+            async with self.hashes.reading:
                 digests += await hash_tensors(descriptor, spans, label=label, on_progress=on_progress)
         index = PieceIndex(tuple(state.size for state in states), b"".join(digests))
         settled = clock is not None and all(state.settled_at(clock) for state in states)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.lease import OfferedDevice, device_row, read_device
+from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, device_row, read_device
 from meshd.wire.limits import (
     MAX_CAPACITY_PATHS,
     MAX_DEVICES,
@@ -53,12 +53,13 @@ class AskCapacity:
     """`timed`: what layers compute (model/layer_work.py). `measure`: what was not measured before, is now.
 
     `recent`: the memory of devices does not matter, so they need not be listed for this. `spans`: how long
-    the asker's lease has computed from so many microseconds ago to so many microseconds ago.
+    this `lease` of the asker has computed from so many microseconds ago to so many microseconds ago.
     """
 
     timed: tuple[str, ...] = ()
     measure: bool = False
     recent: bool = False
+    lease: bytes = b""
     spans: tuple[tuple[int, int], ...] = ()
 
     def encode(self) -> bytes:
@@ -68,6 +69,7 @@ class AskCapacity:
                 "timed": list(self.timed),
                 "measure": self.measure,
                 "recent": self.recent,
+                "lease": self.lease,
                 "spans": [list(span) for span in self.spans],
             }
         )
@@ -154,7 +156,8 @@ def decode(data: bytes) -> CapacityMessage:
         if not all(_TIMED.fullmatch(text) for text in timed):  # they become arguments of a program
             raise RemoteProtocolError("field `timed` has an invalid layer", code="message")
         measure, recent = (fields.flag(name, default=False) for name in ("measure", "recent"))
-        return AskCapacity(timed, measure, recent, _spans(fields))
+        lease = fields.raw("lease", most=LEASE_ID_BYTES, default=b"")
+        return AskCapacity(timed, measure, recent, lease, _spans(fields))
     if kind == "measuring":
         return Measuring(fields.text("text", most=MAX_TEXT_BYTES))
     if kind == "capacity":

@@ -11,9 +11,9 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
-from tests.e2e.homes import Homes, connected
+from tests.e2e.homes import connected, homes_in
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import Fleet, model_of, play
+from tests.e2e.nodes import model_of, play
 
 NAMES = ("a", "b", "c")
 ON_WORKERS = ("--device", "none", "--output-on", "head", "--workers", ",".join(NAMES), "--min-workers", "3")
@@ -22,8 +22,7 @@ ON_WORKERS = ("--device", "none", "--output-on", "head", "--workers", ",".join(N
 async def load(folder: Path, upload: str, *, holder: bool) -> tuple[int, float]:
     """Bytes that the workers got, and in how many seconds."""
     limit = ("--max-upload", upload)
-    async with Fleet(folder) as fleet:
-        homes = Homes(fleet, folder)
+    async with homes_in(folder) as homes:
         if holder:
             homes.has("one", smollm2())
         one = await homes.start("one", *limit)
@@ -32,7 +31,7 @@ async def load(folder: Path, upload: str, *, holder: bool) -> tuple[int, float]:
             await homes.start(name, token=token)
         await connected(one, len(NAMES))
         head = await homes.serve("head", smollm2(), *ON_WORKERS, *limit, token=token)
-        status = await fleet.ready(head)
+        status = await homes.fleet.ready(head)
         sent = model_of(status).weights_network_bytes
         if sent:  # with the load
             seconds = model_of(status).load_seconds

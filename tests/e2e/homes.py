@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,13 @@ class Homes:
         parts = self.cache(name) / "models/.parts"
         while sum(path.stat().st_blocks * 512 for path in parts.glob("*/*.gguf")) < least:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def homes_in(folder: Path) -> AsyncIterator[Homes]:
+    """With a fleet of their own, which ends with them."""
+    async with Fleet(folder) as fleet:
+        yield Homes(fleet, folder)
 
 
 async def connected(node: LocalNode, peers: int) -> None:

@@ -1,6 +1,7 @@
 """Several models behind one gateway: real llama-servers that are started for requests, and end for others."""
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.api_client import Api, Streamed
 from tests.e2e.models import small, smollm2, stock_text
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -70,6 +71,8 @@ def test_models_are_loaded_for_requests_and_make_room_for_each_other(tmp_path: P
                 (),
             )
             assert await lent(worker) == 0
+            early = await cli(head.spec.home, "why")
+            assert early.returncode == 1 and "the model is not loaded" in early.stderr
             for name, model, text in (("gpt-4o-mini", "smol", smollm2()), ("tiny", "tiny", small())):
                 assert await named(status, name).complete(PROMPT, TOKENS) == stock_text(text, TOKENS)
                 now = await head.status()
@@ -129,6 +132,53 @@ def test_a_group_is_loaded_together_and_idle_models_end(tmp_path: Path) -> None:
             assert (await streamed).done
             await head.until(lambda status: states(status) == {"smol": "ready", "tiny": "unloaded"})
             await worker.until(lambda status: len(status.children) == 1)
+
+    play(check())
+
+
+def test_each_model_is_served_as_its_table_says(tmp_path: Path) -> None:
+    own = 'layers = ["head=0-9", "worker-0=10-29"]\ndevices = []\nctx_size = 256\nslots = 2\n'
+    grouped = (SMOL + own + 'group = "g"\n', TINY + 'speculate = "auto"\ngroup = "g"\n')
+
+    async def check() -> None:
+        async with gateway(tmp_path, *grouped) as (_fleet, head, _worker):
+            status = await head.status()
+            for name in ("smol", "tiny"):
+                await named(status, name).complete(PROMPT, TOKENS)
+            smol, tiny = (await head.status()).models
+            splits = [{part.node: part.layers for part in one.split if part.layers} for one in (smol, tiny)]
+            assert splits[0] == {"head": 10, "worker-0": 20} and splits[1].keys() == {"worker-0"}
+            assert smol.answers is not None and tiny.answers is not None
+            assert (smol.answers.slots, smol.answers.tokens) == (2, 256)
+            assert (tiny.answers.slots, tiny.answers.tokens) == (1, 512)
+            assert smol.speculation is not None and tiny.speculation is not None
+            assert "--speculate off" in smol.speculation.why, "as the fleet's nodes all have it"
+            assert "--speculate off" not in tiny.speculation.why
+
+    play(check())
+
+
+def test_the_time_of_an_answer_is_of_its_own_model(tmp_path: Path) -> None:
+    """The worker computes for two leases of this head; the newest is of the other model."""
+
+    async def check() -> None:
+        grouped = (SMOL + 'group = "g"\n', TINY + 'group = "g"\npreload = true\n')
+        async with gateway(tmp_path, *grouped) as (_fleet, head, worker):
+            await head.until(lambda status: states(status)["tiny"] == "ready")
+            status = await head.status()
+            for name in ("smol", "tiny"):
+                await named(status, name).complete(PROMPT, TOKENS)
+            assert await lent(worker) == 2
+            asked = await cli(head.spec.home, "why", "--json")
+            assert asked.returncode == 0, asked.stderr
+            found = json.loads(asked.stdout)
+            assert (found["model"], [one["generated_tokens"] for one in found["answers"]]) == (
+                "tiny",
+                [TOKENS],
+            )
+            [computing] = [part for part in found["token"]["parts"] if part["where"] == "worker-0 CPU"]
+            assert (computing["kind"], computing["source"]) == ("computing", "measured")
+            assert computing["seconds"] > 0
 
     play(check())
 

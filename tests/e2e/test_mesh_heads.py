@@ -18,7 +18,7 @@ from tests.e2e.residency import drop, read_ahead_bytes, resident_bytes
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 24
-FOLIO_BYTES = 128 << 10
+FOLIO_BYTES = 128 << 10  # as the default read-ahead; 512 KiB would hide all where 8 MiB are read ahead
 SMALL_CONTEXT = ("--ctx-size", "1024")
 
 

@@ -36,6 +36,8 @@ def test_the_slow_way_is_named(tmp_path: Path) -> None:
                 )
             )
             await fleet.start_workers(owner)
+            lender = await cli(fleet.workers[0].spec.home, "why")
+            assert lender.returncode == 1 and "this node serves no model" in lender.stderr
             head = await fleet.start_head(owner)
             status = await head.until(ready_or_raise)
             early = await cli(head.spec.home, "why", "--json")

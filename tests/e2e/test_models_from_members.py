@@ -15,9 +15,9 @@ from meshd.base.peer_limits import GIVEN_WHILE_SERVING
 from meshd.model.piece_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
-from tests.e2e.homes import NAME, Homes, connected, flipped
+from tests.e2e.homes import NAME, connected, flipped, homes_in
 from tests.e2e.models import fine_tune, smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, api_of, cli, play
 from tests.gguf_split import split
 from tests.hub_server import Hub, serving
 from tests.unit.library.models import cached
@@ -43,8 +43,7 @@ def gave(body: Mapping[str, object]) -> dict[str, int]:
 
 def test_two_members_give_one_model_at_once(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             for name in ("one", "two"):
                 homes.has(name, smollm2())
             await homes.joined("one", "two")
@@ -72,8 +71,7 @@ def test_a_pull_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
     """The daemon twice, the command once; what is there is not fetched again."""
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             for name in ("one", "two"):
                 homes.has(name, smollm2())
             taker = await homes.joined("one", "two")
@@ -87,7 +85,7 @@ def test_a_pull_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
                     continue
                 os.kill(taker.pid, signal.SIGKILL)
                 await verb.wait()
-                fleet.forget(taker)
+                homes.fleet.forget(taker)
                 taker = await homes.start("taker")
                 await connected(taker, 2)
             pulled = await homes.run("taker", "pull", NAME, "--json")
@@ -102,8 +100,7 @@ def test_a_pull_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
 
 def test_a_wrong_piece_comes_from_somebody_else(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             file = homes.has("bad", smollm2())
             await asyncio.to_thread(flipped, file, smollm2(), homes.cache("bad"), [SIZE // 2])
             taker = await homes.joined("bad")
@@ -128,8 +125,7 @@ def test_a_model_of_the_hub_crosses_the_line_once(tmp_path: Path) -> None:
     right, wrong = {f"{NAME}.gguf": smollm2().read_bytes()}, {f"{NAME}.gguf": fine_tune().read_bytes()}
 
     async def check(member: str, files: dict[str, bytes], sent: int) -> None:
-        async with Fleet(tmp_path / member) as fleet:
-            homes = Homes(fleet, tmp_path / member)
+        async with homes_in(tmp_path / member) as homes:
             user = Path(homes.variables("one")["HOME"])
             cached(user / "huggingface/hub", "me/Smol-GGUF", files)
             await homes.joined("one")
@@ -150,8 +146,7 @@ def test_a_model_of_the_hub_crosses_the_line_once(tmp_path: Path) -> None:
 
 def test_a_model_of_the_hub_that_cannot_be_asked(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             user = Path(homes.variables("one")["HOME"])
             cached(user / "huggingface/hub", "me/Smol-GGUF", {f"{NAME}.gguf": smollm2().read_bytes()})
             await homes.joined("one")
@@ -172,8 +167,7 @@ def test_parts_of_a_model_come_together(tmp_path: Path) -> None:
     parts = split(smollm2(), tmp_path / "parts", "Smol-Q4_K_M", 3)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             for name in ("one", "two"):
                 homes.has(name, *parts)
             await homes.joined("one", "two")
@@ -189,8 +183,7 @@ def test_parts_of_a_model_come_together(tmp_path: Path) -> None:
 
 def test_nobody_has_it_and_the_hub_is_asked(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             await homes.joined("one")
             done = await homes.run("taker", "pull", "mesh:Nothing-Q4_0")
             assert done.returncode == 1 and "no member of the mesh has `mesh:Nothing-Q4_0`" in done.stderr
@@ -203,8 +196,7 @@ def test_nobody_has_it_and_the_hub_is_asked(tmp_path: Path) -> None:
 
 def test_who_may_not_use_the_mesh_takes_no_models_from_it(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             homes.has("giver", smollm2())
             giver = await homes.start("giver")
             await giver.token()
@@ -230,8 +222,7 @@ def test_a_small_disk_keeps_its_reserve(tmp_path: Path) -> None:
     """A real file system of 120 MB under the models of the node that takes 98 MB."""
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             homes.has("one", smollm2())
             disk = homes.cache("taker") / "models"
             mount = f'mount -t tmpfs -o size=120m tmpfs {disk} && exec "$@"'
@@ -246,8 +237,7 @@ def test_a_small_disk_keeps_its_reserve(tmp_path: Path) -> None:
 
 def test_the_rate_is_kept_and_private_folders_are_not_told(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             homes.has("one", smollm2())
             own = Path(homes.variables("one")["HOME"]) / ".models"
             own.mkdir()
@@ -269,14 +259,13 @@ def test_an_answer_goes_on_while_its_worker_gives_the_model_away(tmp_path: Path)
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             file = homes.has("worker", smollm2())
             worker = await homes.start("worker", "--model", str(file))
             token = await worker.token()
             await homes.start("taker", token=token)
-            head = await fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
-            api = api_of(await fleet.ready(head))
+            head = await homes.fleet.head(smollm2(), "--device", "none", *SAME_THREADS, token=token)
+            api = api_of(await homes.fleet.ready(head))
             loop = asyncio.get_running_loop()
             began = loop.time()
             pull = asyncio.create_task(homes.run("taker", "pull", f"mesh:{NAME}", "--json"))

@@ -13,9 +13,9 @@ from meshd.fleet.node import LocalNode, model_ready
 from meshd.model.piece_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
-from tests.e2e.homes import NAME, Homes, connected, flipped
+from tests.e2e.homes import NAME, Homes, connected, flipped, homes_in
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, api_of, child_pid, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
@@ -35,9 +35,22 @@ def fetched(node: LocalNode) -> dict[str, Counter[str]]:
     return found
 
 
+async def holder(homes: Homes, name: str, *options: str) -> tuple[LocalNode, str]:
+    """A member that has the model, and the token of its mesh."""
+    homes.has(name, smollm2())
+    node = await homes.start(name, *options)
+    return node, await node.token()
+
+
 async def takers(homes: Homes, *names: str, token: str) -> list[LocalNode]:
     """Workers without a model."""
     return [await homes.start(name, token=token) for name in names]
+
+
+async def is_ready_without_the_head(status: Status, reference: str) -> None:
+    """It sent no weights with the load, and the model answers as it does alone."""
+    assert model_of(status).weights_network_bytes == 0
+    assert await api_of(status).complete(PROMPT, TOKENS) == reference
 
 
 async def loaded_anew(head: LocalNode, before: Status) -> Status:
@@ -70,25 +83,21 @@ def test_three_workers_fetch_their_parts_from_two_holders(tmp_path: Path) -> Non
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
-            homes.has("one", smollm2())
-            one = await homes.start("one")
-            token = await one.token()
+        async with homes_in(tmp_path) as homes:
+            one, token = await holder(homes, "one")
             await takers(homes, "a", "b", "c", token=token)
             await connected(one, 3)
             chosen = ("--workers", "a,b,c", "--min-workers", "3")
             head = await homes.serve("head", smollm2(), *ON_WORKERS, *chosen, *SAME_THREADS, token=token)
-            first = await fleet.ready(head)
+            first = await homes.fleet.ready(head)
             gave = fetched(head)
             assert gave.keys() == {"a", "b", "c"}
             assert sum(gave.values(), Counter()).keys() == {"one", "head"}, gave
-            assert model_of(first).weights_network_bytes == 0
             for load in model_of(first).workers:
                 taken = sum(gave[load.node].values()) * MB
                 assert taken < load.total_bytes + 4 * PIECE_BYTES, "only what it needs, in whole pieces"
             assert sum(load.local_bytes for load in model_of(first).workers) > 60 * MB
-            assert await api_of(first).complete(PROMPT, TOKENS) == reference
+            await is_ready_without_the_head(first, reference)
             second = await loaded_anew(head, first)
             assert model_of(second).weights_network_bytes == 0
             assert fetched(head) == gave, "nothing was fetched again"
@@ -101,11 +110,8 @@ def test_a_transfer_that_is_killed_three_times_is_continued(tmp_path: Path) -> N
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
-            homes.has("one", smollm2())
-            one = await homes.start("one")
-            token = await one.token()
+        async with homes_in(tmp_path) as homes:
+            one, token = await holder(homes, "one")
             slow = ("--fetch-rate", "8MB")
             taker = await homes.start("a", *slow, token=token)
             await connected(one, 1)
@@ -114,20 +120,19 @@ def test_a_transfer_that_is_killed_three_times_is_continued(tmp_path: Path) -> N
                 await until_kept(homes, "a", killed * 16 * MB)
                 assert taker.pid is not None
                 os.kill(taker.pid, signal.SIGKILL)
-                fleet.forget(taker)
+                homes.fleet.forget(taker)
                 before = kept(homes, "a")
                 taker = await homes.start("a", *slow)
             await until_kept(homes, "a", 48 * MB)
             assert one.pid is not None and not fetched(head), "it is not done"
             os.kill(one.pid, signal.SIGKILL)
-            fleet.forget(one)
-            status = await fleet.ready(head)
+            homes.fleet.forget(one)
+            status = await homes.fleet.ready(head)
             [load] = model_of(status).workers
             [gave] = fetched(head).values()
             assert before >= 32 * MB
             assert sum(gave.values()) * MB < load.total_bytes - before + 4 * PIECE_BYTES
-            assert model_of(status).weights_network_bytes == 0
-            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+            await is_ready_without_the_head(status, reference)
 
     play(check())
 
@@ -136,8 +141,7 @@ def test_a_wrong_piece_is_fetched_again_from_another(tmp_path: Path) -> None:
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             file = homes.has("bad", smollm2())
             every_piece = range(PIECE_BYTES // 2, smollm2().stat().st_size, PIECE_BYTES)
             await asyncio.to_thread(flipped, file, smollm2(), homes.cache("bad"), every_piece)
@@ -146,12 +150,11 @@ def test_a_wrong_piece_is_fetched_again_from_another(tmp_path: Path) -> None:
             [taker] = await takers(homes, "a", token=token)
             await connected(bad, 1)
             head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
-            status = await fleet.ready(head)
+            status = await homes.fleet.ready(head)
             assert fetched(head).keys() == {"a"} and fetched(head)["a"].keys() == {"head"}
             log = (taker.spec.home / "node.log").read_text()
             assert re.search(r"holder_lost .*why='piece \d+ from it is wrong'", log)
-            assert model_of(status).weights_network_bytes == 0
-            assert await api_of(status).complete(PROMPT, TOKENS) == reference
+            await is_ready_without_the_head(status, reference)
 
     play(check())
 
@@ -160,14 +163,11 @@ def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
     """A member that gives no models is no holder."""
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
-            homes.has("mean", smollm2())
-            mean = await homes.start("mean", "--give-models", "off")
-            token = await mean.token()
+        async with homes_in(tmp_path) as homes:
+            _mean, token = await holder(homes, "mean", "--give-models", "off")
             await takers(homes, "a", token=token)
             head = await homes.serve("head", smollm2(), *ON_A, *SAME_THREADS, token=token)
-            first = await fleet.ready(head)
+            first = await homes.fleet.ready(head)
             assert model_of(first).weights_network_bytes > 60 * MB and not fetched(head)
             second = await loaded_anew(head, first)
             assert model_of(second).weights_network_bytes == 0 and not fetched(head)
@@ -175,27 +175,41 @@ def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
     play(check())
 
 
-def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path) -> None:
-    """`--model mesh:NAME` of a node that was never in the mesh, and again when it is here."""
+@pytest.mark.parametrize("name", [f"mesh:{NAME}", NAME])
+def test_a_head_without_the_model_takes_it_from_members_first(tmp_path: Path, name: str) -> None:
+    """`--model` of a node that was never in the mesh, and again when the model is here."""
     reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            homes = Homes(fleet, tmp_path)
+        async with homes_in(tmp_path) as homes:
             file = homes.has("one", smollm2())
             one = await homes.start("one", "--model", str(file))
             token = await one.token()
-            words = ("serve", "--model", f"mesh:{NAME}")
-            nobody = await cli(tmp_path / "none", *words, **homes.variables("none"))
-            assert nobody.returncode == 1 and "this node is in no mesh yet" in nobody.stderr
+            nobody = await cli(tmp_path / "none", "serve", "--model", name, **homes.variables("none"))
+            why = "in no mesh yet" if name.startswith("mesh:") else f"no model `{NAME}` on this machine"
+            assert nobody.returncode == 1 and why in nobody.stderr
             for _ in range(2):
-                head = await homes.serve("head", f"mesh:{NAME}", *ON_WORKERS, *SAME_THREADS, token=token)
-                status = await fleet.ready(head)
-                assert await api_of(status).complete(PROMPT, TOKENS) == reference
-                assert model_of(status).name == NAME and model_of(status).weights_network_bytes == 0
+                head = await homes.serve("head", name, *ON_WORKERS, *SAME_THREADS, token=token)
+                status = await homes.fleet.ready(head)
+                assert model_of(status).name == NAME
+                await is_ready_without_the_head(status, reference)
                 await head.stop()
-                fleet.forget(head)
+                homes.fleet.forget(head)
             log = (head.spec.home / "node.log").read_text()
             assert log.count(f"fetching {NAME} (98.4 MB): 100%") == 1, "the second time it is here"
+
+    play(check())
+
+
+def test_a_model_that_nobody_has_is_looked_for_everywhere(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with homes_in(tmp_path) as homes:
+            _one, token = await holder(homes, "one")
+            words = ("serve", "--model", f"{NAME}x", "--no-mdns", "--listen", "127.0.0.1:0", "--stun", "none")
+            joins = {**homes.variables("head"), "MESHD_JOIN": token}
+            nobody = await cli(tmp_path / "head", *words, **joins)
+            assert nobody.returncode == 1, nobody.stderr
+            assert f"there is no model `{NAME}x` on this machine" in nobody.stderr
+            assert f"no member of the mesh has `{NAME}x`; asked: one" in nobody.stderr
 
     play(check())

@@ -267,6 +267,7 @@ TARGETS = (
         "capacity",
         _messages(
             capacity.AskCapacity(("30=mul_mat:q4_1:576:1536,rms_norm:576",), measure=True),
+            capacity.AskCapacity(recent=True, lease=bytes(16), spans=((9, 5), (5, 0))),
             capacity.Measuring("CPU"),
             capacity.Capacity(
                 (capacity.MeasuredDevice(_DEVICE, (capacity.TimedLayer(0, 1, 190_656),)),),

@@ -72,6 +72,19 @@ def _told(_step: BuildProgress) -> None:
 # -- what a worker and a head keep
 
 
+async def _kept_after(folder: Path, fail: Fail, index: Callable[[], Awaitable[tuple[object, bool]]]) -> str:
+    """`index` is right whatever fails; it says whether it was kept, and it is once it can be written."""
+    with fail(below(folder)):
+        right, _ = await index()
+        again, kept = await index()
+        assert again == right
+    assert (await index())[0] == right
+    assert await index() == (right, True)
+    with fail(below(folder)):
+        assert await index() == (right, True), "what is there was not read"
+    return "written" if kept else NOT_KEPT
+
+
 async def _hashes(cache: Path, fail: Fail) -> str:
     folder, model = cache / "weights", cache.parent / "model.gguf"
     model.write_bytes(gguf({}, [Tensor("a", (64,)), Tensor("b", (32,), fill=2)]))
@@ -86,15 +99,7 @@ async def _hashes(cache: Path, fail: Fail) -> str:
         finally:
             file.close()
 
-    with fail(below(folder)):
-        right, _ = await index()
-        again, kept = await index()
-        assert again == right
-    assert (await index())[0] == right
-    assert await index() == (right, True)
-    with fail(below(folder)):
-        assert await index() == (right, True), "what is there was not read"
-    return "written" if kept else NOT_KEPT
+    return await _kept_after(folder, fail, index)
 
 
 @contextmanager
@@ -220,7 +225,7 @@ async def _pieces(cache: Path, fail: Fail) -> str:
 
     async def index() -> tuple[PieceIndex, bool]:
         """By a node that starts: what it finds, and whether it was kept."""
-        pieces = PieceCache(folder, HashCache(cache / "weights"))
+        pieces = PieceCache.below(cache)
         with model.open("rb") as file:
             kept = pieces.load([FileState.of(file.fileno())])
             if kept is not None:
@@ -228,13 +233,7 @@ async def _pieces(cache: Path, fail: Fail) -> str:
             return await pieces.read([file.fileno()], ["model"], lambda _progress: None), False
 
     with _at_once_settled():
-        with fail(below(folder)):
-            right, _ = await index()
-            again, kept = await index()
-            assert again == right
-        assert (await index())[0] == right
-        assert await index() == (right, True)
-    return "written" if kept else NOT_KEPT
+        return await _kept_after(folder, fail, index)
 
 
 async def _trials(cache: Path, fail: Fail) -> str:

@@ -43,8 +43,8 @@ class ListDevices(Protocol):
     def __call__(self, *, recent: bool) -> Awaitable[Sequence[OfferedDevice]]: ...
 
 
-ComputedFor = Callable[[PeerId, Sequence[tuple[float, float]]], tuple[ComputedSpan, ...]]
-"""How long the lease of this member has computed, in each of these spans; in seconds before now."""
+ComputedFor = Callable[[PeerId, bytes, Sequence[tuple[float, float]]], tuple[ComputedSpan, ...]]
+"""How long this lease of this member has computed, in each of these spans; in seconds before now."""
 
 
 class CapacityTeller:
@@ -58,7 +58,7 @@ class CapacityTeller:
         devices: ListDevices,
         machine: str,
         is_busy: Callable[[], bool],
-        computed: ComputedFor = lambda _peer, _spans: (),
+        computed: ComputedFor = lambda _peer, _lease_id, _spans: (),
     ) -> None:
         self._mesh = mesh
         self._computed = computed
@@ -117,7 +117,9 @@ class CapacityTeller:
             busy=busy,
             cpu_share=self._speeds.cpu_share,
             core_set=self._speeds.core_set,
-            computed=self._computed(peer, [(begin / 1e6, end / 1e6) for begin, end in asked.spans]),
+            computed=self._computed(
+                peer, asked.lease, [(begin / 1e6, end / 1e6) for begin, end in asked.spans]
+            ),
         )
         await messages.send(answer.encode())
 

@@ -119,7 +119,7 @@ async def explain(
     spans = [span for span in (chosen.token, chosen.prompt) if span is not None]
     paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
     near = {name: paths.get(peer) for name, peer in peers.items()}
-    computed = await _ask(mesh, peers, near, spans)
+    computed = await _ask(facts, mesh, peers, near, spans)
     facts = await _as_now(facts, near, peers, surveyor)
     ways = ways_of(facts, split, near)
     token = prompt = None
@@ -198,17 +198,23 @@ def choose_spans(log: TimedAnswers, *, drafts: bool = False) -> ChosenSpans:
 
 
 async def _ask(
-    mesh: Mesh, peers: Mapping[str, PeerId], near: Mapping[str, DevicePath | None], spans: Sequence[Span]
+    facts: RunFacts,
+    mesh: Mesh,
+    peers: Mapping[str, PeerId],
+    near: Mapping[str, DevicePath | None],
+    spans: Sequence[Span],
 ) -> Computed:
     """Those that do not answer, or do not know, are left out."""
     loop = asyncio.get_running_loop()
+    leases = {one.node: one.offer.lease_id for one in facts.machines.offers}
     found: dict[str, Sequence[ComputedSpan]] = {}
 
     async def ask(name: str, peer: PeerId) -> None:
         path = near.get(name)
         late = path.rtt / 2 if path is not None else 0.0  # the question is on its way
         now = loop.time() + late
-        asked = AskCapacity(recent=True, spans=tuple((_ago(now, a), _ago(now, b)) for a, b in spans))
+        ago = tuple((_ago(now, a), _ago(now, b)) for a, b in spans)
+        asked = AskCapacity(recent=True, lease=leases.get(name, b""), spans=ago)
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 answer = await ask_capacity(mesh, peer, asked, lambda _text: None)

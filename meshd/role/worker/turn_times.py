@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from meshd.identity.keys import PeerId
+from meshd.role.worker.leases import Lease
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.capacity import ComputedSpan
 
@@ -100,8 +101,11 @@ class TurnTimes:
 
 
 def computed_for(
-    leases: Iterable[tuple[PeerId, TurnTimes]], peer: PeerId, spans: Sequence[tuple[float, float]]
+    leases: Iterable[tuple[Lease, TurnTimes]],
+    peer: PeerId,
+    lease_id: bytes,
+    spans: Sequence[tuple[float, float]],
 ) -> tuple[ComputedSpan, ...]:
-    """As TurnTimes.spent, for the newest lease of this head, and of no other; nothing where it has none."""
-    own = [turns for head, turns in leases if head == peer]
-    return own[-1].spent(spans) if own and spans else ()
+    """As TurnTimes.spent, for this lease of this head; nothing if the head has no such lease."""
+    own = [turns for lease, turns in leases if (lease.peer, lease.lease_id) == (peer, lease_id)]
+    return own[0].spent(spans) if own and spans else ()

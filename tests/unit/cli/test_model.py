@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base.errors import UserError
 from meshd.cli import find_models as finding
 from meshd.cli.output import Output
-from meshd.config import Config, ModelConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.library.interface import TransferProgress
+from meshd.library.members.pull_model import NobodyHasIt
 
-from tests.unit.library.models import cached, in_ollama, put, tiny
+from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
 
 from .shell import Terminal, meshd, refused
 
@@ -81,9 +84,18 @@ def test_a_name_that_nothing_has(action: str) -> None:
     refused(meshd("model", action, "t-Q8_1"), 1, "near: ", "`hf:me/Tiny-GGUF:Q8_0`", "meshd model ls")
 
 
-@pytest.mark.parametrize("argv", [(), ("ls", "x"), ("pull",), ("frobnicate",), ("rm", "--force", "x")])
-def test_command_lines_that_do_not_parse(argv: tuple[str, ...]) -> None:
-    assert meshd("model", *argv).code == 2
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ((), "required: ls | pull | show | verify | rm"),
+        (("ls", "x"), "unrecognized arguments: x"),
+        (("pull",), "required: NAME"),
+        (("frobnicate",), "invalid choice: 'frobnicate'"),
+        (("rm", "--force", "x"), "unrecognized arguments: --force"),
+    ],
+)
+def test_command_lines_that_do_not_parse(argv: tuple[str, ...], words: str) -> None:
+    refused(meshd("model", *argv), 2, words)
 
 
 def test_verify_tells_what_is_wrong(models: Path) -> None:
@@ -207,26 +219,101 @@ def test_the_models_of_all_tables_are_found(tmp_path: Path, monkeypatch: pytest.
     assert found.serve.model is None
 
 
-def test_a_model_of_members_comes_before_the_node_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless it is here."""
-    asked: list[tuple[str, str]] = []
+class Members:
+    """Stands in for the members of the mesh: what they have, by the names that they are asked for."""
 
-    def pull_first(_config: Config, name: str, role: str, _show: object) -> Path:
-        asked.append((name, role))
-        return tmp_path / f"{role}.gguf"
+    def __init__(self, folder: Path) -> None:
+        self.config = Config(node=NodeConfig(join="mesh1token"), paths=Paths(cache=folder))
+        self.have: dict[str, list[Path]] = {}
+        self.asked: list[tuple[str, str]] = []
 
-    monkeypatch.setattr("meshd.daemon.model_first.pull_first", pull_first)
+    def pull_first(self, _config: Config, name: str, role: str, _show: object) -> list[Path]:
+        self.asked.append((name, role))
+        if name not in self.have:
+            raise NobodyHasIt(f"no member of the mesh has `{name}`; asked: desk")
+        return self.have[name]
+
+    def served(self, name: str) -> Path | str | None:
+        config = replace(self.config, serve=ServeConfig(model=name))
+        return finding.find_served_model(config, Output(Terminal(), Terminal(), {})).serve.model
+
+    def lent(self, name: str) -> tuple[Path | str, ...]:
+        config = replace(self.config, worker=WorkerConfig(models=(name,)))
+        return finding.find_worker_models(config, Output(Terminal(), Terminal(), {})).worker.models
+
+
+@pytest.fixture
+def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Members:
+    """Those of a node that is about to join their mesh."""
+    made = Members(tmp_path / "cache")
+    monkeypatch.setattr("meshd.daemon.model_first.pull_first", made.pull_first)
     monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
-    served, lent = ServeConfig(model="mesh:far-Q8_0"), WorkerConfig(models=("mesh:far-Q8_0",))
-    config = Config(serve=served, worker=lent, paths=Paths(cache=tmp_path))
-    out = Output(Terminal(), Terminal(), {})
-    assert finding.find_served_model(config, out).serve.model == tmp_path / "serve.gguf"
-    assert finding.find_worker_models(config, out).worker.models == (tmp_path / "worker.gguf",)
-    assert asked == [("mesh:far-Q8_0", "serve"), ("mesh:far-Q8_0", "worker")]
-    here = put(tmp_path / "models/mesh-0/far-Q8_0.gguf", tiny())
-    assert finding.find_served_model(config, out).serve.model == here and len(asked) == 2
+    return made
+
+
+@pytest.mark.parametrize("name", ["mesh:far-Q8_0", "far-Q8_0", "ollama:far", "smollm2"])
+def test_a_model_of_members_comes_before_the_node_starts(members: Members, tmp_path: Path, name: str) -> None:
+    members.have[name] = [put(tmp_path / "far-Q8_0.gguf", tiny())]
+    assert members.served(name) == members.have[name][0]
+    assert members.lent(name) == (members.have[name][0],)
+    assert members.asked == [(name, "serve"), (name, "worker")]
+
+
+@pytest.mark.parametrize("name", ["t-Q8_0", "hf:me/Tiny-GGUF", "mesh:mine-Q8_0"])
+def test_members_are_not_asked_for_what_is_here(members: Members, name: str) -> None:
+    put(members.config.paths.cache / "models/mesh-0/mine-Q8_0.gguf", tiny())
+    assert isinstance(members.served(name), Path) and len(members.lent(name)) == 1
+    assert members.asked == []
+
+
+def test_a_head_needs_all_of_a_model_and_a_worker_what_there_is(members: Members, models: Path) -> None:
+    parts = list(tiny_shards(3, "parts-Q8_0").items())
+    here = [put(models / ".models" / name, data) for name, data in parts[:2]]
+    members.have["parts-Q8_0"] = [put(models / "pulled" / name, data) for name, data in parts]
+    assert members.lent("parts-Q8_0") == (here[0],) and members.asked == []
+    assert members.served("parts-Q8_0") == members.have["parts-Q8_0"][0]
+    members.have.clear()
+    with pytest.raises(UserError, match=r"cannot be used: missing: parts-Q8_0-00003-of-00003.gguf"):
+        members.served("parts-Q8_0")
+
+
+def test_a_name_of_several_models_here_is_not_asked_of_members(members: Members, models: Path) -> None:
+    put(models / ".models/t-Q8_0.gguf", tiny(fill=9))
+    with pytest.raises(UserError, match="`t-Q8_0` fits several models"):
+        members.served("t-Q8_0")
+    assert members.asked == []
+
+
+def test_what_nobody_has_is_told_with_all_places(members: Members) -> None:
+    nobody = "no member of the mesh has `t-Q8_1`; asked: desk"
+    with pytest.raises(UserError, match=f"no model `t-Q8_1` on this machine; near: .*; {nobody}") as caught:
+        members.served("t-Q8_1")
+    assert "meshd model ls" in caught.value.hint
+    with pytest.raises(NobodyHasIt, match="no member of the mesh has `mesh:t-Q8_1`; asked: desk"):
+        members.served("mesh:t-Q8_1")
+    with pytest.raises(UserError, match=r"cannot download `me/Nope` from http://127\.0\.0\.1:9"):
+        members.served("hf:me/Nope")
+    assert [name for name, _ in members.asked] == ["t-Q8_1", "mesh:t-Q8_1", "hf:me/Nope"]
+
+
+def test_without_a_mesh_only_mesh_names_ask_for_one(members: Members) -> None:
+    members.config = replace(members.config, node=NodeConfig(), paths=Paths(home=Path("/nowhere")))
+    with pytest.raises(UserError, match="there is no model `t-Q8_1` on this machine"):
+        members.served("t-Q8_1")
+    assert members.asked == []
+    with pytest.raises(NobodyHasIt):  # pull_first says that there is no mesh
+        members.served("mesh:t-Q8_1")
+
+
+def test_a_model_of_the_hub_that_came_from_members_is_found_by_its_name(
+    members: Members, tmp_path: Path
+) -> None:
+    """The hub cannot be asked, so it stays where it is."""
+    name = "hf:me/Far-GGUF:Q8_0"
+    path = put(members.config.paths.cache / "models/mesh-0/far-Q8_0.gguf", tiny())
+    members.have[name] = [path]
+    assert members.served(name) == members.served(name) == path
+    assert members.asked == [(name, "serve")]
 
 
 def test_a_workers_list_of_models_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:

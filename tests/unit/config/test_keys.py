@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.config import Config, load
 from meshd.config.keys import KEYS
+from meshd.daemon.roles import ROLES
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 EXAMPLE = CONFIGS / "meshd.example.toml"
@@ -41,7 +42,7 @@ def test_the_example_is_toml_by_itself() -> None:
     assert set(tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))) == {key.section for key in KEYS}
 
 
-@pytest.mark.parametrize("role", ["worker", "serve"])
+@pytest.mark.parametrize("role", ROLES)
 def test_service_files_start_the_role(role: str) -> None:
     unit = (CONFIGS / f"meshd-{role}.service").read_text(encoding="utf-8")
     assert re.search(rf"^ExecStart=\S+/meshd {role} --config \S+$", unit, re.MULTILINE)

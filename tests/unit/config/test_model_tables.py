@@ -1,5 +1,6 @@
 """Tables of models: what each says of its model, and what is refused."""
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from meshd.config.model_tables import MAX_MODELS, MODEL_KEYS, read_model_tables
 
 from tests.reference.settings import MODELS_HEAD
 from tests.unit.config.test_keys import EXAMPLE
+from tests.unit.config.test_load import EXAMPLES
 
 TWO = """
 [serve]
@@ -29,6 +31,12 @@ slots = 1
 llama_args = []
 devices = ["none"]
 """
+
+
+OF_THE_API = {
+    *("host", "port", "api_key_file", "no_members", "allowed_hosts", "allowed_origins"),
+    *("continue_answers", "max_wait"),
+}
 
 
 def read(folder: Path, text: str) -> Config:
@@ -52,6 +60,29 @@ def test_each_table_is_a_model_with_settings_of_its_own(tmp_path: Path) -> None:
     assert (big.name, big.serve.model, big.serve.devices) == ("big.one", "hf:org/big:Q4_K_M", ("none",))
     assert (big.serve.ctx_size, big.serve.slots, big.serve.llama_args) == (512, 1, ())
     assert (big.aliases, big.ttl, big.group, big.preload) == ((), 0, "", False)
+
+
+@pytest.mark.parametrize(
+    "field", [one.name for one in fields(ServeConfig) if one.name not in OF_THE_API | {"model", "rpc"}]
+)
+def test_a_setting_of_serve_is_changed_for_one_model_alone(field: str) -> None:
+    text, value = EXAMPLES[f"serve.{field}"]
+    raw: object = list(value) if isinstance(value, tuple) and not text else text
+    if text and isinstance(value, tuple | bool):
+        raw = text.split(",") if isinstance(value, tuple) else value
+    given: dict[str, object] = {"speculate": "auto", field: raw}
+    (changed, plain), _ = read_model_tables({"a": given, "b": {}}, Path("/c/meshd.toml"), ServeConfig())
+    expected = replace(ServeConfig(), **{field: value})  # type: ignore[arg-type]
+    assert (changed.serve, plain.serve) == (expected, ServeConfig())
+    assert getattr(plain.serve, field) != value
+    (inherits,), _ = read_model_tables({"a": {}}, Path("/c/meshd.toml"), expected)
+    assert inherits.serve == expected
+
+
+def test_a_model_without_drafts_needs_no_draft_model(tmp_path: Path) -> None:
+    text = '[serve]\ndraft_model = "glm"\n[models.a]\nspeculate = "off"\n[models.b]\n'
+    off, on = read(tmp_path, text).models
+    assert (off.serve.draft_model, on.serve.draft_model) == (None, "glm")
 
 
 def test_config_show_has_what_they_say(tmp_path: Path) -> None:
@@ -156,7 +187,9 @@ def test_each_names_its_model() -> None:
 
 def test_each_is_checked_as_a_single_one() -> None:
     models = (model("a"), model("b", model=Path("/nowhere/x.gguf")))
-    assert "/nowhere/x.gguf" in refused(Config(models=models)).what
+    assert "`[models.b]`: cannot read model file `/nowhere/x.gguf`" in refused(Config(models=models)).what
+    both = model("a", draft_model="qwen3", speculate="off")
+    assert "`--draft-model` cannot be combined" in refused(Config(models=(both,))).what
     assert "no device a share" in refused(Config(models=(model("a", tensor_split=(0.0,)),))).what
 
 

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.admin.models_api import PullReply
 from meshd.base.errors import UserError
-from meshd.config import Config, Paths
+from meshd.config import Config, NodeConfig, Paths
 from meshd.daemon import model_first
+from meshd.library.members.pull_model import NobodyHasIt
 
 from tests.conformance.run import run
 from tests.unit.daemon.test_models import exchange
@@ -20,36 +22,43 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_first, "_LOOK_SECONDS", 0.02)
 
 
-def pulled(folder: Path, has: Callable[[Path], bytes], *, late: bool) -> tuple[Path, list[PullReply]]:
+def pulled(
+    folder: Path, has: Callable[[Path], bytes], *, name: str, late: bool
+) -> tuple[Path, list[PullReply]]:
     """What comes of it if a member has a model, from the start or once somebody asked for it."""
     shown: list[PullReply] = []
 
     async def main() -> Path:
         async with scene(folder) as it, exchange(it, folder) as models:
-            asking = asyncio.create_task(model_first._pull(models, f"mesh:{NAME}", shown.append))
+            asking = asyncio.create_task(model_first._pull(models, name, shown.append))
             while late and not shown:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.01)
             it.giver("a").has(has(folder))
-            return await asking
+            [path] = await asking
+            return path
 
     return run(main()), shown
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_it_comes_from_members_that_are_there_or_come(tmp_path: Path, late: bool) -> None:
-    path, shown = pulled(tmp_path, lambda _: big(), late=late)
+@pytest.mark.parametrize("name", [f"mesh:{NAME}", NAME])
+def test_it_comes_from_members_that_are_there_or_come(tmp_path: Path, late: bool, name: str) -> None:
+    path, shown = pulled(tmp_path, lambda _: big(), name=name, late=late)
     assert path.read_bytes() == big() and path.name == f"{NAME}.gguf"
     assert shown[-1].step == "done" and [one.node for one in shown[-1].holders] == ["a"]
 
 
-def test_nobody_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_first, "FOUND_SECONDS", 0.2)
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("mesh:none", "FOUND_SECONDS"), ("none", "_OR_ELSEWHERE_SECONDS")]
+)
+def test_nobody_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seconds: str) -> None:
+    monkeypatch.setattr(model_first, seconds, 0.2)
 
     async def main() -> None:
         async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
             it.giver("a")
-            with pytest.raises(UserError, match="no member of the mesh has `mesh:none`; asked: a"):
-                await model_first._pull(models, "mesh:none", lambda _: None)
+            with pytest.raises(NobodyHasIt, match=f"no member of the mesh has `{name}`; asked: a"):
+                await model_first._pull(models, name, lambda _: None)
 
     run(main())
 
@@ -69,6 +78,8 @@ def test_another_failure_is_told_at_once(tmp_path: Path) -> None:
 
 def test_a_node_without_a_mesh_has_nobody_to_ask(tmp_path: Path) -> None:
     config = Config(paths=Paths(home=tmp_path / "home", cache=tmp_path / "cache"))
+    assert not model_first.has_members(config)
+    assert model_first.has_members(replace(config, node=NodeConfig(join="mesh1token")))
     with pytest.raises(UserError, match="this node is in no mesh yet") as raised:
         model_first.pull_first(config, "mesh:any", "serve", lambda _: None)
     assert "--join" in raised.value.hint and not (tmp_path / "home").exists()

@@ -12,6 +12,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config, Paths
 from meshd.daemon import models as daemon_models
 from meshd.daemon.models import MAX_PULLS, ModelExchange
+from meshd.store.piece_cache import PieceCache
 
 from tests.conformance.run import run
 from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
@@ -21,7 +22,7 @@ from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
 async def exchange(it: Scene, folder: Path) -> AsyncIterator[ModelExchange]:
     """That of the scene's taker."""
     config = Config(paths=Paths(home=folder / "home", cache=folder / "taker"))
-    made = ModelExchange(it.taker, config, is_serving=lambda: False)
+    made = ModelExchange(it.taker, config, PieceCache.below(config.paths.cache), is_serving=lambda: False)
     async with Owner() as owner:
         owner.start(made.serve(), name="models")
         await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from meshd.daemon.serve_role import ClaimedServe
 from meshd.daemon.worker_role import ClaimedWorker
 from meshd.identity.keystore import Home
 from meshd.role.interface import NativeBuild
+from meshd.store.hash_cache import HashCache
 from meshd.wire.native import NativeVersion
 
 from tests.gguf_bytes import gguf, language_model
@@ -45,7 +46,8 @@ def config_for(folder: Path, **serve: object) -> Config:
 
 
 def claim(folder: Path, config: Config, role: str = "serve") -> Preflight:
-    return asyncio.run(Preflight.make(ROLES[role], config, native(folder), Home(folder / "home")))
+    home, hashes = Home(folder / "home"), HashCache(folder / "cache/weights")
+    return asyncio.run(Preflight.make(ROLES[role], config, native(folder), home, hashes))
 
 
 def test_ports_are_bound_before_anything_else_and_given_back(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from meshd.daemon import role_runtime
 from meshd.identity.keys import KeyPair
 from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, Stream
 from meshd.role.interface import NativeBuild, TunnelRequest
+from meshd.store.piece_cache import PieceCache
 from meshd.tunnel.compressed import COMPRESSED, COMPRESSED_VERSION
 from meshd.tunnel.pump import Unwatched
 from meshd.wire.native import NativeVersion
@@ -58,7 +59,9 @@ def test_a_child_gets_a_tunnel_that_listens_nowhere(
         with tempfile.TemporaryDirectory() as home, child:
             links = LinksConfig(compress="on")
             config = Config(paths=Paths(home=Path(home), cache=Path(home)), links=links)
-            tunnel = role_runtime.make_runtime(config, cast(Mesh, mesh), NATIVE).tunnels.open(
+            pieces = PieceCache.below(Path(home))
+            runtime = role_runtime.make_runtime(config, cast(Mesh, mesh), NATIVE, pieces)
+            tunnel = runtime.tunnels.open(
                 TunnelRequest(
                     peer=OTHER.peer,
                     service="rpc",

@@ -41,6 +41,7 @@ def test_a_crash_leaves_nothing_for_ever(tmp_path: Path) -> None:
                 left, journal = sorted(new(tmp_path / "t"))
                 assert left.name != ".new-crashed", "what another process writes stays"
                 assert journal == journal_of(left)
+                # that pack and its journal, by which another process could finish it; nothing else is left
                 assert len(list((tmp_path / "t").iterdir())) == 2
             it.close()
         assert new(tmp_path / "t") == []

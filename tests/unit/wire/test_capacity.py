@@ -34,7 +34,7 @@ def test_it_is_read_as_it_was_said() -> None:
     assert decode(FULL.encode()) == FULL
     part = replace(FULL, cpu_share=250, computed=(ComputedSpan(5, 6), ComputedSpan(0, 0)), core_set="0f" * 8)
     assert decode(part.encode()) == part
-    asked = AskCapacity(recent=True, spans=((9, 5), (5, 0)))
+    asked = AskCapacity(recent=True, lease=bytes(16), spans=((9, 5), (5, 0)))
     assert decode(asked.encode()) == asked
 
 

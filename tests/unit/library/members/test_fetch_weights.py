@@ -40,7 +40,7 @@ class Taker:
     @property
     def members(self) -> MemberWeights:
         cache = self.it.folder / "taker"
-        return MemberWeights(self.it.taker, PieceCache(cache / "pieces", HashCache(cache / "weights")))
+        return MemberWeights(self.it.taker, PieceCache.below(cache))
 
     async def needs(self, *names: str) -> Needs:
         """Of the head's file: the tensors whose names begin so, or all of them."""

@@ -51,6 +51,13 @@ async def two_workers(folder: Path) -> AsyncIterator[Scene]:
         store.close()
 
 
+async def nobody_fetches(it: Scene) -> None:
+    """The model is loaded, and the head has sent what was missing."""
+    it.start()
+    await it.until(ModelState.READY)
+    assert not it.workers["anna"].members.asked
+
+
 def test_they_fetch_their_parts_and_begin_together(tmp_path: Path) -> None:
     async def main() -> None:
         async with two_workers(tmp_path) as it:
@@ -77,9 +84,7 @@ def test_if_no_member_has_it_the_head_sends_it(tmp_path: Path, fails: Broken | N
     async def main() -> None:
         async with two_workers(tmp_path) as it:
             it.bench.members.content, it.bench.members.fails = b"", fails
-            it.start()
-            await it.until(ModelState.READY)
-            assert not it.workers["anna"].members.asked
+            await nobody_fetches(it)
 
     run(main())
 
@@ -89,11 +94,8 @@ def test_a_load_does_not_wait_for_long_until_the_file_is_read(tmp_path: Path) ->
 
     async def main() -> None:
         async with two_workers(tmp_path) as it:
-            members, anna = it.bench.members, it.workers["anna"].members
-            members.read_seconds = READ_SECONDS + 100
-            it.start()
-            await it.until(ModelState.READY)
-            assert not anna.asked
+            it.bench.members.read_seconds = READ_SECONDS + 100
+            await nobody_fetches(it)
             await asyncio.sleep(200)
             assert it.serve.readiness.state is ModelState.READY, "the end of the reading ends nothing else"
 
@@ -105,9 +107,7 @@ def test_a_little_is_sent_with_the_load(tmp_path: Path) -> None:
         async with two_workers(tmp_path) as it:
             it.head(file=FakeFile())
             it.bench.members.content = CONTENT
-            it.start()
-            await it.until(ModelState.READY)
-            assert not it.workers["anna"].members.asked
+            await nobody_fetches(it)
 
     run(main())
 

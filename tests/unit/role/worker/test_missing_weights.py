@@ -1,7 +1,8 @@
 """A worker that takes what a lease lacks from members, before its mesh-server starts."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,17 @@ async def answer(call: Call) -> LeaseMessage:
     while isinstance(message := await call.hears(), Progress):
         pass
     return message
+
+
+@asynccontextmanager
+async def fetching(folder: Path, store: FakeStore) -> AsyncIterator[tuple[Scene, Call]]:
+    """A lease whose fetch has begun, and goes no further."""
+    async with scene(folder, store=store) as it:
+        it.bench.members.gives.clear()
+        call = it.call()
+        await reserved(call, NEEDS)
+        await it.until(lambda: bool(it.bench.members.asked))
+        yield it, call
 
 
 def nothing_is_left(it: Scene) -> bool:
@@ -111,11 +123,7 @@ def test_nothing_to_fetch(tmp_path: Path, store: FakeStore, kept: bool) -> None:
 
 def test_a_head_that_goes_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
     async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            it.bench.members.gives.clear()
-            call = it.call()
-            await reserved(call, NEEDS)
-            await it.until(lambda: bool(it.bench.members.asked))
+        async with fetching(tmp_path, store) as (it, call):
             await call.release()
             await it.until(lambda: nothing_is_left(it))
             assert store.lease_caches[0].happened[-1] == "closed" and not it.bench.children
@@ -125,11 +133,7 @@ def test_a_head_that_goes_ends_the_fetch(tmp_path: Path, store: FakeStore) -> No
 
 def test_a_pause_ends_the_fetch(tmp_path: Path, store: FakeStore) -> None:
     async def main() -> None:
-        async with scene(tmp_path, store=store) as it:
-            it.bench.members.gives.clear()
-            call = it.call()
-            await reserved(call, NEEDS)
-            await it.until(lambda: bool(it.bench.members.asked))
+        async with fetching(tmp_path, store) as (it, call):
             it.worker.pause.begin(end_leases=True)
             lost = await answer(call)
             assert isinstance(lost, Lost) and lost.code == PAUSED

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.identity.keys import PeerId
+from meshd.role.worker.leases import Lease
 from meshd.role.worker.turn_times import TurnTimes, computed_for
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.capacity import ComputedSpan
@@ -63,22 +64,25 @@ def test_a_worker_in_the_middle_of_a_pipeline_is_busy_with_one_micro_batch_after
     assert abs(found.busy_us - 600_000) < 5 and found.results == 3
 
 
-def test_the_last_worker_that_is_faster_computes_between_the_arrivals() -> None:
-    """Three micro batches, one result: it takes for each as long as for the last."""
+def micro_batches(*arrivals: float) -> Clock:
+    """Of one prompt, at the last worker: what it needs of each has arrived, and one result is asked for."""
     it = Clock()
-    it.asked(0.0, *[wire.TAKE, wire.COMPUTE] * 3, wire.READ)
-    for now in (1.0, 2.0, 3.0):
+    it.asked(0.0, *[wire.TAKE, wire.COMPUTE] * len(arrivals), wire.READ)
+    for now in arrivals:
         it.at(now).arrived(wire.PUSHED)
+    return it
+
+
+def test_the_last_worker_that_is_faster_computes_between_the_arrivals() -> None:
+    """It takes for each as long as for the last."""
+    it = micro_batches(1.0, 2.0, 3.0)
     it.asked(3.1, wire.DATA)
     [found] = it.spent
     assert abs(found.busy_us - 300_000) < 5 and found.results == 1
 
 
 def test_the_last_worker_that_is_slower_is_busy_since_the_first_arrival() -> None:
-    it = Clock()
-    it.asked(0.0, *[wire.TAKE, wire.COMPUTE] * 3, wire.READ)
-    for now in (1.0, 1.1, 1.2):
-        it.at(now).arrived(wire.PUSHED)
+    it = micro_batches(1.0, 1.1, 1.2)
     it.asked(4.0, wire.DATA)
     [found] = it.spent
     assert abs(found.busy_us - 3_000_000) < 5
@@ -111,17 +115,21 @@ def test_more_than_can_be_remembered_is_not_told() -> None:
     assert it.spent == ()
 
 
-def test_a_head_is_told_of_its_own_newest_lease_alone() -> None:
+def test_a_head_is_told_of_the_lease_that_it_names_if_it_is_its_own() -> None:
+    """It has one for each model that it serves."""
     leases = []
-    for head, seconds in ((ONE, 1.0), (ONE, 2.0), (OTHER, 4.0)):
+    for lease_id, head, seconds in ((b"1", ONE, 1.0), (b"2", ONE, 2.0), (b"3", OTHER, 4.0)):
         it = Clock()
         it.asked(0.0, wire.COMPUTE, wire.READ)
         it.asked(seconds, wire.DATA)
-        leases.append((head, it.turns))
-    assert [one.busy_us // 1000 for one in computed_for(leases, ONE, [EVER])] == [2000]
-    assert [one.busy_us // 1000 for one in computed_for(leases, OTHER, [EVER])] == [4000]
-    assert computed_for(leases, PeerId(bytes([9]) * 32), [EVER]) == ()
-    assert computed_for(leases, ONE, []) == ()
+        leases.append((Lease(lease_id, head, {}), it.turns))
+
+    def computed(head: PeerId, lease_id: bytes) -> list[int]:
+        return [one.busy_us // 1000 for one in computed_for(leases, head, lease_id, [EVER])]
+
+    assert [computed(ONE, b"1"), computed(ONE, b"2"), computed(OTHER, b"3")] == [[1000], [2000], [4000]]
+    assert computed(OTHER, b"1") == computed(ONE, b"4") == computed(ONE, b"") == []
+    assert computed_for(leases, ONE, b"1", []) == ()
 
 
 EVENTS = st.lists(
