@@ -25,11 +25,35 @@ def find_served_model(config: Config, out: Output) -> Config:
     def found(serve: ServeConfig) -> ServeConfig:
         assert serve.model is not None  # config/check.py
         draft = None if serve.draft_model is None else _found(serve.draft_model, config, out, head=True)
+        if serve.header_only:
+            return _with_header(replace(serve, draft_model=draft), config, out)
         return replace(serve, model=_found(serve.model, config, out, head=True), draft_model=draft)
 
     if not config.models:
         return replace(config, serve=found(config.serve))
     return replace(config, models=tuple(replace(one, serve=found(one.serve)) for one in config.models))
+
+
+def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig:
+    """With the header's path; or to serve the whole model, if that is here. Raises UserError."""
+    from meshd.daemon.role_runtime import find_native
+    from meshd.library.headers import said_of
+    from meshd.library.resolve import Resolver
+    from meshd.library.stores import Stores
+
+    given = str(serve.model)
+    find_native(config.paths, head=True)
+    try:
+        stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
+    except UserError:  # nothing of it is on this machine
+        path = _from_members(given, config, out, head=True, header_only=True)
+    else:
+        if stored.complete:
+            out.note(f"all of `{given}` is on this machine, and is used")
+            return replace(serve, model=stored.paths[0], header_only=False)
+        path = stored.paths[0]
+    out.note(said_of(path))
+    return replace(serve, model=path, devices=("none",))
 
 
 def find_worker_models(config: Config, out: Output) -> Config:
@@ -84,12 +108,22 @@ def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Pat
 def _of_members(given: str, config: Config, resolver: "Resolver", out: Output, *, head: bool) -> Path:
     """A model that only members have comes from them first."""
     try:
-        return resolver.local(given).paths[0]
-    except UserError:  # not on this machine
-        from meshd.cli.pull_model import PullProgress
-        from meshd.daemon.model_first import pull_first
+        stored = resolver.local(given)
+    except UserError:
+        pass
+    else:
+        if stored.complete:
+            return stored.paths[0]
+    return _from_members(given, config, out, head=head)
 
-        return pull_first(config, given, "serve" if head else "worker", PullProgress(out).show)
+
+def _from_members(given: str, config: Config, out: Output, *, head: bool, header_only: bool = False) -> Path:
+    from meshd.admin.models_api import PullRequest
+    from meshd.cli.pull_model import PullProgress
+    from meshd.daemon.model_first import pull_first
+
+    request = PullRequest(name=given, header_only=header_only)
+    return pull_first(config, request, "serve" if head else "worker", PullProgress(out).show)
 
 
 def reporter(out: Output) -> "Callable[[TransferProgress], None]":

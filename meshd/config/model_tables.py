@@ -20,6 +20,7 @@ MAX_MODELS = 64
 MAX_TTL = 10 * 86400  # seconds
 # What of [serve] a model may have otherwise: the rest is of the API, or of plain rpc-servers.
 _OF_SERVE = (
+    "header_only",
     "ctx_size",
     "slots",
     "min_workers",

@@ -29,12 +29,12 @@ _GOODBYE_SECONDS = 0.3  # for the last frames to leave
 Show = Callable[[PullReply], None]
 
 
-def pull_first(config: Config, name: str, role: str, show: Show) -> Path:
+def pull_first(config: Config, request: PullRequest, role: str, show: Show) -> Path:
     """The path of the model, once it is here; `show` gets how far it is. Raises MeshdError."""
     home = Home(config.paths.home)
     if not config.node.join and home.load_membership() is None:
         raise UserError(
-            f"`{name}` comes from members, and this node is in no mesh yet",
+            f"`{request.name}` comes from members, and this node is in no mesh yet",
             hint="join one with `--join TOKEN`, or give the model's path, or another name of it",
         )
     version = find_native(config.paths, head=ROLES[role].runs_llama_server).version
@@ -43,13 +43,13 @@ def pull_first(config: Config, name: str, role: str, show: Show) -> Path:
     with home.lock(daemon=True), log.in_background():
         try:
             with asyncio.Runner(loop_factory=WakefulLoop) as runner:
-                return runner.run(_pull_as_member(config, home, name, role, version, show))
+                return runner.run(_pull_as_member(config, home, request, role, version, show))
         except ExceptionGroup as group:
             raise first_error(group) from None
 
 
 async def _pull_as_member(
-    config: Config, home: Home, name: str, role: str, version: NativeVersion, show: Show
+    config: Config, home: Home, request: PullRequest, role: str, version: NativeVersion, show: Show
 ) -> Path:
     mesh_port = MeshPort(asked=config.links.listen, home=home)
     try:
@@ -70,7 +70,7 @@ async def _pull_as_member(
                 network.start(member.serve(), name="peers")
                 network.start(exchange.serve(), name="models")
                 try:
-                    return await _pull(exchange, name, show)
+                    return await _pull(exchange, request, show)
                 finally:
                     member.local.say_goodbye()
                     await asyncio.sleep(_GOODBYE_SECONDS)
@@ -81,13 +81,13 @@ async def _pull_as_member(
         mesh_port.close()
 
 
-async def _pull(exchange: ModelExchange, name: str, show: Show) -> Path:
+async def _pull(exchange: ModelExchange, request: PullRequest, show: Show) -> Path:
     """Members may not be connected yet: who has it is asked again for a while."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
-        reply = exchange.start(PullRequest(name=name))
+        reply = exchange.start(request)
         while reply.step not in ("done", "failed"):
             show(reply)
             await asyncio.sleep(_LOOK_SECONDS)

@@ -23,6 +23,7 @@ from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.native.processors import llama_threads
 from meshd.store.hash_cache import HashCache
+from meshd.store.header_file import HeaderFile
 from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ async def _open(serve: ServeConfig, config: Config, held: contextlib.ExitStack) 
     path = serve.model
     assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
     cache = HashCache(config.paths.cache / "weights")
-    file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
+    if serve.header_only:
+        file: ModelFile = await HeaderFile.open_header(path)
+    else:
+        file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
     held.callback(file.close)
     if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
         check_architecture(file.headers[0], label=file.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library import hub_cache
+from meshd.library.headers import ONLY_HEADER, files_of
 from meshd.library.hub_cache import PREFIX
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.resolve import Resolver
@@ -44,6 +45,8 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
     path = model.paths[0]
     if path.is_relative_to(stores.hub) and path.relative_to(stores.hub).parts[0].startswith(PREFIX):
         return _of_hub([model], stores.hub / path.relative_to(stores.hub).parts[0])
+    if model.problem == ONLY_HEADER:
+        return Removal((model.name,), files_of(path), model.size)
     if path.is_relative_to(stores.meshd):
         return Removal((model.name,), model.paths, model.size)
     raise _not_ours(model)
