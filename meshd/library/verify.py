@@ -6,7 +6,6 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library.facts import problem_of
-from meshd.library.headers import ONLY_HEADER
 from meshd.library.interface import ModelSource, ReportProgress, StoredModel, TransferProgress
 from meshd.library.meter import Meter
 from meshd.library.promised_hash import hash_of, promised_by
@@ -15,7 +14,7 @@ from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.header_file import compare_header, compare_present, read_note
 from meshd.store.interface import HashProgress
 from meshd.store.model_file import ModelFile
-from meshd.store.shard import Shard, close_all, open_shards
+from meshd.store.shard import Shard, close_all, is_header, open_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class _ReadAnew(HashCache):
 
 def verify(model: StoredModel, hashes: Path, report: ReportProgress) -> Verified:
     """Raises UserError for a model that is incomplete or damaged; `hashes` is the folder of meshd's."""
-    if model.problem == ONLY_HEADER:
+    if model.paths and is_header(model.paths[0]):
         return _verify_header(model, report)
     shards = _opened(model)
     try:

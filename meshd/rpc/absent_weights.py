@@ -38,7 +38,7 @@ class _Buffer:
 class AbsentWeights:
     """Of one connection. Holds an entry for each buffer, and one for each tensor that was missed.
 
-    Methods raise RemoteProtocolError, and `told` gets the hash of the tensor before, or none if it is unknown.
+    Methods raise RemoteProtocolError; before that `told` gets the tensor's hash, or nothing if it is unknown.
     """
 
     def __init__(self, absent: Collection[bytes], told: Callable[[bytes], None]) -> None:

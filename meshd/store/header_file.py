@@ -20,8 +20,9 @@ from meshd.base.errors import UserError
 from meshd.base.replaced_file import read_own_file, replace_file
 from meshd.base.tasks import in_thread
 from meshd.model.gguf import Header, TensorInfo
-from meshd.model.gguf_names import GGUF_SUFFIX
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.layers import is_of_layer
+from meshd.model.model_name import MESH
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import MAX_ENTRY_BYTES, FileState, HashCache
 from meshd.store.hashes import hash_tensors
@@ -32,7 +33,6 @@ NOTE_SUFFIX = ".hashes"
 _VERSION = 1
 _HASH_BYTES = 32
 _CHECKSUM_BYTES = 64
-_GONE = "it has to come from members again: remove it with `meshd model rm`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ def decode_note(data: bytes) -> HeaderNote:
     try:
         digests = bytes.fromhex(fields["digests"])
         return HeaderNote(
-            names=tuple(map(str, fields["names"])),
+            names=(str(fields["names"][0]), *map(str, fields["names"][1:])),
             node=str(fields["node"]),
             content=bytes.fromhex(fields["content"]),
             fingerprint=str(fields["fingerprint"]),
             digests=tuple(digests[at : at + _HASH_BYTES] for at in range(0, len(digests), _HASH_BYTES)),
             state=FileState(*map(int, fields["state"].split())),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it lacks a part: {error}") from None
 
 
@@ -180,4 +180,8 @@ class _NotedHashes(HashCache):
 
 
 def _bad(path: Path, what: str) -> UserError:
-    return UserError(f"cannot use `{path.name}`: {what}", hint=_GONE)
+    name = f"{MESH}{path.name.removesuffix(HEADER_SUFFIX)}"
+    return UserError(
+        f"cannot use `{path.name}`: {what}",
+        hint=f"remove it with `meshd model rm {name}`: it comes from members again",
+    )

@@ -102,7 +102,10 @@ def _files_inside(folder: Path) -> str:
 
 def is_header(path: Path) -> bool:
     """Whether the path leads to a file of which only the header is there (header_file.py)."""
-    return os.path.realpath(path).endswith(HEADER_SUFFIX)
+    try:
+        return os.path.realpath(path).endswith(HEADER_SUFFIX)
+    except ValueError:  # a NUL, which opening it explains
+        return False
 
 
 def open_shards(path: Path, *, partial: bool = False, header_only: bool = False) -> list[Shard]:
