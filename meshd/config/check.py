@@ -59,7 +59,7 @@ def check_serve(config: Config) -> None:
         )
     _check_models(config.models)
     for one in (*(model.serve for model in config.models), *(() if config.models else (serve,))):
-        _check_served(one)
+        _check_served(one, config.node.name)
     if serve.api_key_file is not None:
         _check_file(serve.api_key_file, "API key file")
     elif not is_loopback(serve.host):
@@ -90,11 +90,11 @@ def _check_models(models: Sequence[ModelConfig]) -> None:
         )
 
 
-def _check_served(serve: ServeConfig) -> None:
+def _check_served(serve: ServeConfig, node: str) -> None:
     assert serve.model is not None
     _check_model(serve.model)
     if serve.header_only:
-        _check_header_only(serve)
+        _check_header_only(serve, node)
     if serve.mmproj is not None:
         _check_file(serve.mmproj, "mmproj file")
     if serve.draft_model is not None:
@@ -113,8 +113,8 @@ def _check_served(serve: ServeConfig) -> None:
         )
 
 
-def _check_header_only(serve: ServeConfig) -> None:
-    """This node can read no layer: nothing may lead to that."""
+def _check_header_only(serve: ServeConfig, node: str) -> None:
+    """This node, of that name, can read no layer: nothing may lead to that."""
     if not (isinstance(serve.model, str) and serve.model.startswith(MESH)):
         raise UserError(
             f"`--header-only` takes a model of members, not `{serve.model}`",
@@ -124,6 +124,7 @@ def _check_header_only(serve: ServeConfig) -> None:
         (f"--device {','.join(serve.devices)}", serve.devices not in ((), ("none",))),
         (f"--load-mode {serve.load_mode}", serve.load_mode not in (None, "mmap")),
         ("--rpc", bool(serve.rpc)),
+        *((f"--layers {one}", one.node == node) for one in serve.layers),
     ]
     read = [word for word in serve.llama_args if word.replace("_", "-") in _READS_LAYERS]
     for option, is_given in (*combined, *((f"-- {word}", True) for word in read)):

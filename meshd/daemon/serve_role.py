@@ -73,6 +73,7 @@ async def _open(serve: ServeConfig, config: Config, held: contextlib.ExitStack) 
     assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
     cache = HashCache(config.paths.cache / "weights")
     if serve.header_only:
+        assert serve.devices == ("none",)  # the verb has seen to it: here are no layers to compute with
         file: ModelFile = await HeaderFile.open_header(path)
     else:
         file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))

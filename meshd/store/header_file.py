@@ -23,6 +23,7 @@ from meshd.model.gguf import Header, TensorInfo
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.layers import is_of_layer
 from meshd.model.model_name import MESH
+from meshd.model.piece_index import HASH_BYTES
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import MAX_ENTRY_BYTES, FileState, HashCache
 from meshd.store.hashes import hash_tensors
@@ -30,8 +31,7 @@ from meshd.store.model_file import ModelFile, opened
 from meshd.store.shard import Shard, close_all
 
 NOTE_SUFFIX = ".hashes"
-_VERSION = 1
-_HASH_BYTES = 32
+_NOTE_FORM = 1
 _CHECKSUM_BYTES = 64
 
 
@@ -53,7 +53,7 @@ class HeaderNote:
         """As `NAME.hashes` has it."""
         body = json.dumps(
             {
-                "version": _VERSION,
+                "version": _NOTE_FORM,
                 "names": self.names,
                 "node": self.node,
                 "content": self.content.hex(),
@@ -71,7 +71,7 @@ def decode_note(data: bytes) -> HeaderNote:
     if blake3(body).hexdigest().encode() != checksum:
         raise ValueError("its checksum is wrong")
     fields = json.loads(body)
-    if not isinstance(fields, dict) or fields.get("version") != _VERSION:
+    if not isinstance(fields, dict) or fields.get("version") != _NOTE_FORM:
         raise ValueError("it is of another version")
     try:
         digests = bytes.fromhex(fields["digests"])
@@ -80,7 +80,7 @@ def decode_note(data: bytes) -> HeaderNote:
             node=str(fields["node"]),
             content=bytes.fromhex(fields["content"]),
             fingerprint=str(fields["fingerprint"]),
-            digests=tuple(digests[at : at + _HASH_BYTES] for at in range(0, len(digests), _HASH_BYTES)),
+            digests=tuple(digests[at : at + HASH_BYTES] for at in range(0, len(digests), HASH_BYTES)),
             state=FileState(*map(int, fields["state"].split())),
         )
     except (LookupError, TypeError, AttributeError) as error:

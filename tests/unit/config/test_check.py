@@ -17,6 +17,7 @@ from meshd.config import (
     check_worker,
     read_join,
 )
+from meshd.model.layer_range import LayerRange
 
 from tests.tokens import token
 
@@ -76,6 +77,7 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
         ({"load_mode": "auto"}, "`--load-mode auto`"),
         ({"load_mode": "mmap+mlock"}, r"`--load-mode mmap\+mlock`"),
         ({"rpc": (HostPort("10.0.0.2", 50052),)}, "`--rpc`"),
+        ({"layers": (LayerRange("desk", 0, 3), LayerRange("me", 4, 5))}, "`--layers me=4-5`"),
         ({"llama_args": ("-ub", "64", "-ot", "x=CPU")}, "`-- -ot`"),
         ({"llama_args": ("--n_cpu_moe", "3")}, "`-- --n_cpu_moe`"),
         ({"llama_args": ("--no-mmap",)}, "`-- --no-mmap`"),
@@ -86,9 +88,10 @@ def test_what_reads_layers_is_no_option_of_a_head_with_the_header_only(
 ) -> None:
     make: Callable[..., ServeConfig] = ServeConfig
     given = {"model": "mesh:T-Q8_0", "header_only": True, "devices": ("none",), "load_mode": "mmap"}
-    check_serve(Config(serve=make(**given)))
+    node = NodeConfig(name="me")
+    check_serve(Config(node=node, serve=make(**given)))
     with pytest.raises(UserError, match=words) as caught:
-        check_serve(Config(serve=make(**{**given, **change})))
+        check_serve(Config(node=node, serve=make(**{**given, **change})))
     assert "omit" in caught.value.hint
 
 
