@@ -244,6 +244,7 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
                 "fingerprint": done.fingerprint,
                 "files": done.files,
                 "files_with_hash": done.compared,
+                "header_only": done.header_only,
             }
         )
         return 0

@@ -98,9 +98,9 @@ class WorkerConfig:
 class ServeConfig:
     """What a serving node loads, and where its API answers.
 
-    `model` is a path, or a name (text) until the verb has found it; `header_only`, of it only the header and
-    the tensors that belong to no layer are here. `devices` ("none",) is a head that
-    computes nothing; no `devices`, all that the backend finds. `ctx_size` 0: the longest context that fits.
+    `model` is a path, or a name (text) until the verb has found it; with `header_only` the path of its header.
+    `devices` ("none",) is a head that computes nothing; no `devices`, all that the backend finds. `ctx_size`
+    0: the longest context that fits.
     """
 
     model: Path | str | None = None

@@ -15,7 +15,8 @@ from meshd.store.hash_cache import FileState, HashCache
 from tests.e2e.alone import alone
 from tests.e2e.homes import NAME, Homes, connected
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, play
+from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, cli, model_of, play
+from tests.e2e.random_models import random_model
 from tests.e2e.test_weights_from_members import fetched
 from tests.gguf_split import split
 
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 TOKENS = 16
 SERVED = f"mesh:{NAME}"
+ARCHITECTURES = ("gpt-oss", "deepseek2", "qwen3next")  # experts, absorbed attention, states
 HEADER_ONLY = ("--header-only", "--output-on", "head", "--workers", "a")
 
 
@@ -86,6 +88,29 @@ def test_it_serves_what_workers_have(tmp_path: Path, output: str) -> None:
             assert log.count(f"fetching {NAME}") > 0 and log.count(": 100%") == 1
             said = f"only the header of `{NAME}` is here; its fingerprint, by the word of giver: "
             assert log.count(said) == 2
+
+    play(check())
+
+
+def test_weights_of_other_architectures_are_known_by_their_hashes(tmp_path: Path) -> None:
+    """All of them: what llama-server wrote without asking would end the load."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            homes = Homes(fleet, tmp_path)
+            files = [str(random_model(name)) for name in ARCHITECTURES]
+            worker = await homes.start("a", "--model", *files)
+            token = await worker.token()
+            for number, name in enumerate(ARCHITECTURES):
+                served, output = f"mesh:{random_model(name).stem}", ("head", "worker")[number % 2]
+                words = ("--header-only", "--output-on", output, *SAME_THREADS, *SAME_BATCHES, "-np", "1")
+                head = await homes.serve("head", served, *words, token=token)
+                status = await fleet.ready(head)
+                assert await api_of(status).complete(PROMPT, TOKENS) == alone(random_model(name), TOKENS), (
+                    name
+                )
+                assert model_of(status).weights_network_bytes == 0, name
+                await lost(fleet, head)
 
     play(check())
 

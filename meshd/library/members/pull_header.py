@@ -27,7 +27,8 @@ from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState
 from meshd.store.header_file import HeaderNote, compare_present, present_tensors, write_note
-from meshd.store.shard import Shard, close_all, open_shards
+from meshd.store.model_file import opened
+from meshd.store.shard import Shard, close_all
 
 _MOST_PIECES = MAX_HEADER_BYTES // PIECE_BYTES + 1  # of a header
 _LIED = "the hashes that it tells are not those of the model's fingerprint"
@@ -74,7 +75,7 @@ class HeaderPull(ModelPull):
             wanted = _wanted(index, header)
             plan = PiecePlan(index, present, wanted=wanted)
             self.state.total = sum(index.piece(number).length for number in wanted)
-            self.state.done = plan.done_bytes
+            self.state.done = self.state.before = plan.done_bytes
             await in_thread(functools.partial(files.check_space, self.state.total - plan.done_bytes))
             await self._fetch_all(files, index, plan, holders)
             return await self._keep(files, index, hashes)
@@ -109,7 +110,7 @@ class HeaderPull(ModelPull):
         """Those that are not there, from one member after the other."""
         plan = PiecePlan(index, present, wanted=numbers)
         self.state.total = sum(index.piece(number).length for number in numbers)
-        self.state.done = plan.done_bytes
+        self.state.done = self.state.before = plan.done_bytes
         fetcher = self._fetcher(files, index, plan)
         for offer in self._holding(index):
             if plan.is_done:
@@ -162,7 +163,7 @@ class HeaderPull(ModelPull):
         await in_thread(files.lengthen)
         await in_thread(files.flush)
         path = files.part_paths[0]
-        [shard] = await in_thread(functools.partial(open_shards, path, header_only=True))
+        [shard] = await opened(path, header_only=True)
         try:
             note = _note(shard, index, hashes)
             try:

@@ -280,6 +280,7 @@ def test_what_the_commands_say_of_a_header(tmp_path: Path, monkeypatch: pytest.M
     assert (
         f"fingerprint    {row['fingerprint']}" in shown and "problem        only its header is here" in shown
     )
+    assert json.loads(meshd("model", "verify", "mesh:far-Q4_0", "--json").out)["header_only"] is True
     verified = meshd("model", "verify", "mesh:far-Q4_0")
     assert verified.code == 0 and "and the tensors of no layer: they are right" in verified.out
     with path.open("r+b") as file:
