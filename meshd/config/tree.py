@@ -98,7 +98,7 @@ class WorkerConfig:
 class ServeConfig:
     """What a serving node loads, and where its API answers.
 
-    `model` is a path, or a name (text) until the verb has found it; with `header_only` the path of its header.
+    `model` is a path, or a name (text) until the verb has found it; with `header_only` that of its header.
     `devices` ("none",) is a head that computes nothing; no `devices`, all that the backend finds. `ctx_size`
     0: the longest context that fits.
     """
