@@ -72,11 +72,13 @@ class PullReply:
 class PullRequest(Request[PullReply], name="pull"):
     """Take the model `name` from members, at most `rate` bytes a second (0: no limit).
 
-    It runs for as long as somebody asks how far it is, every few seconds.
+    `header_only`: of it only what a head without layers needs. It runs for as long as somebody asks how far
+    it is, every few seconds.
     """
 
     name: str
     rate: int = 0
+    header_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

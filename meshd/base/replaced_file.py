@@ -1,6 +1,7 @@
 """A file of a cache, written anew as a whole or not at all. What must survive a crash: identity/folder.py."""
 
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -20,3 +21,12 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def read_own_file(path: Path, *, most: int) -> bytes | None:
+    """At most so many bytes of a file that nobody else could have written; None otherwise. Raises OSError."""
+    with path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            return None
+        return file.read(most)

@@ -1,5 +1,7 @@
 """A token bucket: taking too much causes a pause (`take`) or a refusal (`spend`). Pure."""
 
+_ROUNDING = 1e-6  # of one unit: who waits as long as it takes is not refused for the last bit of a float
+
 
 class TokenBucket:
     """`rate` units a second, at most `burst` saved up; `now` is a clock in seconds that never goes back."""
@@ -26,7 +28,7 @@ class TokenBucket:
     def has(self, amount: float, now: float) -> bool:
         """Would `spend` say yes? Nothing is taken."""
         self._fill(now)
-        return self._level >= amount
+        return self._level + _ROUNDING >= amount
 
     def full(self, now: float) -> bool:
         """True if nothing is owed: the bucket can be dropped and recreated."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.admin.models_api import PullRequest
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.base.time_format import in_time
@@ -25,11 +26,36 @@ def find_served_model(config: Config, out: Output) -> Config:
     def found(serve: ServeConfig) -> ServeConfig:
         assert serve.model is not None  # config/check.py
         draft = None if serve.draft_model is None else _found(serve.draft_model, config, out, head=True)
+        if serve.header_only:
+            return _with_header(replace(serve, draft_model=draft), config, out)
         return replace(serve, model=_found(serve.model, config, out, head=True), draft_model=draft)
 
     if not config.models:
         return replace(config, serve=found(config.serve))
     return replace(config, models=tuple(replace(one, serve=found(one.serve)) for one in config.models))
+
+
+def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig:
+    """With the header's path; or to serve the whole model, if that is here. Raises UserError."""
+    from meshd.daemon.role_runtime import find_native
+    from meshd.library.headers import said_of
+    from meshd.library.interface import NotHere
+    from meshd.library.resolve import Resolver
+    from meshd.library.stores import Stores
+
+    given = str(serve.model)
+    find_native(config.paths, head=True)
+    try:
+        stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
+    except NotHere:
+        path = _pulled(PullRequest(name=given, header_only=True), config, out, head=True)[0]
+    else:
+        if stored.complete:
+            out.note(f"all of `{given}` is on this machine, and is used")
+            return replace(serve, model=stored.paths[0], header_only=False)
+        path = stored.paths[0]
+    out.note(said_of(path))
+    return replace(serve, model=path, devices=("none",))
 
 
 def find_worker_models(config: Config, out: Output) -> Config:
@@ -84,12 +110,13 @@ def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Pat
 
 def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, head: bool) -> "StoredModel":
     """From this machine, else from members, else from Hugging Face. Raises UserError."""
+    from meshd.library.headers import ONLY_HEADER
     from meshd.library.interface import NotHere
     from meshd.library.short_names import hub_name_of
 
     try:
         here = resolver.local(given)
-        if here.complete or (not head and here.paths):
+        if here.complete or (not head and here.paths and here.problem != ONLY_HEADER):
             return here
     except NotHere:
         pass
@@ -115,11 +142,17 @@ def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, hea
 
 def _from_members(given: str, config: Config, out: Output, *, head: bool) -> Path | None:
     """None when members had something else by a name of Hugging Face. Raises NobodyHasIt, MeshdError."""
-    from meshd.cli.pull_model import PullProgress, keep_pulled
+    from meshd.cli.pull_model import keep_pulled
+
+    paths = _pulled(PullRequest(name=given), config, out, head=head)
+    return keep_pulled(given, paths, config.paths.cache, reporter(out), out)
+
+
+def _pulled(request: PullRequest, config: Config, out: Output, *, head: bool) -> list[Path]:
+    from meshd.cli.pull_model import PullProgress
     from meshd.daemon.model_first import pull_first
 
-    paths = pull_first(config, given, "serve" if head else "worker", PullProgress(out).show)
-    return keep_pulled(given, paths, config.paths.cache, reporter(out), out)
+    return pull_first(config, request, "serve" if head else "worker", PullProgress(out).show)
 
 
 def reporter(out: Output) -> "Callable[[TransferProgress], None]":

@@ -224,8 +224,13 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
                 "fingerprint": done.fingerprint,
                 "files": done.files,
                 "files_with_hash": done.compared,
+                "header_only": done.header_only,
             }
         )
+        return 0
+    if done.header_only:
+        out.line(f"of `{model.name}` only the header is here, and the tensors of no layer: they are right")
+        out.line(f"fingerprint {done.fingerprint}")
         return 0
     against = "the hash that its store promises" if done.compared else "no hash: its store promises none"
     out.line(f"`{model.name}` is complete; compared with {against}")

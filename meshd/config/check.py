@@ -10,8 +10,16 @@ from meshd.base.hosts import is_loopback
 from meshd.config.tree import Config, ModelConfig, ServeConfig
 from meshd.identity import naming
 from meshd.library.walk import hint_for_missing, is_folder
+from meshd.model.model_name import MESH
 
 MAX_TOKEN_BYTES = 4096
+# Options of llama-server by which the head reads weights of layers.
+_READS_LAYERS = frozenset(
+    {
+        *("-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe"),
+        *("--no-mmap", "--mlock", "-dio", "--direct-io", "--check-tensors"),
+    }
+)
 
 
 def check_node(config: Config) -> None:
@@ -51,10 +59,10 @@ def check_serve(config: Config) -> None:
         )
     _check_models(config.models)
     if not config.models:
-        _check_served(serve)
+        _check_served(serve, config.node.name)
     for model in config.models:
         try:
-            _check_served(model.serve)
+            _check_served(model.serve, config.node.name)
         except UserError as error:
             raise UserError(f"`[models.{model.name}]`: {error.what}", hint=error.hint) from None
     if serve.api_key_file is not None:
@@ -87,9 +95,11 @@ def _check_models(models: Sequence[ModelConfig]) -> None:
         )
 
 
-def _check_served(serve: ServeConfig) -> None:
+def _check_served(serve: ServeConfig, node: str) -> None:
     assert serve.model is not None
     _check_model(serve.model)
+    if serve.header_only:
+        _check_header_only(serve, node)
     if serve.mmproj is not None:
         _check_file(serve.mmproj, "mmproj file")
     if serve.draft_model is not None:
@@ -106,6 +116,28 @@ def _check_served(serve: ServeConfig) -> None:
         raise UserError(
             "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
         )
+
+
+def _check_header_only(serve: ServeConfig, node: str) -> None:
+    """This node, of that name, can read no layer: nothing may lead to that."""
+    if not (isinstance(serve.model, str) and serve.model.startswith(MESH)):
+        raise UserError(
+            f"`--header-only` takes a model of members, not `{serve.model}`",
+            hint=f"name it `{MESH}NAME`, as `meshd model ls` shows it, or omit `--header-only`",
+        )
+    combined = [
+        (f"--device {','.join(serve.devices)}", serve.devices not in ((), ("none",))),
+        (f"--load-mode {serve.load_mode}", serve.load_mode not in (None, "mmap")),
+        ("--rpc", bool(serve.rpc)),
+        *((f"--layers {one}", one.node == node) for one in serve.layers),
+    ]
+    read = [word for word in serve.llama_args if word.replace("_", "-") in _READS_LAYERS]
+    for option, is_given in (*combined, *((f"-- {word}", True) for word in read)):
+        if is_given:
+            raise UserError(
+                f"`--header-only` cannot be combined with `{option}`, by which this node reads layers",
+                hint="omit one of them; without `--header-only` all of the model comes from members first",
+            )
 
 
 def _check_model(model: Path | str) -> None:

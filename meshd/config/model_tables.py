@@ -20,6 +20,7 @@ MAX_MODELS = 64
 MAX_TTL = 10 * 86400  # seconds
 # The settings of [serve] that a table can override. The others concern the API, or plain rpc-servers.
 _OF_SERVE = (
+    "header_only",
     "ctx_size",
     "slots",
     "min_workers",

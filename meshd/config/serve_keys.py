@@ -25,6 +25,15 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="header_only",
+        form=forms.BOOLEAN,
+        option="--header-only",
+        switch=True,
+        help="take only the header of `--model mesh:NAME` and the tensors of no layer: workers have the rest",
+        more="This node computes no layers then: docs/models.md.",
+    ),
+    Key(
+        section="serve",
         field="mmproj",
         form=forms.PATH,
         option="--mmproj",

@@ -98,11 +98,13 @@ class WorkerConfig:
 class ServeConfig:
     """What a serving node loads, and where its API answers.
 
-    `model` is a path, or a name (text) until the verb has found it. `devices` ("none",) is a head that
-    computes nothing; no `devices`, all that the backend finds. `ctx_size` 0: the longest context that fits.
+    `model` is a path, or a name (text) until the verb has found it; with `header_only` that of its header.
+    `devices` ("none",) is a head that computes nothing; no `devices`, all that the backend finds. `ctx_size`
+    0: the longest context that fits.
     """
 
     model: Path | str | None = None
+    header_only: bool = False
     mmproj: Path | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_API_PORT

@@ -38,7 +38,7 @@ def has_members(config: Config) -> bool:
     return bool(config.node.join) or Home(config.paths.home).load_membership() is not None
 
 
-def pull_first(config: Config, name: str, role: str, show: Show) -> list[Path]:
+def pull_first(config: Config, request: PullRequest, role: str, show: Show) -> list[Path]:
     """The files of the model, once they are here; `show` gets how far it is.
 
     Raises NobodyHasIt and other MeshdErrors.
@@ -46,7 +46,7 @@ def pull_first(config: Config, name: str, role: str, show: Show) -> list[Path]:
     home = Home(config.paths.home)
     if not has_members(config):
         raise UserError(
-            f"`{name}` comes from members, and this node is in no mesh yet",
+            f"`{request.name}` comes from members, and this node is in no mesh yet",
             hint="join one with `--join TOKEN`, or give the model's path, or another name of it",
         )
     version = find_native(config.paths, head=ROLES[role].runs_llama_server).version
@@ -55,13 +55,13 @@ def pull_first(config: Config, name: str, role: str, show: Show) -> list[Path]:
     with home.lock(daemon=True), log.in_background():
         try:
             with asyncio.Runner(loop_factory=WakefulLoop) as runner:
-                return runner.run(_pull_as_member(config, home, name, role, version, show))
+                return runner.run(_pull_as_member(config, home, request, role, version, show))
         except ExceptionGroup as group:
             raise first_error(group) from None
 
 
 async def _pull_as_member(
-    config: Config, home: Home, name: str, role: str, version: NativeVersion, show: Show
+    config: Config, home: Home, request: PullRequest, role: str, version: NativeVersion, show: Show
 ) -> list[Path]:
     mesh_port = MeshPort(asked=config.links.listen, home=home)
     try:
@@ -83,7 +83,7 @@ async def _pull_as_member(
                 network.start(member.serve(), name="peers")
                 network.start(exchange.serve(), name="models")
                 try:
-                    return await _pull(exchange, name, show)
+                    return await _pull(exchange, request, show)
                 finally:
                     member.local.say_goodbye()
                     await asyncio.sleep(_GOODBYE_SECONDS)
@@ -94,13 +94,13 @@ async def _pull_as_member(
         mesh_port.close()
 
 
-async def _pull(exchange: ModelExchange, name: str, show: Show) -> list[Path]:
+async def _pull(exchange: ModelExchange, request: PullRequest, show: Show) -> list[Path]:
     """Members may not be connected yet: who has it is asked again for a while."""
     loop = asyncio.get_running_loop()
-    until = loop.time() + (FOUND_SECONDS if name.startswith(MESH) else _OR_ELSEWHERE_SECONDS)
+    until = loop.time() + (FOUND_SECONDS if request.name.startswith(MESH) else _OR_ELSEWHERE_SECONDS)
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
-        reply = exchange.start(PullRequest(name=name))
+        reply = exchange.start(request)
         while reply.step not in ("done", "failed"):
             show(reply)
             await asyncio.sleep(_LOOK_SECONDS)

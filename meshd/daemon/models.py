@@ -22,6 +22,7 @@ from meshd.library.members.ask_models import ask_members
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
 from meshd.library.members.offers import MemberOffer
+from meshd.library.members.pull_header import HeaderPull
 from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullPlace, PullStep
 from meshd.library.members.tell_models import ModelsTeller
 from meshd.library.stores import Stores
@@ -63,7 +64,7 @@ class ModelExchange:
         served = [config.serve, *(model.serve for model in config.models)]
         started_with = [*(one.model for one in served), *config.worker.models]
         offered.add([path for path in started_with if isinstance(path, Path)])
-        ModelsTeller(mesh, offered, pieces)
+        ModelsTeller(mesh, offered, pieces, pieces.hashes)
         PieceGiver(mesh, offered, is_serving=is_serving)
         self._owner: Owner | None = None
         self._pulls: dict[int, _Pull] = {}
@@ -97,14 +98,19 @@ class ModelExchange:
             name = parse_model_name(request.name)
         except ValueError as error:
             raise UserError(f"`{request.name[:200]}` is not a model's name: {error}") from None
-        running = (one for one in self._pulls.values() if one.task is not None and one.name == name)
+        make = HeaderPull if request.header_only else ModelPull
+        running = (
+            one
+            for one in self._pulls.values()
+            if one.task is not None and one.name == name and type(one.work) is make
+        )
         if (same := next(running, None)) is not None:
             return self.progress(same.id)
         if sum(one.task is not None for one in self._pulls.values()) >= MAX_PULLS:
             raise UserError(f"{MAX_PULLS} models are being pulled already", hint="wait for one of them")
         if self._owner is None:
             raise UserError("this node is starting or stopping", hint="try again in a moment")
-        work = ModelPull(self._mesh, name, self._place, rate=float(request.rate) or None)
+        work = make(self._mesh, name, self._place, rate=float(request.rate) or None)
         self._last_id += 1
         pull = _Pull(self._last_id, name, work, None, asyncio.get_running_loop().time())
         self._pulls[pull.id] = pull

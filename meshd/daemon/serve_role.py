@@ -23,6 +23,7 @@ from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.native.processors import llama_threads
 from meshd.store.hash_cache import HashCache
+from meshd.store.header_file import HeaderFile
 from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
@@ -73,7 +74,11 @@ async def _open(
 ) -> ModelFile:
     path = serve.model
     assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
-    file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))
+    if serve.header_only:
+        assert serve.devices == ("none",)  # the verb has seen to it: here are no layers to compute with
+        file: ModelFile = await HeaderFile.open_header(path)
+    else:
+        file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))
     held.callback(file.close)
     if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
         check_architecture(file.headers[0], label=file.name)

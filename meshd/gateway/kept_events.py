@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 
 _MOST_SENT_BYTES = 64 << 20  # some 200,000 tokens
-_MOST_KEPT_BYTES = 4 << 20
+_MOST_COMPRESSED_BYTES = 4 << 20
 _RAW_DEFLATE = -12  # with its window, 32 KiB of state for each answer that is under way
 _MEMORY_LEVEL = 5
 _PIECE_BYTES = 64 << 10
@@ -25,7 +25,7 @@ class KeptEvents:
         """False when they are too many."""
         self._sent += len(events)
         self._kept += self._deflate.compress(events)
-        return self._sent <= _MOST_SENT_BYTES and len(self._kept) <= _MOST_KEPT_BYTES
+        return self._sent <= _MOST_SENT_BYTES and len(self._kept) <= _MOST_COMPRESSED_BYTES
 
     def read(self) -> Iterator[bytes]:
         """All of it, in pieces of at most 64 KiB; nothing may be added any more."""

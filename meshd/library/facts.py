@@ -1,17 +1,19 @@
 """What a model's files say about themselves, and meshd's fingerprint of it where it was hashed before."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.library.headers import ONLY_HEADER
 from meshd.library.interface import StoredModel
 from meshd.model.file_types import FILE_TYPES
 from meshd.model.gguf import Header
 from meshd.model.known_architectures import KNOWN_ARCHITECTURES
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import HashCache
-from meshd.store.shard import Shard, close_all, open_shards
+from meshd.store.header_file import read_note
+from meshd.store.shard import Shard, close_all, is_header, open_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,24 @@ def facts_of(model: StoredModel, hashes: Path) -> ModelFacts:
     if not model.paths or not model.paths[0].name:
         return ModelFacts(problem=model.problem)
     try:
-        shards = open_shards(model.paths[0], partial=True)
+        header_only = is_header(model.paths[0])
+        shards = open_shards(model.paths[0], partial=True, header_only=header_only)
     except UserError as error:
         return ModelFacts(problem=model.problem or error.what)
     try:
-        return _facts(model, shards, HashCache(hashes))
+        facts = _facts(model, shards, HashCache(hashes))
+        return _of_header(facts, model.paths[0]) if header_only else facts
     finally:
         close_all(shards)
+
+
+def _of_header(facts: ModelFacts, path: Path) -> ModelFacts:
+    """Its fingerprint is that which a member told."""
+    try:
+        note = read_note(path)
+    except UserError as error:
+        return replace(facts, fingerprint=None, problem=error.what)
+    return replace(facts, fingerprint=note.fingerprint, problem=ONLY_HEADER)
 
 
 def _facts(model: StoredModel, shards: list[Shard], hashes: HashCache) -> ModelFacts:

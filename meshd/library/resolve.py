@@ -12,6 +12,7 @@ from meshd.build.interface import BuildProgress
 from meshd.library import folders, hub_cache, ollama
 from meshd.library.adopt import find_noted
 from meshd.library.facts import facts_of
+from meshd.library.headers import ONLY_HEADER, find_header
 from meshd.library.interface import ModelSource, NotHere, ReportProgress, StoredModel, TransferProgress
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
@@ -34,7 +35,7 @@ class Resolver:
     def get(self, given: Given, *, partial: bool = False) -> StoredModel:
         """The model, on this machine and complete, unless a `partial` one will do. Raises UserError."""
         found = self._find(given, download=True)
-        return found if partial and found.paths else _usable(found)
+        return found if partial and found.paths and found.problem != ONLY_HEADER else _usable(found)
 
     def local(self, given: Given) -> StoredModel:
         """As `get`, without a download: an error says how to start it. The model may be incomplete.
@@ -102,6 +103,8 @@ class Resolver:
         for one in folders.all_models(self._stores.meshd, ModelSource.MESHD):
             if one.complete and (low == one.stem.lower() or _has_fingerprint(one, name.fingerprint, hashes)):
                 return one
+        if (header := find_header(self._stores.meshd, name)) is not None:
+            return header
         raise NotHere(f"`{name}` is not on this machine", hint=f"run `meshd model pull {name}`")
 
     def _bare(self, text: str, download: bool) -> StoredModel:
@@ -189,13 +192,12 @@ def _expanded(text: str) -> Path:
 
 def _usable(model: StoredModel) -> StoredModel:
     if not model.complete:
-        again = f"run `ollama pull {model.name.removeprefix('ollama:')}`"
-        raise UserError(
-            f"`{model.name}` cannot be used: {model.problem}",
-            hint=again
-            if model.source is ModelSource.OLLAMA
-            else f"download it again, into `{_place(model)}`",
-        )
+        hint = f"download it again, into `{_place(model)}`"
+        if model.source is ModelSource.OLLAMA:
+            hint = f"run `ollama pull {model.name.removeprefix('ollama:')}`"
+        elif model.problem == ONLY_HEADER:
+            hint = f"for all of it run `meshd model pull {model.name}`; `--header-only` serves it as it is"
+        raise UserError(f"`{model.name}` cannot be used: {model.problem}", hint=hint)
     return model
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshd.library import folders, hub_cache, ollama
+from meshd.library import folders, headers, hub_cache, ollama
 from meshd.library.interface import ModelSource, StoredModel
 
 _BY_STEM = frozenset(
@@ -63,3 +63,4 @@ class Stores:
             yield place, folders.all_models(place, ModelSource.LM_STUDIO)
         yield self.folder, folders.all_models(self.folder, ModelSource.FOLDER)
         yield self.meshd, folders.all_models(self.meshd, ModelSource.MESHD)
+        yield self.meshd, headers.all_headers(self.meshd)

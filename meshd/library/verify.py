@@ -11,18 +11,23 @@ from meshd.library.meter import Meter
 from meshd.library.promised_hash import hash_of, promised_by
 from meshd.model.gguf import Header
 from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.header_file import compare_header, compare_present, read_note
 from meshd.store.interface import HashProgress
 from meshd.store.model_file import ModelFile
-from meshd.store.shard import Shard, close_all, open_shards
+from meshd.store.shard import Shard, close_all, is_header, open_shards
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A model whose bytes were all read and are right. `compared`: files with a hash to compare with."""
+    """A model whose bytes were all read and are right. `compared`: files with a hash to compare with.
+
+    `header_only`: these are only its header, and the tensors of no layer.
+    """
 
     fingerprint: str
     files: int
     compared: int
+    header_only: bool = False
 
 
 class _ReadAnew(HashCache):
@@ -35,6 +40,8 @@ class _ReadAnew(HashCache):
 
 def verify(model: StoredModel, hashes: Path, report: ReportProgress) -> Verified:
     """Raises UserError for a model that is incomplete or damaged; `hashes` is the folder of meshd's."""
+    if model.paths and is_header(model.paths[0]):
+        return _verify_header(model, report)
     shards = _opened(model)
     try:
         if problem := problem_of(shards) or model.problem:
@@ -50,6 +57,20 @@ def verify(model: StoredModel, hashes: Path, report: ReportProgress) -> Verified
     finally:
         close_all(shards)
     return Verified(found, len(paths), compared)
+
+
+def _verify_header(model: StoredModel, report: ReportProgress) -> Verified:
+    """What is there of it, against the hashes that a member told."""
+    path = model.paths[0]
+    note = read_note(path)
+    shards = open_shards(path, header_only=True)
+    try:
+        report(TransferProgress(f"checking `{path.name}`"))
+        compare_header(shards[0], note)
+        asyncio.run(compare_present(shards[0], note))
+    finally:
+        close_all(shards)
+    return Verified(note.fingerprint, 1, 0, header_only=True)
 
 
 def _opened(model: StoredModel) -> list[Shard]:

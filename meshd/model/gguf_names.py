@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 GGUF_SUFFIX = ".gguf"
+HEADER_SUFFIX = ".header"  # of a model of which only that is here (store/header_file.py)
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
     r"(?:^|[-._/ ])((?:UD-)?(?:I?Q[0-9](?:_[0-9A-Z]+)*|TQ[0-9]_[0-9]|BF16|F16|F32|FP16|MXFP4(?:_MOE)?|NVFP4))"

@@ -156,6 +156,11 @@ def place_of(name: str, layers: int) -> int | TensorPlace:
     return TensorPlace.OUTPUT_REST
 
 
+def is_of_layer(name: str) -> bool:
+    """Whether a tensor of that name belongs to a layer, one that only predicts tokens included."""
+    return _BLOCK.match(name) is not None
+
+
 def _elements(tensor: TensorInfo) -> int:
     return tensor.size // tensor.kind.block_bytes * tensor.kind.block_elements
 

@@ -48,8 +48,8 @@ def plan_split(model: ModelLayers, devices: Sequence[Device], options: SplitOpti
 def _without_the_head(model: ModelLayers, devices: Sequence[Device], options: SplitOptions) -> str:
     """What `--device none` has to do with it."""
     if _Planner(model, devices, replace(options, head_layers=True, tensor_split=())).plan() is not None:
-        return "omit `--device none`: with this node's memory it fits"
-    return "omit `--device none`, which keeps all layers off this node"
+        return "omit `--device none` or `--header-only`: with this node's memory it fits"
+    return "omit `--device none` or `--header-only`, which keeps all layers off this node"
 
 
 class _Planner:

@@ -1,17 +1,20 @@
 """What a head's daemon reads of llama-server's connection with a mesh-server: which weights were sent, and
-which neighbours the worker has. Nothing is held back but WELCOME, LOAD and LOADED.
+which neighbours the worker has. Nothing is held back but WELCOME, LOAD and LOADED; where the head lacks
+weights itself, the beginning of WRITE and FREE as well.
 """
 
 from collections.abc import Callable
 
 from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.absent_weights import AbsentWeights, AskedWeight
 from meshd.rpc.frames import HEAD, MAX_UNANSWERED, MESH_SERVER, Messages, Seen, refused, unseen
 from meshd.rpc.judging_budget import MESSAGE_TENSORS, PROGRESS_TENSORS, JudgingBudget
 from meshd.rpc.mesh_firewall import look_header, read_welcome
 
 Placed = Callable[[bytes, int, str], None]
 """Told of each weight that is asked for by content: hash, bytes, and why it is sent; empty: it is not."""
-_Entries = tuple[tuple[bytes, int], ...]  # hashes and bytes
+_Entries = tuple[AskedWeight, ...]
+_WRITE, _FREE = wire.MESSAGES[wire.WRITE].body, wire.MESSAGES[wire.FREE].body
 MAX_WEIGHTS_ASKED = 16_384  # weights whose answers have not come; of more nothing is said
 
 
@@ -22,8 +25,9 @@ class MeshHeadView:
     and MAX_WEIGHTS_ASKED hashes.
     """
 
-    def __init__(self, placed: Placed, *, seen: Seen = unseen) -> None:
-        """`seen` is told of every message."""
+    def __init__(self, placed: Placed, *, seen: Seen = unseen, absent: AbsentWeights | None = None) -> None:
+        """`seen` is told of every message; `absent` of weights, where the head lacks some."""
+        self._absent = absent
         self._placed = placed
         self._seen = seen
         self._requests = Messages(wire.HEADER.size, HEAD)
@@ -53,8 +57,22 @@ class MeshHeadView:
             if have < wire.HEADER.size + size:
                 return -(wire.HEADER.size + size)
             self._load(memoryview(data)[at + wire.HEADER.size : at + wire.HEADER.size + size], identity)
+        elif self._absent is not None and message.number in (wire.WRITE, wire.FREE):
+            if have < wire.HEADER.size + message.body.size:
+                return -(wire.HEADER.size + message.body.size)
+            self._look_buffer(self._absent, message.number, data, at + wire.HEADER.size, size)
         self._seen(message.number)
         return wire.HEADER.size + size
+
+    @staticmethod
+    def _look_buffer(
+        absent: AbsentWeights, number: int, data: bytes | memoryview, body: int, size: int
+    ) -> None:
+        if number == wire.FREE:
+            absent.freed(*_FREE.unpack_from(data, body))
+        else:
+            buffer, _row, offset = _WRITE.unpack_from(data, body)
+            absent.written(buffer, offset, size - _WRITE.size)
 
     def _load(self, body: memoryview, identity: int) -> None:
         if len(body) % wire.LOAD_ENTRY.size:
@@ -66,10 +84,16 @@ class MeshHeadView:
         count = len(body) // wire.LOAD_ENTRY.size
         if self._asked_count + count > MAX_WEIGHTS_ASKED:
             self._asked[identity] = None
+            if self._absent is not None:
+                self._absent.uncounted()
             return
-        self._asked[identity] = tuple(
-            (digest, size) for *_, size, digest in wire.LOAD_ENTRY.iter_unpack(body)
+        entries = tuple(
+            AskedWeight(digest, size, buffer, offset)
+            for buffer, _kind, offset, size, digest in wire.LOAD_ENTRY.iter_unpack(body)
         )
+        if self._absent is not None:
+            self._absent.asked(entries)
+        self._asked[identity] = entries
         self._asked_count += count
 
     def _look_answer(self, data: bytes | memoryview, at: int, have: int) -> int:
@@ -98,6 +122,8 @@ class MeshHeadView:
         self._asked_count -= len(entries)
         if len(entries) != len(results) or max(results, default=0) >= len(wire.LOAD_RESULTS):
             raise refused("LOADED with other results than were asked for")
-        for (digest, size), result in zip(entries, results, strict=True):
+        for entry, result in zip(entries, results, strict=True):
+            if result and self._absent is not None:
+                self._absent.missed(entry)
             why = wire.LOAD_RESULTS[result].replace("-", "_")
-            self._placed(digest, size, why if result else "")
+            self._placed(entry.digest, entry.size, why if result else "")

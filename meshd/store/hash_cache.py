@@ -7,7 +7,6 @@ a miss, and a cache that cannot be written is a slower start, never a failure.
 
 import asyncio
 import os
-import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from meshd.base import log
-from meshd.base.replaced_file import NEW_PREFIX, replace_file
+from meshd.base.replaced_file import NEW_PREFIX, read_own_file, replace_file
 from meshd.model.gguf import Header
 from meshd.model.weights_index import FileEntry
 
@@ -98,12 +97,8 @@ class HashCache:
         """The hashes of the header's tensors, in their order, or None."""
         path = self._path(state)
         try:
-            with path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-                    return None  # other users could have written it
-                data = file.read(MAX_ENTRY_BYTES)
-            digests = _decode(data, state, header)
+            data = read_own_file(path, most=MAX_ENTRY_BYTES)
+            digests = None if data is None else _decode(data, state, header)
             if digests is not None:
                 with suppress(OSError):  # a disk that takes nothing: it is read all the same
                     os.utime(path)  # the least recently used goes first

@@ -58,6 +58,14 @@ class WeightsFile(Protocol):
         ...
 
     @property
+    def header_of(self) -> bytes:
+        """The content id (model/piece_index.py) of a model whose layers are not here; empty for all others.
+
+        There, the tensors of layers are holes, and only their hashes are known.
+        """
+        ...
+
+    @property
     def missing_bytes(self) -> int:
         """How much of the present shards is cut off (workers only: a head needs all)."""
         ...

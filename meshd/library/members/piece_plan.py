@@ -7,7 +7,7 @@ and what it owed goes to the others.
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 
 from meshd.model.piece_index import Piece, PieceIndex
 
@@ -17,13 +17,19 @@ _COPIES = 2  # holders that may owe the same piece
 class PiecePlan:
     """For one content; holders are named by anything hashable."""
 
-    def __init__(self, index: PieceIndex, present: Iterable[int] = ()) -> None:
+    def __init__(
+        self, index: PieceIndex, present: Iterable[int] = (), *, wanted: Collection[int] | None = None
+    ) -> None:
+        """`wanted`: those pieces alone are fetched and counted; all, if nothing is said."""
         self._index = index
         self._present = set(present)
+        done = self._present if wanted is None else self._present.intersection(wanted)
+        self.done_bytes = sum(index.piece(number).length for number in done)
+        if wanted is not None:
+            self._present |= set(range(index.count)).difference(wanted)
         self._missing = deque(number for number in range(index.count) if number not in self._present)
         self._owed: dict[int, list[Hashable]] = {}  # in the order in which they were asked for
         self._liars: set[Hashable] = set()
-        self.done_bytes = sum(index.piece(number).length for number in self._present)
 
     @property
     def is_done(self) -> bool:

@@ -30,7 +30,7 @@ from meshd.store.piece_cache import PieceCache
 
 _LOOKED_AT = 64  # pieces in one step
 _JOIN_SECONDS = 10.0  # how long members that must read their file first are waited for
-_Tasks = Sequence[asyncio.Task[None]]
+HolderTasks = Sequence[asyncio.Task[None]]
 LOG = log.get("library")
 
 
@@ -203,7 +203,7 @@ class ModelPull:
             known.clear()
             await known.wait()
 
-    async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: _Tasks) -> bool:
+    async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
         files = PartFiles(self._place.folder, index, _file_names(offer))
         try:
             plan = await self._look(files, index)
@@ -217,6 +217,12 @@ class ModelPull:
                 files.close()
 
     async def _look(self, files: PartFiles, index: PieceIndex) -> PiecePlan:
+        plan = PiecePlan(index, await self._present(files, index))
+        self.state.done = self.state.before = plan.done_bytes
+        return plan
+
+    async def _present(self, files: PartFiles, index: PieceIndex) -> set[int]:
+        """Opens the files."""
         state = self.state
         state.step, state.total = PullStep.LOOKING, index.size
         await in_thread(files.open)
@@ -225,12 +231,22 @@ class ModelPull:
             numbers = range(first, min(index.count, first + _LOOKED_AT))
             present |= await in_thread(functools.partial(files.present, numbers))
             state.done = min(index.size, numbers.stop * PIECE_BYTES)
-        plan = PiecePlan(index, present)
-        state.done = state.before = plan.done_bytes
-        return plan
+        return present
 
-    async def _fetch_all(self, files: PartFiles, index: PieceIndex, plan: PiecePlan, holders: _Tasks) -> None:
+    async def _fetch_all(
+        self, files: PartFiles, index: PieceIndex, plan: PiecePlan, holders: HolderTasks
+    ) -> None:
         assert self._chosen is not None
+        self._chosen.set_result(self._fetcher(files, index, plan))
+        while not plan.is_done:
+            if self._failure is not None:
+                raise self._failure
+            left = [task for task in holders if not task.done()]
+            if not left:
+                raise self._lost()
+            await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+
+    def _fetcher(self, files: PartFiles, index: PieceIndex, plan: PiecePlan) -> PieceFetcher:
         state, state.step = self.state, PullStep.FETCHING
         began = asyncio.get_running_loop().time()
 
@@ -245,16 +261,8 @@ class ModelPull:
 
         pace = None
         if self._rate is not None:
-            now = asyncio.get_running_loop().time()
-            pace = TokenBucket(rate=self._rate, burst=PIECE_BYTES, now=now)
-        self._chosen.set_result(PieceFetcher(self._mesh, index, plan, write, pace=pace, on_bytes=on_bytes))
-        while not plan.is_done:
-            if self._failure is not None:
-                raise self._failure
-            left = [task for task in holders if not task.done()]
-            if not left:
-                raise self._lost()
-            await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            pace = TokenBucket(rate=self._rate, burst=PIECE_BYTES, now=began)
+        return PieceFetcher(self._mesh, index, plan, write, pace=pace, on_bytes=on_bytes)
 
     async def _finish(self, files: PartFiles, index: PieceIndex) -> bool:
         """Compare all with what these members said of it, and give it its place."""

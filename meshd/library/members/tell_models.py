@@ -1,13 +1,14 @@
-"""Tells members which models this node has, and the hashes of their pieces.
+"""Tells members which models this node has, and the hashes of their pieces or tensors.
 
-A model whose pieces are not known yet is read once, for the first member that asks; others that ask for the
+A model whose hashes are not known yet is read once, for the first member that asks; others that ask for the
 same meanwhile wait for it. Such readings take turns, and how many a member may cause is limited.
 """
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream, MeshdError, RemoteProtocolError
@@ -27,21 +28,26 @@ from meshd.model.piece_index import HASH_BYTES, PieceIndex
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.capacity.tell_capacity import NOT_FOR_YOU
+from meshd.store.hash_cache import HashCache
 from meshd.store.interface import HashProgress
+from meshd.store.model_file import ModelFile
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.limits import MAX_MODEL_ROWS, MAX_PIECE_HASHES
 from meshd.wire.models import (
     MODELS_SERVICE,
     AskModels,
     AskPieces,
+    AskTensors,
     ModelsTold,
     NoPieces,
     PieceHashes,
     PiecesTold,
     ReadingModel,
+    TensorHashes,
     decode,
 )
 
+T = TypeVar("T")
 _ASKED_SECONDS = 30.0  # for the question, once the stream is open
 _TOLD_SECONDS = 2.0  # how often it is said how far a reading is
 LOG = log.get("library")
@@ -50,9 +56,10 @@ LOG = log.get("library")
 class ModelsTeller:
     """Answers on streams of service `models`."""
 
-    def __init__(self, mesh: Mesh, offered: OfferedModels, pieces: PieceCache) -> None:
+    def __init__(self, mesh: Mesh, offered: OfferedModels, pieces: PieceCache, hashes: HashCache) -> None:
         self._offered = offered
         self._pieces = pieces
+        self._hashes = hashes
         self._places = Slots(MODELS_ASKED, MODELS_ASKED_OF_PEER, MODELS_ASKED_OF_ISSUER)
         self._read = Rates(MODELS_READ)
         self._turn = asyncio.Lock()  # who waits for it may find the pieces known
@@ -84,10 +91,16 @@ class ModelsTeller:
             asked = decode(await messages.receive())
         if isinstance(asked, AskModels):
             await self._tell(messages)
-        elif isinstance(asked, AskPieces):
-            await self._tell_pieces(messages, asked.key)
+        elif isinstance(asked, AskPieces | AskTensors):
+            offered = await in_thread(functools.partial(self._offered.by_key, asked.key))
+            if offered is None:
+                await messages.send(NoPieces("it does not have this model any more").encode())
+            elif isinstance(asked, AskPieces):
+                await self._tell_pieces(messages, offered)
+            else:
+                await self._tell_tensors(messages, offered)
         else:
-            raise RemoteProtocolError("models: expected `list` or `pieces`", code="models")
+            raise RemoteProtocolError("models: expected `list`, `pieces` or `tensors`", code="models")
 
     async def _tell(self, messages: MessageStream) -> None:
         told = [one.told for one in await in_thread(self._offered.listed)]
@@ -95,22 +108,24 @@ class ModelsTeller:
             rows = tuple(told[at : at + MAX_MODEL_ROWS])
             await messages.send(ModelsTold(rows, last=at + MAX_MODEL_ROWS >= len(told)).encode())
 
-    async def _tell_pieces(self, messages: MessageStream, key: bytes) -> None:
-        offered = await in_thread(functools.partial(self._offered.by_key, key))
-        if offered is None:
-            return await messages.send(NoPieces("it does not have this model any more").encode())
+    async def _tell_pieces(self, messages: MessageStream, offered: OfferedModel) -> None:
         index = await in_thread(functools.partial(self._offered.index_of, offered))
         if index is None:
-            index = await self._read_for(messages, offered)
+            index = await self._read_for(messages, functools.partial(self._read_pieces, offered))
         if index is None:
-            return None
+            return
         await messages.send(PiecesTold(index.sizes).encode())
-        step = MAX_PIECE_HASHES * HASH_BYTES
-        for at in range(0, len(index.hashes), step):
-            await messages.send(PieceHashes(index.hashes[at : at + step]).encode())
-        return None
+        for some in _in_messages(index.hashes):
+            await messages.send(PieceHashes(some).encode())
 
-    async def _read_for(self, messages: MessageStream, offered: OfferedModel) -> PieceIndex | None:
+    async def _tell_tensors(self, messages: MessageStream, offered: OfferedModel) -> None:
+        hashes = await in_thread(functools.partial(self._offered.tensors_of, offered))
+        if hashes is None:
+            hashes = await self._read_for(messages, functools.partial(self._read_tensors, offered))
+        for some in _in_messages(hashes or b""):
+            await messages.send(TensorHashes(some).encode())
+
+    async def _read_for(self, messages: MessageStream, read_model: Callable[[], Awaitable[T]]) -> T | None:
         """Read the model, saying how far that is; None when this member may not cause it."""
         if not self._read.spend(messages.stream.peer, asyncio.get_running_loop().time()):
             await messages.send(NoPieces("it has read enough models for this node; ask again later").encode())
@@ -119,11 +134,11 @@ class ModelsTeller:
         try:
             async with Owner() as owner:
                 owner.start(self._say_progress(messages, read), name="models progress")
-                index = await self._read_pieces(offered)
+                found = await read_model()
                 read.set()
         except ExceptionGroup as group:
             raise first_error(group) from None
-        return index
+        return found
 
     async def _say_progress(self, messages: MessageStream, read: asyncio.Event) -> None:
         """Until it is read; never cancelled inside a message."""
@@ -148,5 +163,22 @@ class ModelsTeller:
             self._offered.changed()
             return index
 
+    async def _read_tensors(self, offered: OfferedModel) -> bytes:
+        async with self._turn:
+            model = await ModelFile.open(offered.paths[0], cache=self._hashes)
+            try:
+                index = await model.index(self._on_progress)
+            finally:
+                self._progress = ""
+                model.close()
+            self._offered.changed()
+            return b"".join(tensor.digest for tensor in index.tensors)
+
     def _on_progress(self, progress: HashProgress) -> None:
         self._progress = f"reading it once: {100 * progress.done // max(1, progress.total)} %"
+
+
+def _in_messages(hashes: bytes) -> list[bytes]:
+    """The same, of at most as many as one message has."""
+    step = MAX_PIECE_HASHES * HASH_BYTES
+    return [hashes[at : at + step] for at in range(0, len(hashes), step)]

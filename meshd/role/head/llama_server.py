@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshd.base import log
@@ -18,6 +18,7 @@ from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.mesh_end import MeshEnd
+from meshd.role.head.model_header import ModelHeader
 from meshd.role.head.run_input import ServedModel
 from meshd.role.head.split_plan import renamed
 from meshd.role.interface import IS_SUSPENDED, NativeBuild, Processes, Report, RolePaths
@@ -54,7 +55,9 @@ class LlamaServer:
         paths: RolePaths,
         *,
         model: ServedModel,
+        fails: Callable[[MeshdError], None],
     ) -> None:
+        """`fails` is told why this model cannot be loaded, where that is not for the process to say."""
         self._native = native
         self._processes = processes
         self._paths = paths
@@ -62,6 +65,7 @@ class LlamaServer:
         self._child: Child | None = None
         self._outgoing = Outgoing()
         self._pipe: Report | None = None
+        self._header = ModelHeader(model.alias, model.index, fails) if model.file.header_of else None
         self._digests = {one.digest: one.name for one in model.index.tensors}
         self._reported = asyncio.Event()  # no line comes any more
         self._why_killed = ""
@@ -81,7 +85,13 @@ class LlamaServer:
 
     def mesh_end(self) -> MeshEnd:
         """What it inherits for one worker."""
-        return MeshEnd(self._processes.socket_pair, weights=self._digests, report=self.report, away=self.away)
+        return MeshEnd(
+            self._processes.socket_pair,
+            weights=self._digests,
+            report=self.report,
+            away=self.away,
+            header=self._header,
+        )
 
     def start(
         self,

@@ -6,6 +6,8 @@ from socket import socket
 
 from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.load_report import WeightsReport
+from meshd.role.head.model_header import ModelHeader
+from meshd.rpc.absent_weights import AbsentWeights
 from meshd.rpc.mesh_head_view import MeshHeadView
 
 
@@ -19,15 +21,18 @@ class MeshEnd:
         weights: Mapping[bytes, str],
         report: WeightsReport,
         away: AwayTimes,
+        header: ModelHeader | None = None,
     ) -> None:
         """`weights` are the names of the model's tensors, by content; `report` is told of each, and `away`
-        of what passes.
+        of what passes. `header`: that is all this node has of the model.
         """
         self.away = away
         self._socket_pair = socket_pair
         self._weights = weights
         self._report = report
-        self.view = MeshHeadView(self._placed, seen=away.seen)
+        absent = None if header is None else AbsentWeights(header.absent, self._lacked)
+        self.view = MeshHeadView(self._placed, seen=away.seen, absent=absent)
+        self._header = header
         self._child_end = -1
         self._endpoint = ""
 
@@ -59,3 +64,8 @@ class MeshEnd:
     def _placed(self, digest: bytes, size: int, why: str) -> None:
         name = self._weights.get(digest, digest.hex())
         self._report.placed(self._endpoint, name, size, why)
+
+    def _lacked(self, digest: bytes) -> None:
+        assert self._header is not None
+        worker = self._report.names.get(self._endpoint, self._endpoint)
+        self._header.is_lacked(worker, self._weights.get(digest))

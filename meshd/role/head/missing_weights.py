@@ -50,6 +50,8 @@ async def find_needs(
     parts = placed_tensors(plan, model.layers, [tensor.name for tensor in index.tensors])
     offers = {lease.name: lease.offer for lease in leases if lease.offer is not None}
     missing = sum(lacking(index, parts.get(name, ()), offer.lacks) for name, offer in offers.items())
+    if model.file.header_of:  # this node can send nothing of it
+        return _all_needs(model, parts, leases, model.file.header_of, missing) if missing else {}
     if missing < _WORTH_BYTES:
         return {}
     asking = _ContentQuestion(model, members, on_progress)
@@ -57,8 +59,18 @@ async def find_needs(
     asking.waited = True
     if not (content := asking.content):
         return {}
+    return _all_needs(model, parts, leases, content, missing)
+
+
+def _all_needs(
+    model: ServedModel,
+    parts: Mapping[str, Sequence[int]],
+    leases: Sequence[LeaseClient],
+    content: bytes,
+    missing: int,
+) -> Mapping[str, Needs]:
     LOG.info("weights_missing", bytes=missing)
-    return {lease.name: _needs(index, parts.get(lease.name, ()), content) for lease in leases}
+    return {lease.name: _needs(model.index, parts.get(lease.name, ()), content) for lease in leases}
 
 
 class _ContentQuestion:

@@ -75,9 +75,10 @@ class HeadRun:
         shape = shape_of(model.layers, options)
         self._operations = operations(model.file.headers, shape)
         self._work = layer_work(model.file.headers, shape, model.layers.count)
-        self._server = LlamaServer(runtime.native, runtime.processes, runtime.paths, model=model)
-        self._drafts = RunDrafts(model, history)
+        native, processes, paths = runtime.native, runtime.processes, runtime.paths
         self.end = End()
+        self._server = LlamaServer(native, processes, paths, model=model, fails=self.end.fail)
+        self._drafts = RunDrafts(model, history)
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self._predicted: Speeds | None = None
         self.measures = RunMeasures(

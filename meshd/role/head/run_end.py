@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from meshd.base.errors import MeshdError
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import AnswersAtOnce, Speeds, SplitPart
 from meshd.process.interface import ChildState, ChildStatus
@@ -18,6 +19,7 @@ class End:
         self._known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reported = ""
+        self._error: MeshdError | None = None
 
     @property
     def known(self) -> bool:
@@ -28,6 +30,12 @@ class End:
         """For good."""
         if not self._known.done():
             self._known.set_result(why)
+
+    def fail(self, error: MeshdError) -> None:
+        """For good: the next life would end like this one, unless something changes."""
+        if not self._known.done():
+            self._error = error
+            self.say(error.what)
 
     def seen(self, why: str) -> None:
         """It has ended, and a worker may have a better reason."""
@@ -43,9 +51,11 @@ class End:
         await asyncio.wait([self._known], timeout=LEASE_WORD_SECONDS)
 
     async def why(self) -> str:
-        """Waits for it."""
+        """Waits for it. Raises what was given to `fail`."""
         await asyncio.wait([self._known, self._seen], return_when=asyncio.FIRST_COMPLETED)
         await self.word_of_a_lease()
+        if self._error is not None:
+            raise self._error
         if self._known.done():
             return self._known.result()
         return self._reported or self._seen.result()

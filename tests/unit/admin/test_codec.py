@@ -37,7 +37,9 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     ),
     why_api.WhyRequest(): '{"request":"why"}',
     models_api.MemberModelsRequest(): '{"request":"member_models"}',
-    models_api.PullRequest(name="mesh:glm", rate=5): '{"request":"pull","name":"mesh:glm","rate":5}',
+    models_api.PullRequest(name="mesh:glm", rate=5): (
+        '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false}'
+    ),
     models_api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
     models_api.PullStopRequest(id=3): '{"request":"pull_stop","id":3}',
     NetcheckRequest(fresh=True): '{"request":"netcheck","fresh":true}',

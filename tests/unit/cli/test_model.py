@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.admin.models_api import PullRequest
 from meshd.base.errors import UserError
 from meshd.cli import find_models as finding
 from meshd.cli.output import Output
@@ -14,6 +15,7 @@ from meshd.library.interface import TransferProgress
 from meshd.library.members.pull_model import NobodyHasIt
 
 from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
+from tests.unit.store.header_files import with_holes
 
 from .shell import Terminal, meshd, refused
 
@@ -227,7 +229,8 @@ class Members:
         self.have: dict[str, list[Path]] = {}
         self.asked: list[tuple[str, str]] = []
 
-    def pull_first(self, _config: Config, name: str, role: str, _show: object) -> list[Path]:
+    def pull_first(self, _config: Config, request: PullRequest, role: str, _show: object) -> list[Path]:
+        name = request.name
         self.asked.append((name, role))
         if name not in self.have:
             raise NobodyHasIt(f"no member of the mesh has `{name}`; asked: desk")
@@ -314,6 +317,68 @@ def test_a_model_of_the_hub_that_came_from_members_is_found_by_its_name(
     members.have[name] = [path]
     assert members.served(name) == members.served(name) == path
     assert members.asked == [(name, "serve")]
+
+
+def test_a_header_of_members_comes_before_the_node_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is here, or all of the model is; and who says which model that is, is told each time."""
+    asked: list[PullRequest] = []
+
+    whole = put(tmp_path / "all.gguf", tiny())
+
+    def pull_first(_config: Config, request: PullRequest, _role: str, _show: object) -> list[Path]:
+        asked.append(request)
+        return [with_holes(tmp_path / "models/header-0", tiny()) if request.header_only else whole]
+
+    monkeypatch.setattr("meshd.daemon.model_first.pull_first", pull_first)
+    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
+    config = Config(serve=ServeConfig(model="mesh:tiny-Q4_0", header_only=True), paths=Paths(cache=tmp_path))
+    told = Terminal()
+    for _ in range(2):
+        serve = finding.find_served_model(config, Output(Terminal(), told, {})).serve
+        assert serve == ServeConfig(
+            model=tmp_path / "models/header-0/tiny-Q4_0.header", header_only=True, devices=("none",)
+        )
+    assert asked == [PullRequest(name="mesh:tiny-Q4_0", header_only=True)]
+    assert (
+        told.getvalue().count("only the header of `tiny-Q4_0` is here; its fingerprint, by the word of desk")
+        == 2
+    )
+    out = Output(Terminal(), told, {})
+    plain = replace(config, serve=ServeConfig(model="mesh:tiny-Q4_0"))
+    assert finding.find_served_model(plain, out).serve.model == whole
+    assert asked[1:] == [PullRequest(name="mesh:tiny-Q4_0")], "the header is no model"
+    here = put(tmp_path / "models/mesh-0/tiny-Q4_0.gguf", tiny())
+    serve = finding.find_served_model(config, out).serve
+    assert (
+        serve == ServeConfig(model=here) and "all of `mesh:tiny-Q4_0` is on this machine" in told.getvalue()
+    )
+
+
+def test_what_the_commands_say_of_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHD_CACHE", str(tmp_path / "cache"))
+    path = with_holes(tmp_path / "cache/models/header-0", tiny(fill=9), stem="far-Q4_0")
+    row = next(
+        one for one in json.loads(meshd("model", "ls", "--json").out) if one["name"] == "mesh:far-Q4_0"
+    )
+    assert (row["problem"], row["source"], row["quant"]) == ("only its header is here", "meshd", "Q4_K_M")
+    assert row["nodes"] == [{"node": row["nodes"][0]["node"], "path": str(path), "complete": False}]
+    shown = meshd("model", "show", "mesh:far-Q4_0").out
+    assert (
+        f"fingerprint    {row['fingerprint']}" in shown and "problem        only its header is here" in shown
+    )
+    assert json.loads(meshd("model", "verify", "mesh:far-Q4_0", "--json").out)["header_only"] is True
+    verified = meshd("model", "verify", "mesh:far-Q4_0")
+    assert verified.code == 0 and "and the tensors of no layer: they are right" in verified.out
+    with path.open("r+b") as file:
+        file.seek(-5, 2)
+        file.write(b"\xff")
+    damaged = meshd("model", "verify", "mesh:far-Q4_0")
+    assert damaged.code == 1 and "error: cannot use `far-Q4_0.header`: tensor `output_norm" in damaged.err
+    assert "remove it with `meshd model rm mesh:far-Q4_0`" in damaged.err
+    ran = meshd("model", "rm", "mesh:far-Q4_0", "--yes")
+    assert ran.code == 0 and list(path.parent.iterdir()) == []
 
 
 def test_a_workers_list_of_models_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from meshd.config import (
     check_worker,
     read_join,
 )
+from meshd.model.layer_range import LayerRange
 
 from tests.tokens import token
 
@@ -64,6 +65,34 @@ def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, obje
     with pytest.raises(UserError, match=words) as caught:
         check_serve(Config(serve=serve))
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "hf:me/T-GGUF"}, "takes a model of members, not `hf:me/T-GGUF`"),
+        ({"model": "glm"}, "takes a model of members, not `glm`"),
+        ({"devices": ("CPU",)}, "`--device CPU`"),
+        ({"devices": ("CUDA0", "CUDA1")}, "`--device CUDA0,CUDA1`"),
+        ({"load_mode": "auto"}, "`--load-mode auto`"),
+        ({"load_mode": "mmap+mlock"}, r"`--load-mode mmap\+mlock`"),
+        ({"rpc": (HostPort("10.0.0.2", 50052),)}, "`--rpc`"),
+        ({"layers": (LayerRange("desk", 0, 3), LayerRange("me", 4, 5))}, "`--layers me=4-5`"),
+        ({"llama_args": ("-ub", "64", "-ot", "x=CPU")}, "`-- -ot`"),
+        ({"llama_args": ("--n_cpu_moe", "3")}, "`-- --n_cpu_moe`"),
+        ({"llama_args": ("--no-mmap",)}, "`-- --no-mmap`"),
+    ],
+)
+def test_what_reads_layers_is_no_option_of_a_head_with_the_header_only(
+    change: dict[str, object], words: str
+) -> None:
+    make: Callable[..., ServeConfig] = ServeConfig
+    given = {"model": "mesh:T-Q8_0", "header_only": True, "devices": ("none",), "load_mode": "mmap"}
+    node = NodeConfig(name="me")
+    check_serve(Config(node=node, serve=make(**given)))
+    with pytest.raises(UserError, match=words) as caught:
+        check_serve(Config(node=node, serve=make(**{**given, **change})))
+    assert "omit" in caught.value.hint
 
 
 def test_a_repository_without_its_scheme_is_recognised(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "worker.threads": ("8", 8),
     "worker.keep_weights": ("0", 0),
     "serve.model": ("/m/a.gguf", Path("/m/a.gguf")),
+    "serve.header_only": ("true", True),
     "serve.mmproj": ("/m/p.gguf", Path("/m/p.gguf")),
     "serve.host": ("0.0.0.0", "0.0.0.0"),
     "serve.port": ("0", 0),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.models_api import PullReply
+from meshd.admin.models_api import PullReply, PullRequest
 from meshd.base.errors import UserError
 from meshd.config import Config, NodeConfig, Paths
 from meshd.daemon import model_first
@@ -30,7 +30,7 @@ def pulled(
 
     async def main() -> Path:
         async with scene(folder) as it, exchange(it, folder) as models:
-            asking = asyncio.create_task(model_first._pull(models, name, shown.append))
+            asking = asyncio.create_task(model_first._pull(models, PullRequest(name=name), shown.append))
             while late and not shown:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.01)
             it.giver("a").has(has(folder))
@@ -58,7 +58,7 @@ def test_nobody_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
         async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
             it.giver("a")
             with pytest.raises(NobodyHasIt, match=f"no member of the mesh has `{name}`; asked: a"):
-                await model_first._pull(models, name, lambda _: None)
+                await model_first._pull(models, PullRequest(name=name), lambda _: None)
 
     run(main())
 
@@ -71,7 +71,7 @@ def test_another_failure_is_told_at_once(tmp_path: Path) -> None:
             it.giver("a").has(big())
             it.giver("b").has(big()[: len(big()) // 2] + big())
             with pytest.raises(UserError, match="means different models"):
-                await model_first._pull(models, f"mesh:{NAME}", lambda _: None)
+                await model_first._pull(models, PullRequest(name=f"mesh:{NAME}"), lambda _: None)
 
     run(main())
 
@@ -81,5 +81,5 @@ def test_a_node_without_a_mesh_has_nobody_to_ask(tmp_path: Path) -> None:
     assert not model_first.has_members(config)
     assert model_first.has_members(replace(config, node=NodeConfig(join="mesh1token")))
     with pytest.raises(UserError, match="this node is in no mesh yet") as raised:
-        model_first.pull_first(config, "mesh:any", "serve", lambda _: None)
+        model_first.pull_first(config, PullRequest(name="mesh:any"), "serve", lambda _: None)
     assert "--join" in raised.value.hint and not (tmp_path / "home").exists()

@@ -1,7 +1,7 @@
 """Limits of one key: requests at a time and a minute, tokens a day."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from meshd.gateway.api_key import ApiKey, KeyLimits
 from meshd.gateway.key_quota import DAY_SECONDS, KeyQuota
@@ -42,6 +42,8 @@ def test_tokens_a_day_end_at_midnight() -> None:
     assert one.tokens_today(NOON + excess.retry_after) == 0
 
 
+@example(1, [0.0, 8.99, 0.0])
+@example(1, [4.9655, 0.0])
 @given(st.integers(1, 600), st.lists(st.floats(0.0, 30.0), max_size=80))
 def test_requests_a_minute(most: int, pauses: list[float]) -> None:
     """At most twice the limit in any minute, as what was saved up may be used at once; and whoever waits as

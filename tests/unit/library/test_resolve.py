@@ -14,6 +14,7 @@ from meshd.library.short_names import DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
 
 from tests.hub_server import Hub
+from tests.unit.store.header_files import with_holes
 
 from .models import cached, in_ollama, put, tiny, tiny_shards
 
@@ -148,6 +149,18 @@ def test_short_names_are_downloaded(resolver: Resolver, hub: Hub) -> None:
     }
     found = resolver.get("glm")
     assert found.name == "hf:unsloth/GLM-4.7-Flash-GGUF:Q4_K_M" and found.paths[0].read_bytes() == tiny()
+
+
+def test_a_header_is_found_and_is_no_model(resolver: Resolver, stores: Stores) -> None:
+    path = with_holes(stores.meshd / "header-0", tiny())
+    for name in ("mesh:tiny-Q4_0", "mesh:TINY-q4_0.gguf", "tiny-Q4_0"):
+        assert resolver.local(name).paths == (path,)
+        for partial in (False, True):
+            with pytest.raises(UserError, match="cannot be used: only its header is here") as caught:
+                resolver.get(name, partial=partial)
+            assert "`meshd model pull mesh:tiny-Q4_0`" in caught.value.hint
+    whole = put(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny())
+    assert resolver.get("mesh:tiny-Q4_0").paths == resolver.get("tiny-Q4_0").paths == (whole,)
 
 
 def test_the_model_of_the_demo(resolver: Resolver, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

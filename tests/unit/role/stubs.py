@@ -131,6 +131,7 @@ class FakeFile:
         self.headers: tuple[Header, ...] = (parse(gguf(*language_model(layers=layers))),)
         self.descriptors: tuple[int, ...] = ()
         self.missing_bytes = self.missing_shards = 0
+        self.header_of = b""
         self.hashed = asyncio.Event()
         self.hashed.set()
         self.progress: ProgressCallback | None = None

@@ -119,8 +119,10 @@ def compute(uid: int, device: int = 0, zero: int = 0) -> bytes:
     return message(wire.COMPUTE, uid, device, zero)
 
 
-def load_entry(buffer: int = BUFFER, kind: int = F32, offset: int = 0, size: int = 16) -> bytes:
-    return wire.LOAD_ENTRY.pack(buffer, kind, offset, size, bytes(range(32)))
+def load_entry(
+    buffer: int = BUFFER, kind: int = F32, offset: int = 0, size: int = 16, digest: bytes = bytes(range(32))
+) -> bytes:
+    return wire.LOAD_ENTRY.pack(buffer, kind, offset, size, digest)
 
 
 def load(*entries: bytes, identity: int = 4) -> bytes:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
+from meshd.rpc.absent_weights import AbsentWeights
 from meshd.rpc.frames import MAX_UNANSWERED
 from meshd.rpc.mesh_head_view import MAX_WEIGHTS_ASKED, MeshHeadView
 
@@ -113,3 +114,84 @@ def test_of_too_many_that_are_not_answered_nothing_is_said() -> None:
     it.view.to_peer(asked(16, identity=1))
     it.view.from_peer(answered(0, identity=1))
     assert len(it.placed) == MAX_WEIGHTS_ASKED + 1, "there is room again"
+
+
+OTHER = bytes(reversed(HASH))
+
+
+class Lacking(View):
+    """Of a head that lacks the tensor with this hash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[bytes] = []
+        absent = AbsentWeights({HASH}, self.told.append)
+        self.view = MeshHeadView(lambda *weight: self.placed.append(weight), absent=absent)
+
+
+def load(*entries: tuple[bytes, int], identity: int = 4) -> bytes:
+    """Of 16 bytes each: hash, and place in the buffer."""
+    return talk.load(
+        *(talk.load_entry(size=16, offset=offset, digest=digest) for digest, offset in entries),
+        identity=identity,
+    )
+
+
+def test_what_worker_and_head_lack_ends_it_before_llama_server_hears_of_it() -> None:
+    it = Lacking()
+    it.view.to_peer(load((OTHER, 0), (HASH, 256)))
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="weights are missing that this node does not have"):
+            it.view.from_peer(answered(0, 1))
+    assert it.told == [HASH] and it.placed == [(OTHER, 16, "")]
+
+
+def test_what_the_worker_has_or_the_head_can_send_goes_on() -> None:
+    it = Lacking()
+    assert it.view.to_peer(said := load((OTHER, 512), (HASH, 256))) is said
+    assert it.view.from_peer(heard := answered(1, 0)) is heard
+    for offset, size in ((512, 16), (512, 8), (520, 8)):
+        message = talk.write(offset=offset, data=bytes(size))
+        assert it.view.to_peer(message) is message
+    other = talk.write(buffer=talk.BUFFER + 1, offset=7, data=bytes(99))
+    assert it.view.to_peer(other) is other, "activations"
+    assert it.told == []
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"), [(0, 16), (256, 16), (256, 1), (511, 2), (520, 9), (512, 17), (0, 4096)]
+)
+def test_nothing_else_is_written_where_weights_are(offset: int, size: int) -> None:
+    it = Lacking()
+    it.view.to_peer(load((OTHER, 512), (HASH, 256)))
+    it.view.from_peer(answered(1, 0))
+    message = talk.write(offset=offset, data=bytes(size))
+    passed = b""
+    with pytest.raises(RemoteProtocolError, match="weights are missing"):
+        for at in range(len(message)):
+            passed += bytes(it.view.to_peer(message[at : at + 1]))
+    assert passed == b"" and it.told == [b""]
+
+
+def test_what_was_written_before_weights_are_asked_for_there() -> None:
+    it = Lacking()
+    it.view.to_peer(talk.write())
+    with pytest.raises(RemoteProtocolError, match="weights are missing"):
+        it.view.to_peer(load((OTHER, 256)))
+
+
+def test_a_buffer_of_that_number_that_comes_later_is_another() -> None:
+    it = Lacking()
+    it.view.to_peer(load((OTHER, 512)))
+    it.view.from_peer(answered(0))
+    it.view.to_peer(talk.message(wire.FREE, talk.BUFFER))
+    it.view.to_peer(talk.write())
+    assert it.told == []
+
+
+def test_too_many_weights_to_look_at_each_answer() -> None:
+    it, each = Lacking(), wire.LOAD_ENTRIES
+    for number in range(MAX_WEIGHTS_ASKED // each):
+        it.view.to_peer(asked(*[16] * each, identity=number + 1))
+    with pytest.raises(RemoteProtocolError, match="weights are missing"):
+        it.view.to_peer(asked(16, identity=MAX_WEIGHTS_ASKED))

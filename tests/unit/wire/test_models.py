@@ -4,7 +4,7 @@ import msgpack
 import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import MAX_GIVEN_BYTES, MAX_MODEL_FILES, MAX_MODEL_ROWS, MAX_PIECE_HASHES
-from meshd.wire.models import ModelsTold, PieceHashes, PiecesTold, ToldModel, decode
+from meshd.wire.models import ModelsTold, PieceHashes, PiecesTold, TensorHashes, ToldModel, decode
 
 TOLD = ToldModel(bytes(16), ("glm-Q4", "hf:a/b:Q4"), 1 << 34, 2, "Q4", "llama", b"f" * 32, b"c" * 32)
 
@@ -51,9 +51,10 @@ def test_a_message_has_so_many_models_and_hashes() -> None:
     whole = PieceHashes(bytes(32 * MAX_PIECE_HASHES))
     assert decode(whole.encode()) == whole and len(whole.encode()) < 64 << 10
     assert len(ModelsTold((TOLD,) * MAX_MODEL_ROWS).encode()) < 64 << 10
-    for hashes in (b"", bytes(31), bytes(33), bytes(32 * MAX_PIECE_HASHES + 32)):
-        with pytest.raises(RemoteProtocolError, match="hashes"):
-            decode(PieceHashes(hashes).encode())
+    for kind in (PieceHashes, TensorHashes):
+        for hashes in (b"", bytes(31), bytes(33), bytes(32 * MAX_PIECE_HASHES + 32)):
+            with pytest.raises(RemoteProtocolError, match="hashes"):
+                decode(kind(hashes).encode())
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (MAX_GIVEN_BYTES, 1), (1,) * (MAX_MODEL_FILES + 1), (-1,)])

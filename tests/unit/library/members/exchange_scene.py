@@ -52,7 +52,7 @@ class Giver:
         self.offered = OfferedModels(
             lambda: stores_of(self.folder), self.folder / "cache/weights", self.pieces, give=give
         )
-        ModelsTeller(self.mesh, self.offered, self.pieces)
+        ModelsTeller(self.mesh, self.offered, self.pieces, hashes)
         PieceGiver(self.mesh, self.offered, is_serving=lambda: self.serving)
 
     def has(self, data: bytes, name: str = NAME) -> Path:

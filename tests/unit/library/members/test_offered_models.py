@@ -10,6 +10,7 @@ from meshd.store.piece_cache import PieceCache
 
 from tests.unit.library.members.exchange_scene import stores_of
 from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
+from tests.unit.store.header_files import with_holes
 
 
 def offered(folder: Path, give: str) -> OfferedModels:
@@ -83,3 +84,13 @@ def test_keys_mean_the_same_model_in_one_process_and_nothing_in_another(tmp_path
     found = first.by_key(keys[0])
     assert found is not None and found.told.key == keys[0] and first.by_key(bytes(16)) is None
     assert first.by_content(b"") is None
+
+
+def test_a_header_is_offered_to_nobody(tmp_path: Path) -> None:
+    """Nor if the node was started with it."""
+    path = with_holes(tmp_path / "cache/models/header-0", tiny())
+    given = offered(tmp_path, "all")
+    assert given.listed() == ()
+    given.add([path])
+    given.changed()
+    assert given.listed() == ()

@@ -128,3 +128,23 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
         files.open()
     files.close()
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_files_of_another_kind_are_apart_and_have_holes(tmp_path: Path) -> None:
+    """Those of a header begin nowhere among those of the whole model, and lack what nobody wanted."""
+    whole = opened(tmp_path)
+    names = ("m-1.header", "m-2.header")
+    files = PartFiles(tmp_path, INDEX, names, kind="header")
+    files.open()
+    assert files.part_paths[0].parent != whole.part_paths[0].parent
+    whole.close()
+    files.write(0, PIECES[0])
+    assert files.read(PIECE_BYTES - 4, 8) == PIECES[0][-4:]
+    files.lengthen()
+    assert files.present(range(INDEX.count)) == {0}
+    files.finish()
+    files.close()
+    assert [path.name for path in files.final_paths] == list(names)
+    assert files.final_paths[0].parent.name.startswith("header-")
+    assert files.final_paths[0].read_bytes() == PIECES[0] + bytes(len(DATA[0]) - PIECE_BYTES)
+    assert [path.stat().st_size for path in files.final_paths] == list(INDEX.sizes)

@@ -102,3 +102,18 @@ def test_every_piece_arrives_while_one_holder_is_honest(
             plan.lost(holder)
             owed[holder] = []
     assert plan.is_done and plan.done_bytes == 10 * files
+
+
+@given(FILES, st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
+def test_only_what_is_wanted_is_asked_for_and_counted(
+    files: int, present: set[int], wanted: set[int]
+) -> None:
+    present, wanted = ({one for one in numbers if one < files} for numbers in (present, wanted))
+    plan = PiecePlan(index_of(files), present, wanted=wanted)
+    assert plan.done_bytes == 10 * len(present & wanted)
+    asked = []
+    while (piece := plan.next("a")) is not None:
+        asked.append(piece.number)
+        assert take(plan, "a", piece.number)
+    assert asked == sorted(wanted - present) and plan.is_done
+    assert plan.done_bytes == 10 * len(wanted)

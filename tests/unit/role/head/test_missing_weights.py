@@ -6,18 +6,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from meshd.base.errors import Broken
+from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.model.status import ModelState
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.role.head.lease_client import FETCH_SECONDS, SLOW_FETCH_BYTES
 from meshd.role.head.missing_weights import READ_SECONDS
 from meshd.role.interface import FromMembers
+from meshd.rpc import mesh_protocol as wire
 from meshd.store.interface import ProgressCallback
 
 from tests.sim.loop import run
-from tests.unit.role.head.scene import Scene, scene
+from tests.unit.role.head.scene import Scene, scene, view
 from tests.unit.role.stubs import FakeFile
 from tests.unit.role.worker.kept import FakeStore
+from tests.unit.rpc import mesh_talk as talk
 
 MIB = 1 << 20
 CONTENT = b"c" * 32
@@ -125,5 +127,48 @@ def test_a_worker_that_never_has_it_all_is_given_up(tmp_path: Path) -> None:
             took = loop.time() - began
             assert 0 <= took - FETCH_SECONDS - 2 * 9 * MIB / SLOW_FETCH_BYTES < 10
             assert not it.bench.children and not it.roles["bert"].is_lending
+
+    run(main())
+
+
+class OnlyHeader(LargeFile):
+    """Of which this node has no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.header_of = CONTENT
+
+
+def test_a_head_with_the_header_only_needs_nobody_to_know_the_content(tmp_path: Path) -> None:
+    """And it asks for little as well: it can send nothing."""
+
+    async def main() -> None:
+        async with two_workers(tmp_path) as it:
+            it.head(file=OnlyHeader())
+            it.bench.members.content = b""
+            it.start()
+            await it.until(ModelState.READY)
+            [needs] = it.workers["anna"].members.asked
+            assert needs.content == CONTENT
+
+    run(main())
+
+
+def test_what_a_worker_lacks_in_the_end_is_told_and_not_sent(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_workers(tmp_path) as it:
+            it.head(file=OnlyHeader())
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            it.start()
+            await it.until(ModelState.LOADING, "loading the model")
+            lacked = talk.load_entry(digest=bytes([2]) * 32)
+            view(it.bench, 1).to_peer(talk.load(lacked))
+            with pytest.raises(RemoteProtocolError):
+                view(it.bench, 1).from_peer(talk.message(wire.LOADED, rest=b"\1", identity=4))
+            await it.until(ModelState.FAILED, "worker bert lacks tensor `blk.2.ffn_up.weight`, and this node")
+            assert (
+                "has only the header of `tiny` (start that worker with `--model`" in it.serve.readiness.reason
+            )
+            assert not it.bench.children or not it.bench.children[-1].status.is_up
 
     run(main())

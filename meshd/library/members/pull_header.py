@@ -1,0 +1,217 @@
+"""Takes from members only what a head without layers needs of a model: the header, and tensors of no layer.
+
+The pieces in which these lie are fetched and checked as those of a whole model (pull_model.py). The hashes of
+all tensors are a member's word: with the header they must give the fingerprint that the model is named by, or
+that members tell of it. Which weights are computed with follows from these hashes alone, so nobody can give
+others unnoticed. What came is compared with them; of the layers, workers compare what they have.
+"""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshd.base import log
+from meshd.base.errors import MeshdError, UserError
+from meshd.base.tasks import cancel_and_wait, in_thread
+from meshd.identity.keys import PeerId
+from meshd.library.headers import HEADER_KIND
+from meshd.library.members.ask_models import ask_tensors
+from meshd.library.members.offers import MemberOffer
+from meshd.library.members.part_files import PartFiles
+from meshd.library.members.piece_plan import PiecePlan
+from meshd.library.members.pull_model import HoldersLost, HolderTasks, ModelPull, PullStep
+from meshd.model.cursor import MAX_HEADER_BYTES
+from meshd.model.gguf import Header, read_header
+from meshd.model.gguf_names import HEADER_SUFFIX
+from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.weights_index import fingerprint
+from meshd.store.hash_cache import FileState
+from meshd.store.header_file import HeaderNote, compare_present, present_tensors, write_note
+from meshd.store.model_file import opened
+from meshd.store.shard import Shard, close_all
+
+_MOST_PIECES = MAX_HEADER_BYTES // PIECE_BYTES + 1  # of a header
+_LIED = "the hashes that it tells are not those of the model's fingerprint"
+LOG = log.get("library")
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashes:
+    """Of all tensors, as the member of an offer told them, and the fingerprint that they give."""
+
+    offer: MemberOffer
+    digests: tuple[bytes, ...]
+    fingerprint: str
+
+
+class _Beginning:
+    """So many bytes of a file; `was_short`: more were asked for."""
+
+    def __init__(self, files: PartFiles, end: int) -> None:
+        self._files = files
+        self._end = end
+        self.was_short = False
+
+    def pread(self, offset: int, length: int) -> bytes:
+        self.was_short = self.was_short or offset + length > self._end
+        return self._files.read(offset, max(0, min(length, self._end - offset)))
+
+
+class HeaderPull(ModelPull):
+    """One pull of the header of a model; `run` it once, and `state` is as of the pull of a model."""
+
+    async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
+        if offer.model.files != 1:
+            raise UserError(
+                f"`{offer.stem}` is stored in {offer.model.files} files, which `--header-only` cannot serve",
+                hint="omit `--header-only`: then all of it comes from members first",
+            )
+        names = [offer.stem + HEADER_SUFFIX]
+        files = PartFiles(self._place.folder, index, names, kind=HEADER_KIND)
+        try:
+            present = await self._present(files, index)
+            header = await self._header(files, index, present, offer)
+            hashes = await self._hashes(index, header)
+            wanted = _wanted(index, header)
+            plan = PiecePlan(index, present, wanted=wanted)
+            self.state.total = sum(index.piece(number).length for number in wanted)
+            self.state.done = self.state.before = plan.done_bytes
+            await in_thread(functools.partial(files.check_space, self.state.total - plan.done_bytes))
+            await self._fetch_all(files, index, plan, holders)
+            return await self._keep(files, index, hashes)
+        finally:
+            try:
+                await cancel_and_wait(*holders)  # they write to these files
+            finally:
+                files.close()
+
+    async def _header(
+        self, files: PartFiles, index: PieceIndex, present: set[int], offer: MemberOffer
+    ) -> Header:
+        """How long it is nobody says: the first pieces, and more for as long as it does not end in them."""
+        count = 1
+        while True:
+            count = min(count, index.count, _MOST_PIECES)
+            await self._take(files, index, present, range(count))
+            beginning = _Beginning(files, count * PIECE_BYTES)
+            read = functools.partial(read_header, beginning.pread, size=index.size, label=offer.stem)
+            try:
+                header = await in_thread(read)
+            except UserError:
+                if not beginning.was_short or count in (index.count, _MOST_PIECES):
+                    raise
+                count *= 2
+                continue
+            if header.shard[1] != 1:
+                raise UserError(f"`{offer.stem}` is one part of several, and not a model")
+            return header
+
+    async def _take(self, files: PartFiles, index: PieceIndex, present: set[int], numbers: range) -> None:
+        """Those that are not there, from one member after the other."""
+        plan = PiecePlan(index, present, wanted=numbers)
+        self.state.total = sum(index.piece(number).length for number in numbers)
+        self.state.done = self.state.before = plan.done_bytes
+        fetcher = self._fetcher(files, index, plan)
+        for offer in self._holding(index):
+            if plan.is_done:
+                break
+            try:
+                await fetcher.fetch(offer.peer)
+            except (MeshdError, TimeoutError) as error:
+                self._is_lost(offer.peer, error)
+        if not plan.is_done:
+            raise self._lost()
+        present.update(numbers)
+
+    def _holding(self, index: PieceIndex) -> list[MemberOffer]:
+        """The members that have this content, and gave nothing wrong."""
+        return [
+            offer
+            for offer in self._offers
+            if self._indexes.get(offer.peer) == index and not self.state.holders[offer.peer].problem
+        ]
+
+    def _is_lost(self, peer: PeerId, error: MeshdError | TimeoutError) -> None:
+        if isinstance(error, UserError):  # of our own disk
+            raise error
+        why = error.what if isinstance(error, MeshdError) else "it does not answer"
+        self.state.holders[peer].problem = why
+        LOG.warning("holder_lost", peer=peer.short, why=why)
+
+    async def _hashes(self, index: PieceIndex, header: Header) -> _Hashes:
+        """Of the first member whose word fits what the model is named by, and what it told of it."""
+        for offer in self._holding(index):
+
+            def on_progress(text: str, node: str = offer.node) -> None:
+                self.state.activity = f"{node}: {text}"
+
+            try:
+                digests = await ask_tensors(self._mesh, offer, len(header.tensors), on_progress)
+            except (MeshdError, TimeoutError) as error:
+                self._is_lost(offer.peer, error)
+                continue
+            found = fingerprint([header], [digests])
+            if self._is_right(found, index) and offer.model.fingerprint.hex() in ("", found):
+                return _Hashes(offer, digests, found)
+            self.state.holders[offer.peer].problem = _LIED
+            LOG.warning("holder_lied", peer=offer.peer.short, why=_LIED)
+        raise self._lost()
+
+    async def _keep(self, files: PartFiles, index: PieceIndex, hashes: _Hashes) -> bool:
+        """False when what came is not what the hashes say."""
+        self.state.step = PullStep.CHECKING
+        await in_thread(files.lengthen)
+        await in_thread(files.flush)
+        path = files.part_paths[0]
+        [shard] = await opened(path, header_only=True)
+        try:
+            note = _note(shard, index, hashes)
+            try:
+                await compare_present(shard, note)
+            except UserError as error:
+                self._excluded.add(hashes.offer.peer)
+                LOG.warning("holder_lied", peer=hashes.offer.peer.short, why=error.what)
+                return False
+            await in_thread(functools.partial(_write, path, note))
+        finally:
+            close_all([shard])
+        await in_thread(files.finish)
+        self.state.paths, self.state.fingerprint = files.final_paths, note.fingerprint
+        return True
+
+    def _lost(self) -> HoldersLost:
+        """As of a model; a lie about hashes is no member's to mend."""
+        lost = super()._lost()
+        if any(one.problem == _LIED for one in self.state.holders.values()):
+            return HoldersLost(lost.what, hint="name the model by its fingerprint, or ask who runs that node")
+        return lost
+
+
+def _wanted(index: PieceIndex, header: Header) -> set[int]:
+    """The pieces in which the header lies, and tensors that belong to no layer."""
+    found = set(index.numbers(0, 0, min(header.data_offset, index.size)))
+    for tensor in present_tensors(header):
+        found.update(index.numbers(0, tensor.offset, tensor.size))
+    return found
+
+
+def _note(shard: Shard, index: PieceIndex, hashes: _Hashes) -> HeaderNote:
+    return HeaderNote(
+        names=hashes.offer.model.names,
+        node=hashes.offer.node,
+        content=index.content,
+        fingerprint=hashes.fingerprint,
+        digests=hashes.digests,
+        state=FileState.of(shard.descriptor),
+    )
+
+
+def _write(path: Path, note: HeaderNote) -> None:
+    """Raises UserError."""
+    try:
+        write_note(path, note)
+    except OSError as error:
+        raise UserError(
+            f"cannot write beside `{path}`: {(error.strerror or str(error)).lower()}",
+            hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
+        ) from None

@@ -1,0 +1,187 @@
+"""A model of which only the header is here, and the tensors of no layer: what a head without layers needs.
+
+The file is sparse, with everything at its place in the whole one, so that llama-server can map it. It is
+called `NAME.header` and not `.gguf`, so that nobody takes it for a model. Beside it, in `NAME.hashes`, are
+the hashes of all tensors, as a member told them, with the fingerprint that they must give. What is there was
+compared with them when the file was made (library/members/pull_header.py), and is again in any other state.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from blake3 import blake3
+
+from meshd.base.errors import UserError
+from meshd.base.replaced_file import read_own_file, replace_file
+from meshd.base.tasks import in_thread
+from meshd.model.gguf import Header, TensorInfo
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
+from meshd.model.layers import is_of_layer
+from meshd.model.model_name import MESH
+from meshd.model.piece_index import HASH_BYTES
+from meshd.model.weights_index import fingerprint
+from meshd.store.hash_cache import MAX_ENTRY_BYTES, FileState, HashCache
+from meshd.store.hashes import hash_tensors
+from meshd.store.model_file import ModelFile, opened
+from meshd.store.shard import Shard, close_all
+
+NOTE_SUFFIX = ".hashes"
+_NOTE_FORM = 1
+_CHECKSUM_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderNote:
+    """What is known of the model: `names` by which its member called it, that of its file first; `node` is
+    that member, by whose word `digests` are the hashes of all tensors, in the order of the header. `state`:
+    of the file, when what is there was right.
+    """
+
+    names: tuple[str, ...]
+    node: str
+    content: bytes
+    fingerprint: str
+    digests: tuple[bytes, ...]
+    state: FileState
+
+    def encode(self) -> bytes:
+        """As `NAME.hashes` has it."""
+        body = json.dumps(
+            {
+                "version": _NOTE_FORM,
+                "names": self.names,
+                "node": self.node,
+                "content": self.content.hex(),
+                "fingerprint": self.fingerprint,
+                "state": self.state.line,
+                "digests": b"".join(self.digests).hex(),
+            }
+        ).encode()
+        return body + b"\n" + blake3(body).hexdigest().encode()
+
+
+def decode_note(data: bytes) -> HeaderNote:
+    """Raises ValueError."""
+    body, checksum = data[: -_CHECKSUM_BYTES - 1], data[-_CHECKSUM_BYTES:]
+    if blake3(body).hexdigest().encode() != checksum:
+        raise ValueError("its checksum is wrong")
+    fields = json.loads(body)
+    if not isinstance(fields, dict) or fields.get("version") != _NOTE_FORM:
+        raise ValueError("it is of another version")
+    try:
+        digests = bytes.fromhex(fields["digests"])
+        return HeaderNote(
+            names=(str(fields["names"][0]), *map(str, fields["names"][1:])),
+            node=str(fields["node"]),
+            content=bytes.fromhex(fields["content"]),
+            fingerprint=str(fields["fingerprint"]),
+            digests=tuple(digests[at : at + HASH_BYTES] for at in range(0, len(digests), HASH_BYTES)),
+            state=FileState(*map(int, fields["state"].split())),
+        )
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"it lacks a part: {error}") from None
+
+
+def note_path(path: Path) -> Path:
+    """Where what is known of a header file is."""
+    return path.with_suffix(NOTE_SUFFIX)
+
+
+def read_note(path: Path) -> HeaderNote:
+    """What is known of a header file. Raises UserError where that cannot be believed."""
+    try:
+        data = read_own_file(note_path(path), most=MAX_ENTRY_BYTES)
+        if data is None:
+            raise ValueError("other users could have written it")
+        return decode_note(data)
+    except (OSError, ValueError) as error:
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise _bad(path, f"`{note_path(path).name}` cannot be used: {why}") from None
+
+
+def write_note(path: Path, note: HeaderNote) -> None:
+    """Raises OSError."""
+    replace_file(note_path(path), note.encode())
+
+
+class HeaderFile(ModelFile):
+    """Implements WeightsFile. Make it with `open_header`."""
+
+    def __init__(self, shards: Sequence[Shard], note: HeaderNote) -> None:
+        super().__init__(shards, _NotedHashes(note), name=note.names[0] + GGUF_SUFFIX)
+        self._note = note
+
+    @property
+    def header_of(self) -> bytes:
+        """See WeightsFile."""
+        return self._note.content
+
+    @classmethod
+    async def open_header(cls, path: Path) -> Self:
+        """Reads what is there if the file is not in the state that was noted. Raises UserError."""
+        note = await in_thread(functools.partial(read_note, path))
+        shards = await opened(path, header_only=True)
+        try:
+            compare_header(shards[0], note)
+            if shards[0].state != note.state:
+                await compare_present(shards[0], note)
+                note = replace(note, state=shards[0].state)
+                with suppress(OSError):  # then it is read again the next time
+                    await in_thread(functools.partial(write_note, path, note))
+        except BaseException:
+            close_all(shards)
+            raise
+        return cls(shards, note)
+
+
+def compare_header(shard: Shard, note: HeaderNote) -> None:
+    """Raises UserError unless header and hashes give the fingerprint."""
+    header = shard.header
+    if len(note.digests) != len(header.tensors) or fingerprint([header], [note.digests]) != note.fingerprint:
+        raise _bad(shard.path, "its header and its hashes do not belong together")
+
+
+async def compare_present(shard: Shard, note: HeaderNote) -> None:
+    """Reads the tensors that are there. Raises UserError unless they are right."""
+    wanted = present_tensors(shard.header)
+    found = await hash_tensors(
+        shard.descriptor, wanted, label=shard.path.name, on_progress=lambda _done, _seconds: None
+    )
+    known = dict(zip((tensor.name for tensor in shard.header.tensors), note.digests, strict=True))
+    for tensor, digest in zip(wanted, found, strict=True):
+        if known[tensor.name] != digest:
+            raise _bad(shard.path, f"tensor `{tensor.name}` is not what it was")
+
+
+def present_tensors(header: Header) -> list[TensorInfo]:
+    """Those that belong to no layer."""
+    return [tensor for tensor in header.tensors if not is_of_layer(tensor.name)]
+
+
+class _NotedHashes(HashCache):
+    """Knows those of one file, in one state, and nothing of any other."""
+
+    def __init__(self, note: HeaderNote) -> None:
+        self._note = note
+
+    def load(self, state: FileState, header: Header) -> tuple[bytes, ...] | None:
+        """Raises UserError for another state: what is not there cannot be hashed."""
+        if state != self._note.state:
+            raise UserError(
+                f"the header of `{self._note.names[0]}` was changed while it was used",
+                hint="restart `meshd serve`: it is compared with what is known of it",
+            )
+        return self._note.digests
+
+
+def _bad(path: Path, what: str) -> UserError:
+    name = f"{MESH}{path.name.removesuffix(HEADER_SUFFIX)}"
+    return UserError(
+        f"cannot use `{path.name}`: {what}",
+        hint=f"remove it with `meshd model rm {name}`: it comes from members again",
+    )
