@@ -24,6 +24,7 @@ _OF_SERVE = (
     "slots",
     "min_workers",
     "workers",
+    "standby",
     "tensor_split",
     "split",
     "layers",

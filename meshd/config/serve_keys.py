@@ -73,6 +73,19 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="standby",
+        form=listed(forms.WORD),
+        option="--standby",
+        metavar="PEER",
+        repeat=True,
+        list_separator=",",
+        help="a worker, by name or the beginning of an id, that holds weights ready and computes nothing "
+        "until another one is lost",
+        example='["barn"]',
+        more="It is used as well where the model does not fit without it.",
+    ),
+    Key(
+        section="serve",
         field="tensor_split",
         form=listed(forms.WEIGHT),
         option="--tensor-split",

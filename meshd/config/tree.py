@@ -108,6 +108,7 @@ class ServeConfig:
     port: int = DEFAULT_API_PORT
     min_workers: int = 1
     workers: tuple[str, ...] = ()
+    standby: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] = ()
     layers: tuple[LayerRange, ...] = ()
     ctx_size: int | None = None

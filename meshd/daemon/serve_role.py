@@ -172,6 +172,7 @@ def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" 
     return HeadOptions(
         min_workers=max(serve.min_workers, len(named)) if serve.layers else serve.min_workers,
         workers=serve.workers or named,
+        standby=serve.standby,
         tensor_split=serve.tensor_split,
         layers=serve.layers,
         ctx_size=serve.ctx_size or None,

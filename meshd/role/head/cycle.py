@@ -37,6 +37,7 @@ from meshd.role.head.run_end import LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
+from meshd.role.head.standby import StandbyWorkers
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.survey import Surveyor
 from meshd.role.head.unreachable import as_reached
@@ -78,12 +79,15 @@ class Serve:
         self._slots = max(1, options.slots)  # until a plan says how many fit
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
-        self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
+        self._roster = Roster(
+            runtime.mesh, least=options.min_workers, only=options.workers, standby=options.standby
+        )
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
         speculation = Speculation(may_draft(self._layers, options))
         moments = QuietMoments(runtime.mesh.peers, self._wanted, speculation.better)
         self._history = RunHistory(own, self._roster.backoff, moments, speculation, surveyor)
+        self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
         self._restarts = 0  # of llama-server, those that nobody asked for
         self._why_restarted = ""  # the last of them
         self._server_failures = 0  # in a row
@@ -218,6 +222,7 @@ class Serve:
             predicted=loaded.predicted,
             measured=self._run.measures.speed.speeds if self._run is not None else None,
             speculation=self._history.speculation.status() if loaded.seconds is not None else None,
+            standby=self._standby.statuses(self._run.workers if self._run is not None else ()),
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )
@@ -284,9 +289,11 @@ class Serve:
             plain_rpc = await ask_plain(self._options.rpc, protocol=self._runtime.native.plain_rpc)
         except MeshdError as error:
             return await self._failed(error)
-        run = self._run = self._new_run(plain_rpc)
+        model = self._served_model(plain_rpc)
+        run = self._run = self._new_run(model)
         try:
-            why = await contained(run.run(workers), source="workers", name="model")
+            life = self._standby.beside(run, model, workers)
+            why = await contained(life, source="workers", name="model")
         except Fault as error:  # of what a worker said, most likely: another life may do without it
             return f"the model cannot be run: {error.what}"
         except MeshdError as error:
@@ -306,9 +313,9 @@ class Serve:
             await self._server_failed(why)
         return why
 
-    def _new_run(self, plain_rpc: Sequence[PlainRpc]) -> HeadRun:
+    def _served_model(self, plain_rpc: Sequence[PlainRpc]) -> ServedModel:
         assert self._index is not None
-        model = ServedModel(
+        return ServedModel(
             file=self._file,
             index=self._index,
             layers=self._layers,
@@ -317,6 +324,8 @@ class Serve:
             alias=self.model_name,
             socket=self.socket_path,
         )
+
+    def _new_run(self, model: ServedModel) -> HeadRun:
         return HeadRun(
             self._runtime,
             model,
@@ -328,7 +337,8 @@ class Serve:
     def _wanted(self) -> list[PeerStatus]:
         """Workers for which the model would be loaded again: the plan has used them, or uses all."""
         all_of_them = not self._options.picks_by_speed
-        return [one for one in self._roster.workers() if all_of_them or one.peer in self._history.used]
+        wanted = [one for one in self._roster.workers() if all_of_them or one.peer in self._history.used]
+        return [one for one in wanted if not self._roster.is_standby(one)]
 
     def _end_run(self, run: HeadRun, workers: Sequence[PeerStatus]) -> None:
         """Remember what the next life should know, once; what the split was is over."""
@@ -359,6 +369,7 @@ class Serve:
         self._failures = 0
         if self._run is not None:
             self._roster.backoff.worked(self._run.workers)
+            self._roster.ran_on(self._run.workers)
             self._history.used.update(self._run.workers)
             self._roster.all_needed = False
             self._history.exclusions.worked(self._run.workers)
@@ -430,7 +441,9 @@ class Serve:
         return banned[:1] + self._roster.left_out()
 
     async def _wait_for_more(self) -> None:
-        """Give other workers that are known a moment."""
+        """Give other workers that are known a moment, unless others take the place of lost ones."""
+        if any(map(self._roster.is_standby, self._roster.workers())):
+            return
         seen = -1
         try:
             async with asyncio.timeout(MORE_WORKERS_SECONDS):

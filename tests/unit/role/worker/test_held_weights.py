@@ -1,0 +1,71 @@
+"""Weights that are read to be in memory."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from meshd.role.worker.held_weights import FilePart, HeldWeights
+
+from tests.conformance.run import run
+from tests.e2e.residency import drop, resident_bytes
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def file() -> Iterator[Path]:
+    """On a disk: what is in memory alone cannot be dropped from it."""
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        path = Path(folder) / "weights"
+        path.write_bytes(os.urandom(40 * MB))
+        yield path
+
+
+def parts_of(descriptor: int) -> list[FilePart]:
+    return [FilePart(descriptor, MB, 5 * MB), FilePart(descriptor, 10 * MB, 20 * MB)]
+
+
+def test_they_are_in_memory_once_they_are_read(file: Path) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        with file.open("rb") as opened:
+            drop(file)
+            held = HeldWeights(parts_of(opened.fileno()))
+            assert await held.read(told.append) == 25 * MB
+        if sys.platform == "linux":
+            assert resident_bytes(file, [(MB, 5 * MB), (10 * MB, 20 * MB)]) == 25 * MB
+
+    run(main())
+    assert told[0] == "reads its weights: 0 B of 26.2 MB" and len(told) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked for what it has dropped")
+def test_what_the_kernel_has_dropped_is_asked_for_again(file: Path) -> None:
+    async def main() -> None:
+        with file.open("rb") as opened:
+            held = HeldWeights(parts_of(opened.fileno()))
+            drop(file)
+            assert resident_bytes(file, [(10 * MB, 20 * MB)]) < 20 * MB
+            await held.refresh()
+            assert resident_bytes(file, [(MB, 5 * MB), (10 * MB, 20 * MB)]) == 25 * MB
+            os.truncate(file, 12 * MB)
+            await held.refresh()
+
+    run(main())
+
+
+def test_a_file_that_was_cut_gives_what_it_has(file: Path) -> None:
+    async def main() -> None:
+        with file.open("rb") as opened:
+            os.truncate(file, 12 * MB)
+            assert await HeldWeights(parts_of(opened.fileno())).read(lambda _: None) == 7 * MB
+
+    run(main())
+
+
+def test_nothing_is_held_at_once() -> None:
+    assert run(HeldWeights(()).read(lambda _: None)) == 0
