@@ -46,16 +46,15 @@ class StandbyWorkers:
     def _status(self, text: str, used: Sequence[PeerId]) -> StandbyStatus:
         peers = self._runtime.mesh.peers()
         peer = next((one for one in peers if naming.meant(text, {str(one.peer): one.name})), None)
-        if peer is not None and (one := self._held.get(peer.peer)) is not None:
-            return StandbyStatus(peer.name, one.ready, one.held, one.wanted, one.why)
         if peer is None:
             return StandbyStatus(text, False, 0, 0, "no worker of this name is known")
+        if all(peer.peer != one.peer for one in self._roster.connected()):
+            return StandbyStatus(peer.name, False, 0, 0, "it is not connected")
+        if (held := self._held.get(peer.peer)) is not None:
+            return StandbyStatus(peer.name, held.ready, held.held, held.wanted, held.why)
+        why = self._roster.exclusion_reason(peer) or "it is asked when the model is ready"
         if peer.peer in used:
             why = "it takes the place of another worker"
-        elif all(peer.peer != one.peer for one in self._roster.connected()):
-            why = "it is not connected"
-        else:
-            why = self._roster.exclusion_reason(peer) or "it is asked when the model is ready"
         return StandbyStatus(peer.name, False, 0, 0, why)
 
     async def beside(self, run: HeadRun, model: ServedModel, workers: Sequence[PeerStatus]) -> str:

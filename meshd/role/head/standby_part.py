@@ -39,9 +39,11 @@ def standby_part(facts: RunFacts, index: WeightsIndex, standby: NodeOffer, machi
     chosen: set[int] = set()
     held: list[str] = []
     not_held: list[str] = []
+    names = [tensor.name for tensor in index.tensors]
     for lost, plan in _after_losses(facts, standby, machines):
-        names = [tensor.name for tensor in index.tensors]
-        part = chosen.union(placed_tensors(plan, facts.layers, names).get(standby.node, ()))
+        if not (given := placed_tensors(plan, facts.layers, names).get(standby.node)):
+            continue  # it does without this one
+        part = chosen.union(given)
         fits = _size(index, part) <= room
         (held if fits else not_held).append(lost)
         chosen = part if fits else chosen
@@ -53,7 +55,7 @@ def _size(index: WeightsIndex, numbers: Iterable[int]) -> int:
 
 
 def _after_losses(facts: RunFacts, standby: NodeOffer, machines: Machines) -> Iterator[tuple[str, Plan]]:
-    """For each worker in use, the plan without it that has this one in its place, if there is one."""
+    """For each worker in use, the plan without it and with this one, if there is one."""
     used = {share.device.node for share in facts.plan.shares if share.layers and not share.device.is_head}
     for lost in sorted(used):
         others = [offer for offer in machines.offers if offer.node != lost]
@@ -70,11 +72,7 @@ def _after_losses(facts: RunFacts, standby: NodeOffer, machines: Machines) -> It
 def _told(held: Sequence[str], not_held: Sequence[str]) -> str:
     if not held:
         return (
-            f"it has no room for what it would need after the loss of {_listed(not_held or ['any worker'])}"
+            f"it has no room for what it would need after the loss of {', '.join(not_held) or 'any worker'}"
         )
-    lacks = f"; for that of {_listed(not_held)} it lacks room" if not_held else ""
-    return f"for the loss of {_listed(held)}{lacks}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
+    lacks = f"; for that of {', '.join(not_held)} it lacks room" if not_held else ""
+    return f"for the loss of {', '.join(held)}{lacks}"
