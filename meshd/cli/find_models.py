@@ -25,7 +25,9 @@ def find_served_model(config: Config, out: Output) -> Config:
     def found(serve: ServeConfig) -> ServeConfig:
         assert serve.model is not None  # config/check.py
         draft = None if serve.draft_model is None else _found(serve.draft_model, config, out, head=True)
-        return replace(serve, model=_found(serve.model, config, out, head=True), draft_model=draft)
+        smaller = tuple(_found(one, config, out, head=True) for one in serve.fallback_models)
+        model = _found(serve.model, config, out, head=True)
+        return replace(serve, model=model, draft_model=draft, fallback_models=smaller)
 
     if not config.models:
         return replace(config, serve=found(config.serve))

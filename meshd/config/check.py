@@ -93,6 +93,8 @@ def _check_served(serve: ServeConfig) -> None:
             raise UserError(
                 "`--draft-model` cannot be combined with `--speculate off`", hint="leave one of them out"
             )
+    for fallback in serve.fallback_models:
+        _check_model(fallback)
     if serve.tensor_split and not any(serve.tensor_split):
         raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
     if serve.tensor_split and serve.layers:

@@ -36,6 +36,7 @@ _OF_SERVE = (
     "mmproj",
     "speculate",
     "draft_model",
+    "fallback_models",
     "llama_args",
 )
 

@@ -293,6 +293,21 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="fallback_models",
+        form=listed(forms.MODEL, comma=False),
+        option="--fallback-model",
+        metavar="FILE|NAME",
+        repeat=True,
+        list_separator=":",
+        help="a smaller quantisation of the model, which takes its place when it does not fit any more after "
+        "the loss of a worker",
+        default="none: the lost worker is waited for",
+        example='["models/SmolLM2-Q2_K.gguf"]',
+        more="Of several, the first that fits. It is served under the model's name until the worker is back.",
+        names_models=True,
+    ),
+    Key(
+        section="serve",
         field="llama_args",
         form=listed(forms.TEXT, comma=False),
         help="further arguments for llama-server (after -- on the command line)",

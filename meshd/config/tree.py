@@ -129,6 +129,7 @@ class ServeConfig:
     max_wait: int = 600  # seconds
     speculate: str = "auto"
     draft_model: Path | str | None = None
+    fallback_models: tuple[Path | str, ...] = ()
     llama_args: tuple[str, ...] = ()
 
 

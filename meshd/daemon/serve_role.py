@@ -56,7 +56,10 @@ class ServeRole:
         files = []
         for serve in _served(config):
             read_llama_args(serve.llama_args)
-            files.append(await _open(serve, config, held))
+            paths = [serve.model, *serve.fallback_models]
+            files.append([await _open(path, config, held) for path in paths])
+            if serve.mmproj is not None:
+                await _check_mmproj(serve.mmproj, HashCache(config.paths.cache / "weights"))
         api = await claim_api(_gateway_config(config))
         held.callback(api.close)
         return ClaimedServe(config, files, api, HashCache(config.paths.cache / "weights"))
@@ -67,16 +70,13 @@ def _served(config: Config) -> Sequence[ServeConfig]:
     return [model.serve for model in config.models] or [config.serve]
 
 
-async def _open(serve: ServeConfig, config: Config, held: contextlib.ExitStack) -> ModelFile:
-    path = serve.model
+async def _open(path: Path | str | None, config: Config, held: contextlib.ExitStack) -> ModelFile:
     assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
     cache = HashCache(config.paths.cache / "weights")
     file = await ModelFile.open(path, cache=cache, name=name_of_blob(path))
     held.callback(file.close)
     if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
         check_architecture(file.headers[0], label=file.name)
-    if serve.mmproj is not None:
-        await _check_mmproj(serve.mmproj, cache)
     return file
 
 
@@ -85,7 +85,8 @@ class ClaimedServe:
     """Implements ClaimedRole."""
 
     config: Config
-    files: Sequence[ModelFile]
+    files: Sequence[Sequence[ModelFile]]
+    """Of each model its own, and smaller ones for when that does not fit."""
     api: "ApiPort"
     cache: HashCache
 
@@ -99,8 +100,9 @@ class ClaimedServe:
             pool = await self._pool(runtime, member, speeds)
             gateway = self._gateway(pool, runtime, member, lambda: pool.statuses)
             return BuiltRole(pool, gateway, held=lambda: pool.held, explain=pool.explain)
-        draft = await self._draft_model(self.config.serve, self.files[0])
-        head = Serve(runtime, self.files[0], head_options(self.config, member, draft), speeds)
+        file, *smaller = self.files[0]
+        draft = await self._draft_model(self.config.serve, file)
+        head = Serve(runtime, file, head_options(self.config, member, draft), speeds, smaller)
         gateway = self._gateway(OneModel(head), runtime, member, lambda: [head.model_status])
         return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain)
 
@@ -134,7 +136,8 @@ class ClaimedServe:
         from meshd.role.models.model_pool import ModelPool, PooledModel
 
         models = []
-        for number, (model, file) in enumerate(zip(self.config.models, self.files, strict=True)):
+        for number, (model, files) in enumerate(zip(self.config.models, self.files, strict=True)):
+            file, *smaller = files
             draft = await self._draft_model(model.serve, file)
             options = replace(
                 head_options(replace(self.config, serve=model.serve), member, draft),
@@ -142,7 +145,7 @@ class ClaimedServe:
                 child=f"llama-server-{model.name}",
                 socket=f"m{number}.sock",  # no longer than that of control
             )
-            head = Serve(runtime, file, options, speeds)
+            head = Serve(runtime, file, options, speeds, smaller)
             rule = ModelRule(model.name, group=model.group, ttl=model.ttl)
             models.append(PooledModel(rule, head, aliases=model.aliases, preload=model.preload))
         return ModelPool(models)

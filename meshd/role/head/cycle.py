@@ -17,6 +17,7 @@ from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
+from meshd.base.tasks import Owner, first_error
 from meshd.base.unix_connect import connect_unix
 from meshd.gateway.interface import AnswerTimings, Readiness
 from meshd.identity.record import WORKER_ROLE
@@ -35,6 +36,7 @@ from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
 from meshd.role.head.run_end import LoadedModel, ServerDied
 from meshd.role.head.run_input import RunHistory, ServedModel
+from meshd.role.head.served_files import ServedFiles
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
 from meshd.role.head.standby import StandbyWorkers
@@ -65,10 +67,14 @@ class Serve:
         file: WeightsFile,
         options: HeadOptions,
         speeds: DeviceSpeeds | None = None,
+        smaller: Sequence[WeightsFile] = (),
     ) -> None:
-        """`speeds`: of this node's devices; without them nothing is measured, and no speed predicted."""
+        """`speeds`: of this node's devices; without them nothing is measured, and no speed predicted.
+
+        `smaller`: files for when the model's own fits no more. Raises UserError.
+        """
         self._runtime = runtime
-        self._file = file
+        self._files = ServedFiles(file, smaller)
         self._options = options
         read_llama_args(options.llama_args)  # what cannot be given is an error at the start
         self._layers: ModelLayers = read_layers(file.headers, name=file.name)
@@ -94,6 +100,7 @@ class Serve:
         self._server_failures_same = 0  # of them, the last with one split
         self._server_died: ServerDied | None = None
         self._is_replaced = False  # the last run
+        self._was_ready = asyncio.Event()
 
     # Upstream.
 
@@ -125,7 +132,7 @@ class Serve:
     @property
     def model_name(self) -> str:
         """See Upstream."""
-        return self._options.name or self._file.name.removesuffix(".gguf")
+        return self._options.name or self._files.own.name.removesuffix(".gguf")
 
     @property
     def failures(self) -> int:
@@ -223,6 +230,7 @@ class Serve:
             measured=self._run.measures.speed.speeds if self._run is not None else None,
             speculation=self._history.speculation.status() if loaded.seconds is not None else None,
             standby=self._standby.statuses(self._run.workers if self._run is not None else ()),
+            fallback=self._files.current.name if self._files.note else "",
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )
@@ -242,7 +250,16 @@ class Serve:
     async def serve(self) -> None:
         """See Role."""
         self._tell(ModelState.LOADING, "reading the model file once to hash its weights")
+        self._files.begin()
         await self._know_file()
+        try:
+            async with Owner() as owner:
+                owner.start(self._know_smaller(), name="smaller models")
+                await self._serve()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _serve(self) -> None:
         while True:
             restarts, why = self._restarts, await self._cycle()
             self._why_restarted = why if self._restarts > restarts else self._why_restarted
@@ -253,17 +270,27 @@ class Serve:
                 LOG.warning("model_lost", model=self.model_name, why=why)
             await asyncio.sleep(_RETRY.delay(self._failures - 1, 0.0))
 
+    async def _know_smaller(self) -> None:
+        """Read them once, beside the model that is ready: a loss is no time to begin with that."""
+        await self._was_ready.wait()
+        for file in self._files.smaller:
+            try:
+                await file.index()
+            except UserError as error:  # it is said again when it is needed
+                LOG.warning("weights_unknown", why=error.what, hint=error.hint)
+
     async def _know_file(self) -> None:
         """Costs nothing while the file is as it was. Raises UserError."""
-        before, self._index = self._index, await self._file.index(self._hash_progress)
+        file = self._files.current
+        before, self._index = self._index, await file.index(self._hash_progress)
         if before is not None and before.fingerprint != self._index.fingerprint:
             self._history.exclusions = DeviceExclusions()  # another model
-        if not self._file.paths_unchanged():  # llama-server opens the path, the workers know what was there
+        if not file.paths_unchanged():  # llama-server opens the path, the workers know what was there
             raise UserError(
-                f"`{self._file.name}` was replaced by another file",
+                f"`{file.name}` was replaced by another file",
                 hint="restart `meshd serve` to serve it",
             )
-        self._layers = read_layers(self._file.headers, name=self._file.name)
+        self._layers = read_layers(file.headers, name=file.name)
 
     def _hash_progress(self, progress: HashProgress) -> None:
         done = progress.done / max(1, progress.total)
@@ -306,6 +333,7 @@ class Serve:
             self._end_run(run, workers)
         if run.loaded:
             self._why_lost = why
+            self._files.lost()
         tried = (
             self._server_failures_same >= SERVER_TRIES and not self._roster.spares()
         )  # or one less is next
@@ -316,7 +344,7 @@ class Serve:
     def _served_model(self, plain_rpc: Sequence[PlainRpc]) -> ServedModel:
         assert self._index is not None
         return ServedModel(
-            file=self._file,
+            file=self._files.current,
             index=self._index,
             layers=self._layers,
             options=self._options,
@@ -373,7 +401,10 @@ class Serve:
             self._history.used.update(self._run.workers)
             self._roster.all_needed = False
             self._history.exclusions.worked(self._run.workers)
-        self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))
+        self._files.loaded()
+        self._was_ready.set()
+        notes = [note for note in (self._files.note, loaded.why) if note]
+        self._tell(ModelState.READY, "; ".join([*notes, *self._left_out()]))
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
@@ -392,6 +423,9 @@ class Serve:
         why = _text(error)
         if isinstance(error, UserError | Refused) and self._roster.spares():
             self._roster.all_needed = True  # it may be one of them that is lacking
+        elif isinstance(error, NotEnoughMemory) and self._files.does_not_fit(error.what):
+            LOG.warning("smaller_model", file=self._files.current.name, why=error.what)
+            return self._files.note
         elif isinstance(error, UserError):
             self._tell(ModelState.FAILED, why, no_room=isinstance(error, NotEnoughMemory))
             LOG.error("model_failed", why=error.what, hint=error.hint)

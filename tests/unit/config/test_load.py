@@ -90,6 +90,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.load_mode": ("mmap", "mmap"),
     "serve.split": ("always", "always"),
     "serve.workers": ("garage,attic", ("garage", "attic")),
+    "serve.fallback_models": ("hf:a/b:Q2_K", ("hf:a/b:Q2_K",)),
     "serve.standby": ("barn,loft", ("barn", "loft")),
     "serve.no_push": ("true", True),
     "serve.activations": ("f16", "f16"),
