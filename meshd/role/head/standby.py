@@ -87,15 +87,14 @@ class StandbyWorkers:
     async def _hold(self, lease: StandbyLease, peer: PeerStatus) -> None:
         """As long as it may be asked."""
         tries = 0
-        try:
-            while any(peer.peer == one.peer for one in self._roster.standby()):
-                try:
-                    await lease.hold()
-                except MeshdError as error:
-                    lease.state.why = error.what
+        while any(peer.peer == one.peer for one in self._roster.standby()):
+            try:
+                await lease.hold()
+            except (MeshdError, OSError) as error:
+                lease.state.why = error.what if isinstance(error, MeshdError) else str(error)
+            finally:
                 lease.state.ready = False
-                LOG.warning("standby_not_ready", name=peer.name, why=lease.state.why)
-                await asyncio.sleep(_AGAIN.delay(tries, 0.0))
-                tries += 1
-        finally:
-            self._held.pop(peer.peer, None)
+            LOG.warning("standby_not_ready", name=peer.name, why=lease.state.why)
+            await asyncio.sleep(_AGAIN.delay(tries, 0.0))
+            tries += 1
+        del self._held[peer.peer]

@@ -21,7 +21,7 @@ from meshd.role.head.model_run import HeadRun
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.run_input import ServedModel
 from meshd.role.head.split_plan import SLACK_BYTES, NodeOffer, path_to, shape_of
-from meshd.role.head.standby_part import StandbyPart, standby_part
+from meshd.role.head.standby_part import PartChoice, StandbyPart
 from meshd.role.head.survey import Surveyor
 from meshd.role.interface import RoleRuntime
 from meshd.wire.lease import Acquire, WorkerOffer
@@ -60,6 +60,7 @@ class StandbyLease:
         self._peer = peer
         self._surveyor = surveyor
         self._content = b""
+        self._may_hold_all = True
         self._names = self._labels()
         self._name = self._names[peer.peer]
         self.state = HeldReady()
@@ -74,7 +75,7 @@ class StandbyLease:
             try:
                 offer = await lease.ask(self._acquire())
                 mine = NodeOffer(self._name, offer, path_to(self._peer.paths))
-                part = standby_part(self._facts, self._model.index, mine, machines)
+                part = await self._part(mine, machines)
                 if self._content or not lacking(self._model.index, part.numbers, offer.lacks):
                     return await self._hold_part(lease, offer, part)
             finally:
@@ -83,9 +84,16 @@ class StandbyLease:
             members = self._runtime.from_members
             self._content = await members.content_of(self._model.file, self._progress)
 
+    async def _part(self, mine: NodeOffer, machines: Machines) -> StandbyPart:
+        choice = PartChoice(self._facts, self._model.index, mine, machines, whole=self._may_hold_all)
+        for lost in choice.losses:
+            choice.add(lost)
+            await asyncio.sleep(0)  # answers are under way
+        return choice.part
+
     async def _hold_part(self, lease: LeaseClient, offer: WorkerOffer, part: StandbyPart) -> None:
         state = self.state
-        state.wanted, state.why = part.size, part.why
+        state.held, state.wanted, state.why = 0, part.size, part.why
         if not part.numbers:
             return
         needs = needs_of(self._model.index, part.numbers, self._content or bytes(CONTENT_BYTES))
@@ -93,6 +101,7 @@ class StandbyLease:
         state.held, state.ready = found.held, found.held >= part.size
         missing = in_bytes(part.size - found.held)
         state.why = part.why if state.ready else f"it lacks {missing}: {found.text}"
+        self._may_hold_all = state.ready  # what it keeps on its disk may have a smaller limit
         LOG.info("standby_held", name=self._name, bytes=found.held, why=state.why)
         if state.ready:
             lost = await lease.until_lost()

@@ -3,12 +3,11 @@
 Where the whole model fits into what it lends it holds that, and no plan has to be foreseen.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base.errors import Refused, UserError
 from meshd.model.placed_tensors import placed_tensors
-from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.explain import RunFacts
 from meshd.role.head.plan_prediction import Machines
@@ -28,45 +27,76 @@ class StandbyPart:
     why: str
 
 
-def standby_part(facts: RunFacts, index: WeightsIndex, standby: NodeOffer, machines: Machines) -> StandbyPart:
-    """What this worker is asked to hold. `machines`: `facts.machines`, with what is known of its speed."""
-    room = sum(device.free_bytes for device in standby.devices) - SLACK_BYTES
-    every = range(len(index.tensors))
-    if len(index.tensors) > MAX_ASKED_TENSORS:
-        return StandbyPart((), 0, f"the model has more than {MAX_ASKED_TENSORS} tensors")
-    if (size := _size(index, every)) <= room:
-        return StandbyPart(tuple(every), size, FOR_ANY)
-    chosen: set[int] = set()
-    held: list[str] = []
-    not_held: list[str] = []
-    names = [tensor.name for tensor in index.tensors]
-    for lost, plan in _after_losses(facts, standby, machines):
-        if not (given := placed_tensors(plan, facts.layers, names).get(standby.node)):
-            continue  # it does without this one
-        part = chosen.union(given)
-        fits = _size(index, part) <= room
-        (held if fits else not_held).append(lost)
-        chosen = part if fits else chosen
-    return StandbyPart(tuple(sorted(chosen)), _size(index, chosen), _told(held, not_held))
+class PartChoice:
+    """`add` each of `losses`, then take the `part`. Each is a plan, and takes up to some tenths of a second.
 
+    `machines`: `facts.machines`, with what is known of the speed of this worker. `whole`: it may hold all.
+    """
 
-def _size(index: WeightsIndex, numbers: Iterable[int]) -> int:
-    return sum(index.tensors[number].size for number in numbers)
+    def __init__(
+        self,
+        facts: RunFacts,
+        index: WeightsIndex,
+        standby: NodeOffer,
+        machines: Machines,
+        *,
+        whole: bool = True,
+    ) -> None:
+        self._facts = facts
+        self._index = index
+        self._standby = standby
+        self._machines = machines
+        self._names = [tensor.name for tensor in index.tensors]
+        self._room = sum(device.free_bytes for device in standby.devices) - SLACK_BYTES
+        self._chosen: set[int] = set()
+        self._held: list[str] = []
+        self._not_held: list[str] = []
+        self._fits = whole and self._size(range(len(index.tensors))) <= self._room
+        self._too_many = len(index.tensors) > MAX_ASKED_TENSORS
 
+    @property
+    def losses(self) -> list[str]:
+        """Workers in use, after the loss of which this one would get something; none where all of it fits."""
+        if self._fits or self._too_many:
+            return []
+        shares = self._facts.plan.shares
+        return sorted({one.device.node for one in shares if one.layers and not one.device.is_head})
 
-def _after_losses(facts: RunFacts, standby: NodeOffer, machines: Machines) -> Iterator[tuple[str, Plan]]:
-    """For each worker in use, the plan without it and with this one, if there is one."""
-    used = {share.device.node for share in facts.plan.shares if share.layers and not share.device.is_head}
-    for lost in sorted(used):
-        others = [offer for offer in machines.offers if offer.node != lost]
-        offers = sorted([*others, standby], key=lambda offer: offer.node)
+    def add(self, lost: str) -> None:
+        """What it would need without that worker, if there is room for it."""
+        facts, me = self._facts, self._standby
+        others = [offer for offer in self._machines.offers if offer.node != lost]
+        offers = tuple(sorted([*others, me], key=lambda offer: offer.node))
         try:
             split = serving_split(
-                facts.layers, facts.work, replace(machines, offers=tuple(offers)), facts.options
+                facts.layers, facts.work, replace(self._machines, offers=offers), facts.options
             )
         except (UserError, Refused):
-            continue
-        yield lost, split.plan
+            return  # nothing fits then
+        given = placed_tensors(split.plan, facts.layers, self._names).get(me.node)
+        if not given:
+            return  # that plan does without this one
+        part = self._chosen.union(given)
+        if self._size(part) > self._room:
+            self._not_held.append(lost)
+            return
+        self._held.append(lost)
+        self._chosen = part
+
+    @property
+    def part(self) -> StandbyPart:
+        """What it is asked to hold."""
+        if self._too_many:
+            return StandbyPart((), 0, f"the model has more than {MAX_ASKED_TENSORS} tensors")
+        if self._fits:
+            every = range(len(self._index.tensors))
+            return StandbyPart(tuple(every), self._size(every), FOR_ANY)
+        return StandbyPart(
+            tuple(sorted(self._chosen)), self._size(self._chosen), _told(self._held, self._not_held)
+        )
+
+    def _size(self, numbers: Iterable[int]) -> int:
+        return sum(self._index.tensors[number].size for number in numbers)
 
 
 def _told(held: Sequence[str], not_held: Sequence[str]) -> str:

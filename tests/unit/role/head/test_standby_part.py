@@ -7,7 +7,7 @@ from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.role.head.explain import RunFacts
 from meshd.role.head.serving_split import serving_split
 from meshd.role.head.split_plan import SLACK_BYTES, NodeOffer
-from meshd.role.head.standby_part import FOR_ANY, StandbyPart, standby_part
+from meshd.role.head.standby_part import FOR_ANY, PartChoice, StandbyPart
 from meshd.wire.limits import MAX_ASKED_TENSORS
 
 from tests.unit.model.split_scene import GIB
@@ -31,8 +31,11 @@ def facts() -> RunFacts:
     return RunFacts(serving_split(MODEL, WORK, THERE, ALWAYS).plan, THERE, ALWAYS, MODEL, WORK)
 
 
-def part(standby: NodeOffer, names: list[str] = NAMES) -> StandbyPart:
-    return standby_part(facts(), index(names), standby, THERE)
+def part(standby: NodeOffer, names: list[str] = NAMES, *, whole: bool = True) -> StandbyPart:
+    choice = PartChoice(facts(), index(names), standby, THERE, whole=whole)
+    for lost in choice.losses:
+        choice.add(lost)
+    return choice.part
 
 
 def with_room(tensors: float) -> NodeOffer:
@@ -59,6 +62,7 @@ def test_else_what_the_plans_after_a_loss_give_it() -> None:
     found = part(spare)
     assert found.numbers == tuple(sorted(after_a | after_c))
     assert found.size == len(found.numbers) * TENSOR and found.why == "for the loss of a, c"
+    assert len(part(with_room(40), whole=False).numbers) < 32, "it could not keep all of it"
 
 
 def test_as_far_as_that_fits() -> None:
