@@ -20,13 +20,10 @@ from meshd.base.fault_boundary import Fault, contained
 from meshd.base.tasks import Owner, first_error
 from meshd.base.unix_connect import connect_unix
 from meshd.gateway.interface import AnswerTimings, Readiness
-from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.split_values import NotEnoughMemory
 from meshd.model.status import ModelState, ModelStatus
-from meshd.model.weights_index import WeightsIndex
-from meshd.peer.interface import PeerState, PeerStatus
+from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.explain import Explained
@@ -77,8 +74,6 @@ class Serve:
         self._files = ServedFiles(file, smaller)
         self._options = options
         read_llama_args(options.llama_args)  # what cannot be given is an error at the start
-        self._layers: ModelLayers = read_layers(file.headers, name=file.name)
-        self._index: WeightsIndex | None = None
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
         self._loaded = LoadedModel()
@@ -90,7 +85,7 @@ class Serve:
         )
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
-        speculation = Speculation(may_draft(self._layers, options))
+        speculation = Speculation(may_draft(self._files.layers, options))
         moments = QuietMoments(runtime.mesh.peers, self._wanted, speculation.better)
         self._history = RunHistory(own, self._roster.backoff, moments, speculation, surveyor)
         self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
@@ -100,7 +95,6 @@ class Serve:
         self._server_failures_same = 0  # of them, the last with one split
         self._server_died: ServerDied | None = None
         self._is_replaced = False  # the last run
-        self._was_ready = asyncio.Event()
 
     # Upstream.
 
@@ -216,7 +210,7 @@ class Serve:
         loaded, readiness = self._loaded, self.readiness
         return ModelStatus(
             name=self.model_name,
-            fingerprint=self._index.fingerprint if self._index is not None else "",
+            fingerprint=self._files.index.fingerprint if self._files.index is not None else "",
             state=readiness.state,
             reason=readiness.reason,
             load_seconds=None if loaded.seconds is None else round(loaded.seconds, 3),
@@ -254,7 +248,7 @@ class Serve:
         await self._know_file()
         try:
             async with Owner() as owner:
-                owner.start(self._know_smaller(), name="smaller models")
+                owner.start(self._files.know_smaller(), name="smaller models")
                 await self._serve()
         except ExceptionGroup as group:
             raise first_error(group) from None
@@ -270,27 +264,10 @@ class Serve:
                 LOG.warning("model_lost", model=self.model_name, why=why)
             await asyncio.sleep(_RETRY.delay(self._failures - 1, 0.0))
 
-    async def _know_smaller(self) -> None:
-        """Read them once, beside the model that is ready: a loss is no time to begin with that."""
-        await self._was_ready.wait()
-        for file in self._files.smaller:
-            try:
-                await file.index()
-            except UserError as error:  # it is said again when it is needed
-                LOG.warning("weights_unknown", why=error.what, hint=error.hint)
-
     async def _know_file(self) -> None:
         """Costs nothing while the file is as it was. Raises UserError."""
-        file = self._files.current
-        before, self._index = self._index, await file.index(self._hash_progress)
-        if before is not None and before.fingerprint != self._index.fingerprint:
+        if await self._files.know(self._hash_progress):
             self._history.exclusions = DeviceExclusions()  # another model
-        if not file.paths_unchanged():  # llama-server opens the path, the workers know what was there
-            raise UserError(
-                f"`{file.name}` was replaced by another file",
-                hint="restart `meshd serve` to serve it",
-            )
-        self._layers = read_layers(file.headers, name=file.name)
 
     def _hash_progress(self, progress: HashProgress) -> None:
         done = progress.done / max(1, progress.total)
@@ -342,11 +319,11 @@ class Serve:
         return why
 
     def _served_model(self, plain_rpc: Sequence[PlainRpc]) -> ServedModel:
-        assert self._index is not None
+        assert self._files.index is not None
         return ServedModel(
             file=self._files.current,
-            index=self._index,
-            layers=self._layers,
+            index=self._files.index,
+            layers=self._files.layers,
             options=self._options,
             plain_rpc=plain_rpc,
             alias=self.model_name,
@@ -402,7 +379,6 @@ class Serve:
             self._roster.all_needed = False
             self._history.exclusions.worked(self._run.workers)
         self._files.loaded()
-        self._was_ready.set()
         notes = [note for note in (self._files.note, loaded.why) if note]
         self._tell(ModelState.READY, "; ".join([*notes, *self._left_out()]))
 
@@ -416,7 +392,8 @@ class Serve:
         )
         self._tell(ModelState.FAILED, f"{self._server_failures} times in a row: {why} ({hint})")
         LOG.error("model_failed", why=why, hint=hint)
-        await self._until_peers_change(SERVER_RETRY.delay(max(0, self._server_failures - SERVER_TRIES), 0.0))
+        delay = SERVER_RETRY.delay(max(0, self._server_failures - SERVER_TRIES), 0.0)
+        await self._roster.until_changed(delay)
 
     async def _failed(self, error: MeshdError) -> str:
         """A failure that the next try would meet again waits for another state of the mesh."""
@@ -429,22 +406,11 @@ class Serve:
         elif isinstance(error, UserError):
             self._tell(ModelState.FAILED, why, no_room=isinstance(error, NotEnoughMemory))
             LOG.error("model_failed", why=error.what, hint=error.hint)
-            await self._until_peers_change()
+            await self._roster.until_changed(TRY_AGAIN_SECONDS)
         elif isinstance(error, Refused):
             self._tell(ModelState.WAITING, why)
-            await self._until_peers_change()
+            await self._roster.until_changed(TRY_AGAIN_SECONDS)
         return why
-
-    async def _until_peers_change(self, seconds: float = TRY_AGAIN_SECONDS) -> None:
-        """Or for a while: free memory comes back without a word to anybody."""
-        before = {peer.peer for peer in self._roster.workers()}
-        seen = -1
-        try:
-            async with asyncio.timeout(seconds):
-                while {peer.peer for peer in self._roster.workers()} == before:
-                    seen = await self._runtime.mesh.changed(seen)
-        except TimeoutError:
-            return
 
     # Waiting.
 
@@ -461,7 +427,7 @@ class Serve:
             except TimeoutError:
                 LOG.info("worker_tried_again")
         if least:
-            await self._wait_for_more()
+            await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
         for why in self._roster.used_all_the_same():
             LOG.warning("worker_used_all_the_same", why=f"there are too few other workers: {why}")
         return self._roster.workers()
@@ -473,21 +439,6 @@ class Serve:
             if peer.says_banned
         ]
         return banned[:1] + self._roster.left_out()
-
-    async def _wait_for_more(self) -> None:
-        """Give other workers that are known a moment, unless others take the place of lost ones."""
-        if any(map(self._roster.is_standby, self._roster.workers())):
-            return
-        seen = -1
-        try:
-            async with asyncio.timeout(MORE_WORKERS_SECONDS):
-                while any(
-                    peer.role == WORKER_ROLE and peer.state is not PeerState.CONNECTED
-                    for peer in self._runtime.mesh.peers()
-                ):
-                    seen = await self._runtime.mesh.changed(seen)
-        except TimeoutError:
-            return
 
 
 def _text(error: MeshdError) -> str:

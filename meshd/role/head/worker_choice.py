@@ -91,6 +91,32 @@ class Roster:
         """Whether somebody is left out who could be asked all the same."""
         return len(self.workers()) < len(self._able())
 
+    async def until_changed(self, seconds: float) -> None:
+        """Other workers may be asked; or some seconds: free memory comes back without a word to anybody."""
+        before = {peer.peer for peer in self.workers()}
+        seen = -1
+        try:
+            async with asyncio.timeout(seconds):
+                while {peer.peer for peer in self.workers()} == before:
+                    seen = await self._mesh.changed(seen)
+        except TimeoutError:
+            return
+
+    async def until_all_are_there(self, seconds: float) -> None:
+        """Those that are known, or so many seconds; none, if standby workers have the places of lost ones."""
+        seen = -1
+        if any(map(self.is_standby, self.workers())):
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                while any(
+                    peer.role == WORKER_ROLE and peer.state is not PeerState.CONNECTED
+                    for peer in self._mesh.peers()
+                ):
+                    seen = await self._mesh.changed(seen)
+        except TimeoutError:
+            return
+
     def next_try(self) -> float | None:
         """When the first that is left out for good reason may be tried again, in loop time."""
         return self.backoff.next_try(self.connected(), asyncio.get_running_loop().time())

@@ -90,7 +90,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.load_mode": ("mmap", "mmap"),
     "serve.split": ("always", "always"),
     "serve.workers": ("garage,attic", ("garage", "attic")),
-    "serve.fallback_models": ("hf:a/b:Q2_K", ("hf:a/b:Q2_K",)),
+    "serve.fallback_models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),
     "serve.standby": ("barn,loft", ("barn", "loft")),
     "serve.no_push": ("true", True),
     "serve.activations": ("f16", "f16"),
