@@ -76,18 +76,23 @@ class StandbyWorkers:
             self._held.clear()
 
     async def _hold_all(self, run: HeadRun, model: ServedModel, owner: Owner) -> None:
+        """Each as long as it may be asked."""
+        holding: dict[PeerId, asyncio.Task[None]] = {}
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for peer in self._roster.standby() if run.loaded else ():
-                if peer.peer not in self._held and peer.peer not in run.workers:
-                    lease = StandbyLease(self._runtime, model, run, peer, self._surveyor)
-                    self._held[peer.peer] = lease.state
-                    owner.start_for(peer.peer.short, self._hold(lease, peer), name="standby worker")
+            there = {peer.peer: peer for peer in self._roster.standby()} if run.loaded else {}
+            for gone in holding.keys() - there.keys():
+                holding.pop(gone).cancel()
+                del self._held[gone]
+            for peer in there.keys() - holding.keys() - set(run.workers):
+                lease = StandbyLease(self._runtime, model, run, there[peer], self._surveyor)
+                self._held[peer] = lease.state
+                work = self._hold(lease, there[peer])
+                holding[peer] = owner.start_for(peer.short, work, name="standby worker")
 
     async def _hold(self, lease: StandbyLease, peer: PeerStatus) -> None:
-        """As long as it may be asked."""
         tries = 0
-        while any(peer.peer == one.peer for one in self._roster.standby()):
+        while True:
             try:
                 await lease.hold()
             except (MeshdError, OSError) as error:
@@ -97,4 +102,3 @@ class StandbyWorkers:
             LOG.warning("standby_not_ready", name=peer.name, why=lease.state.why)
             await asyncio.sleep(_AGAIN.delay(tries, 0.0))
             tries += 1
-        del self._held[peer.peer]

@@ -163,14 +163,18 @@ def test_one_that_goes_or_is_paused_is_asked_again_when_it_is_back(tmp_path: Pat
             await until(it, READY)
             spare = it.workers["spare"].mesh
             spare.paused = True
-            it.roles["spare"].pause.begin(end_leases=True)
+            it.roles["spare"].pause.begin(end_leases=False)  # `meshd drain`: the head lets it go
             paused = "spare is paused (`meshd resume` there ends that)"
             await until(it, StandbyStatus("spare", False, 0, 0, paused))
+            await asyncio.sleep(10)
+            assert not reserved(it, "spare")
             spare.paused = False
             it.roles["spare"].pause.end()
             await until(it, READY)
             spare.say(PeerState.LOST)
             await until(it, StandbyStatus("spare", False, 0, 0, "it is not connected"))
+            await asyncio.sleep(10)
+            assert not reserved(it, "spare"), "the lease is given back"
             spare.say(PeerState.CONNECTED)
             await until(it, READY)
             assert it.serve.failures == 0
