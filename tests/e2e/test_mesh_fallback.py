@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 WIDTH, LAYERS, INNER = 768, 12, 2048
 PROMPT = "tell me more"
 ON_WORKERS = ("--device", "none", "--output-on", "head", "--ctx-size", "512", "--slots", "1")
-MEMORY = ("--memory", "150M")  # each: half of the large one fits, or all of the small one
+MEMORY = ("--memory", "240M")  # each: half of the large one fits, or all of the small one
 
 
 def _make(path: Path, kind: GGMLQuantizationType) -> None:
