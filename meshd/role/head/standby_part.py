@@ -51,7 +51,8 @@ class PartChoice:
         self._chosen: set[int] = set()
         self._held: list[str] = []
         self._not_held: list[str] = []
-        self._fits = whole and self._size(range(len(index.tensors))) <= self._room
+        self._every = self._once(range(len(index.tensors)))
+        self._fits = whole and self._size(self._every) <= self._room
         self._too_many = len(index.tensors) > MAX_ASKED_TENSORS
 
     @property
@@ -76,7 +77,7 @@ class PartChoice:
         given = placed_tensors(split.plan, facts.layers, self._names).get(me.node)
         if not given:
             return  # that plan does without this one
-        part = self._chosen.union(given)
+        part = self._once([*self._chosen, *given])
         if self._size(part) > self._room:
             self._not_held.append(lost)
             return
@@ -89,11 +90,14 @@ class PartChoice:
         if self._too_many:
             return StandbyPart((), 0, f"the model has more than {MAX_ASKED_TENSORS} tensors")
         if self._fits:
-            every = range(len(self._index.tensors))
-            return StandbyPart(tuple(every), self._size(every), FOR_ANY)
+            return StandbyPart(tuple(sorted(self._every)), self._size(self._every), FOR_ANY)
         return StandbyPart(
             tuple(sorted(self._chosen)), self._size(self._chosen), _told(self._held, self._not_held)
         )
+
+    def _once(self, numbers: Iterable[int]) -> set[int]:
+        """Of each content one: a worker holds it once."""
+        return set({self._index.tensors[number].digest: number for number in numbers}.values())
 
     def _size(self, numbers: Iterable[int]) -> int:
         return sum(self._index.tensors[number].size for number in numbers)

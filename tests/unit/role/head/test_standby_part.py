@@ -54,6 +54,13 @@ def test_all_of_it_where_that_fits() -> None:
     assert part(with_room(31.5)).why != FOR_ANY
 
 
+def test_what_is_there_twice_is_held_once() -> None:
+    twice = index()
+    tensors = tuple(replace(one, digest=bytes(32)) for one in twice.tensors)
+    choice = PartChoice(facts(), replace(twice, tensors=tensors), with_room(40), THERE)
+    assert (choice.part.size, len(choice.part.numbers)) == (TENSOR, 1)
+
+
 def test_else_what_the_plans_after_a_loss_give_it() -> None:
     spare = with_room(31.5)
     a, c = THERE.offers
