@@ -156,6 +156,8 @@ class Proxy:
                 reply.allow_comments(True)
                 if call.body is None or not await self._again(repeats):
                     return failure
+                if note := call.upstream.readiness.note:
+                    await reply.say(note)
                 body = sent.next_request(call.body)
                 if body is None:
                     return failure

@@ -5,21 +5,20 @@ from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType
-from meshd.admin.status import Status
 from meshd.fleet.node import model_ready
 
+from tests.e2e.homes import connected
 from tests.e2e.models import made
 from tests.e2e.nodes import SAME_BATCHES, SAME_THREADS, Fleet, api_of, cli, model_of, play
 from tests.e2e.random_gguf import F16, Q4_0, RandomModel
 from tests.e2e.test_mesh_continued import GOES_ON, TOKENS, answers_under, kill
-from tests.e2e.test_mesh_standby import killed, nodes
+from tests.e2e.test_mesh_standby import killed, nodes, standby
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 WIDTH, LAYERS, INNER = 768, 12, 2048
 PROMPT = "tell me more"
 ON_WORKERS = ("--device", "none", "--output-on", "head", "--ctx-size", "512", "--slots", "1")
-MEMORY = ("--memory", "240M")  # each: half of the large one fits, or all of the small one
 
 
 def _make(path: Path, kind: GGMLQuantizationType) -> None:
@@ -57,20 +56,23 @@ def small() -> Path:
 
 
 def test_a_smaller_one_goes_on_until_the_worker_is_back(tmp_path: Path) -> None:
+    """Nodes of one machine share its memory, so the two workers are never used together."""
+
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            token, workers = await fleet.workers(large(), large(), options=MEMORY)
-            options = (*ON_WORKERS, *GOES_ON, "--grace", "10", "--fallback-model", str(small()))
-            head = await fleet.head(large(), *options, *SAME_THREADS, *SAME_BATCHES, token=token)
-
-            def on_all(status: Status) -> bool:
-                return model_ready(status) and nodes(status) == {"worker-0", "worker-1"}
-
-            status = await head.until(on_all)
-            assert model_of(status).fallback == "" and model_of(status).name == "fallback-f16"
+            big = await fleet.worker("big", "--memory", "500M", model=large())
+            token = await big.token()
+            await fleet.worker("little", "--memory", "240M", model=large(), token=token)
+            await connected(big, 1)
+            chosen = ("--standby", "little", "--fallback-model", str(small()), "--grace", "10")
+            options = (*ON_WORKERS, *GOES_ON, *chosen, *SAME_THREADS, *SAME_BATCHES)
+            head = await fleet.head(large(), *options, token=token)
+            status = await head.until(lambda s: model_ready(s) and "no room" in standby(s).why)
+            assert nodes(status) == {"big"} and model_of(status).fallback == ""
+            assert model_of(status).name == "fallback-f16"
             first = model_of(status).fingerprint
 
-            (streamed,), _ = await answers_under(api_of(status), kill(killed(fleet, workers[0])), [PROMPT])
+            (streamed,), _ = await answers_under(api_of(status), kill(killed(fleet, big)), [PROMPT])
             assert streamed.error == "" and streamed.done and streamed.tokens == TOKENS
             said = "`fallback-q4.gguf` in place of `fallback-f16.gguf`: `fallback-f16.gguf` does not fit: "
             assert any(said in one for one in streamed.comments), streamed.comments
@@ -78,11 +80,11 @@ def test_a_smaller_one_goes_on_until_the_worker_is_back(tmp_path: Path) -> None:
             model = model_of(status)
             assert (model.fallback, model.name) == ("fallback-q4.gguf", "fallback-f16")
             assert model.reason.startswith(said) and model.fingerprint != first
-            assert nodes(status) == {"worker-1"}
+            assert nodes(status) == {"little"}
             assert said in (await cli(head.spec.home, "status")).stdout
 
-            await fleet.start(workers[0].spec)
-            model = model_of(await head.until(on_all))
+            await fleet.start(big.spec)
+            model = model_of(await head.until(lambda s: model_ready(s) and nodes(s) == {"big"}))
             assert (model.fallback, model.fingerprint) == ("", first)
 
     play(check())

@@ -283,7 +283,8 @@ class Serve:
     ) -> None:
         if (state, reason) != (self._readiness.state, self._readiness.reason):
             LOG.info("model_state", model=self.model_name, state=state.value, why=reason)
-        self._readiness = Readiness(state, reason, progress=progress, no_room=no_room)
+        note = self._files.note
+        self._readiness = Readiness(state, reason, progress=progress, no_room=no_room, note=note)
 
     async def _cycle(self) -> str:
         """One life of the model; returns why it ended."""
