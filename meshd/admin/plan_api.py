@@ -65,6 +65,24 @@ class PlannedNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSpeculation:
+    """What drafts make of a split: tokens a second of text that repeats itself, and of prose.
+
+    Tokens of a draft, at most: `free_tokens` that the text repeats, `model_tokens` of the draft model. Where
+    both are 0, `why` says why. The shares that are accepted: `measured` in answers, or assumed.
+    """
+
+    free_tokens: int
+    model_tokens: int
+    free_acceptance: float
+    model_acceptance: float
+    measured: bool
+    repetitive_tok_s: float
+    prose_tok_s: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
     """A split and what it is predicted to do. `why` of the first one says why it was chosen.
 
@@ -92,6 +110,7 @@ class PlanView:
     generate_factor: float = 1.0
     prompt_factor: float = 1.0
     corrected_by: str = ""
+    speculation: PlanSpeculation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +128,7 @@ class PlanRequest(Request[PlanReply], name="plan"):
     """`model`: path of a GGUF file that this daemon can read. `ctx_size` and `streams`: 0 for the usual.
 
     `largest_context`: the longest that fits. `layers`: as `--layers` of `meshd serve` takes them.
+    `draft_model`: path of a GGUF file as well; empty: that with which this node serves the model, if it does.
     """
 
     model: str
@@ -116,3 +136,4 @@ class PlanRequest(Request[PlanReply], name="plan"):
     streams: int = 0
     largest_context: bool = False
     layers: tuple[str, ...] = ()
+    draft_model: str = ""

@@ -99,6 +99,7 @@ EVENTS: Mapping[str, str] = {
     "link_surplus": "another link of a peer was closed because it has as many as allowed",
     "link_up": "a link to a peer carries data",
     "llama_server_commit_unknown": "llama-server in `--native-bin` does not say of which commit it is",
+    "llama_server_killed": "llama-server is suspended; it is killed, and the model is loaded again",
     "load_started": "the next load of the model begins: `count` workers are asked",
     "log_lines_lost": "the log file could not be written for a while; `count` lines are missing",
     "member_admitted": "a node joined with an invite of this node",

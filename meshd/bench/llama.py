@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,12 +23,22 @@ HEALTH_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """One completion: tokens a second, as llama-server counts them, the text, and how many tokens it has."""
+    """One completion: tokens a second, as llama-server counts them, the text, and how many tokens it has.
+
+    `drafted`: tokens that were guessed; `accepted`: those of them that are in the text.
+    """
 
     prompt: float
     generate: float
     text: str
     tokens: int
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def rounds(self) -> int:
+        """Without the one of the prompt, which made the first token."""
+        return self.tokens - 1 - self.accepted
 
 
 async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
@@ -37,9 +48,14 @@ async def measure(place: Path, *, prompt_tokens: int, tokens: int) -> ChatAnswer
 
 async def measure_api(url: str, *, prompt_tokens: int, tokens: int) -> ChatAnswer:
     """The same of a node's API, whose gateway decides how tokens are sampled. Raises MeshdError."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+    connection = api_connection(url, _ANSWER_SECONDS)
     return await asyncio.to_thread(completion, connection, prompt_tokens, tokens)
+
+
+def api_connection(url: str, timeout: float) -> http.client.HTTPConnection:
+    """To a node's API; nothing crosses yet."""
+    parts = urlsplit(url)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
 
 
 def completion(
@@ -62,6 +78,11 @@ def completion(
         "cache_prompt": False,
         **more,
     }
+    return completed(connection, body)
+
+
+def completed(connection: http.client.HTTPConnection, body: Mapping[str, object]) -> ChatAnswer:
+    """What llama-server answers. Closes the connection. Raises MeshdError."""
     try:
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -72,9 +93,14 @@ def completion(
         connection.close()
     if answer.status != 200:
         raise MeshdError(f"llama-server answered {answer.status}: {str(data)[:200]}")
-    rates, text = data["timings"], data["content"]
+    said = data["timings"]
     return ChatAnswer(
-        rates["prompt_per_second"], rates["predicted_per_second"], text, data["tokens_predicted"]
+        said["prompt_per_second"],
+        said["predicted_per_second"],
+        data["content"],
+        data["tokens_predicted"],
+        said.get("draft_n", 0),
+        said.get("draft_n_accepted", 0),
     )
 
 
@@ -109,8 +135,7 @@ async def until_served(url: str) -> None:
 
 
 def _is_served(url: str) -> bool:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=HEALTH_SECONDS)
+    connection = api_connection(url, HEALTH_SECONDS)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200

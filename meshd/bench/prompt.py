@@ -20,7 +20,7 @@ from meshd.bench.llama import arguments_of, measure
 from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
 from meshd.config import load
-from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.fleet import Fleet, workers_alike
 from meshd.model.micro_batch import MOST
 
 
@@ -66,17 +66,17 @@ async def _cell(
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         async with Owner() as owner:
             fleet = Fleet(
-                FleetSpec(
-                    folder=Path(folder),
-                    cache=cache,
-                    model=model,
-                    worker_model=model,
-                    round_trips=[rtt / 1000] * workers,
+                workers_alike(
+                    Path(folder),
+                    cache,
+                    model,
+                    count=workers,
+                    round_trip=rtt / 1000,
+                    threads=args.threads,
                     head_options=(
                         *("--device", "none", "--output-on", "worker", "--ctx-size", context),
                         *("--", *given, *args.llama),
                     ),
-                    worker_options=[("--threads", str(args.threads))] * workers,
                 )
             )
             await fleet.start_workers(owner)

@@ -58,6 +58,7 @@ class Shape:
 SHAPES = {
     "tiny": Shape(layers=4, width=256, inner=512, heads=2, kv_heads=1),  # 10 MB
     "small": Shape(layers=16, width=1024, inner=2816, heads=8, kv_heads=4),  # 140 MB
+    "medium": Shape(layers=24, width=1280, inner=3584, heads=10, kv_heads=5),  # 300 MB
     "moe": Shape(  # 330 MB, of which a token passes 110
         layers=16, width=1024, inner=1024, heads=8, kv_heads=4, experts=10, experts_used=2
     ),

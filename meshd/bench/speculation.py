@@ -10,7 +10,6 @@ Other load on the machine falls on all three alike, as their tries alternate; th
 
 import argparse
 import asyncio
-import http.client
 import json
 import statistics
 import sys
@@ -20,15 +19,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import urlsplit
 
-from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.distant_run import until_head_serves
+from meshd.bench.llama import ChatAnswer, api_connection, completed
 from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
 from meshd.config import load
-from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.fleet import Fleet, workers_alike
 from meshd.fleet.node import LocalNode, model_ready
 
 _ANSWER_SECONDS = 900.0
@@ -46,17 +44,6 @@ PROMPTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculatedAnswer:
-    """Tokens a second without the prompt, the text, and how many of the drafted tokens are in it."""
-
-    rate: float
-    text: str
-    drafted: int
-    accepted: int
-    rounds: int
-
-
 @dataclass(slots=True)
 class DraftingMode:
     """One fleet and what it has answered, by kind of text."""
@@ -64,7 +51,7 @@ class DraftingMode:
     name: str
     options: tuple[str, ...]
     url: str = ""
-    answers: dict[str, list[SpeculatedAnswer]] = field(default_factory=dict)
+    answers: dict[str, list[ChatAnswer]] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,8 +72,8 @@ async def _run(args: argparse.Namespace) -> None:
     draft = str(args.draft_model or model)
     modes = [
         DraftingMode("off", ("--speculate", "off")),
-        DraftingMode("repeated tokens", ()),
-        DraftingMode("draft model", ("--draft-model", draft)),
+        DraftingMode("repeated tokens", ("--speculate", "auto")),
+        DraftingMode("draft model", ("--speculate", "auto", "--draft-model", draft)),
     ]
     async with AsyncExitStack() as stack:
         owner = await stack.enter_async_context(Owner())
@@ -114,14 +101,14 @@ async def _start(
     args: argparse.Namespace, mode: DraftingMode, model: Path, cache: Path, folder: Path, owner: Owner
 ) -> LocalNode:
     fleet = Fleet(
-        FleetSpec(
-            folder=folder,
-            cache=cache,
-            model=model,
-            worker_model=model,
-            round_trips=[args.rtt / 1000] * args.workers,
+        workers_alike(
+            folder,
+            cache,
+            model,
+            count=args.workers,
+            round_trip=args.rtt / 1000,
+            threads=1,
             head_options=("--device", "none", "--output-on", "worker", "--ctx-size", "2048", *mode.options),
-            worker_options=[("--threads", "1")] * args.workers,
         )
     )
     await fleet.start_workers(owner)
@@ -131,37 +118,22 @@ async def _start(
     return head
 
 
-def _answer(url: str, asked: Mapping[str, object], tokens: int) -> SpeculatedAnswer:
+def _answer(url: str, asked: Mapping[str, object], tokens: int) -> ChatAnswer:
     """Raises MeshdError."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
     body = {"n_predict": tokens, "ignore_eos": True, "cache_prompt": False, **asked}
-    try:
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        data = json.loads(answer.read())
-    except OSError as error:
-        raise MeshdError(f"the API does not answer: {error}") from error
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise MeshdError(f"the API answered {answer.status}: {str(data)[:200]}")
-    said = data["timings"]
-    drafted, accepted = said.get("draft_n", 0), said.get("draft_n_accepted", 0)
-    rounds = said["predicted_n"] - 1 - accepted  # the first token is the prompt's
-    return SpeculatedAnswer(said["predicted_per_second"], data["content"], drafted, accepted, rounds)
+    return completed(api_connection(url, _ANSWER_SECONDS), body)
 
 
 def line(kind: str, mode: DraftingMode, off: DraftingMode) -> str:
     """What is printed of one kind of text and one way of drafting, beside `off`."""
     answers, without = mode.answers[kind], off.answers[kind]
-    rates = ", ".join(f"{one.rate:.1f}" for one in answers)
-    ratio = statistics.median(one.rate for one in answers) / statistics.median(one.rate for one in without)
+    rates = ", ".join(f"{one.generate:.1f}" for one in answers)
+    mine, theirs = (statistics.median(one.generate for one in found) for found in (answers, without))
     same = "the same text" if {one.text for one in answers} == {one.text for one in without} else "OTHER text"
     drafted, accepted = sum(one.drafted for one in answers), sum(one.accepted for one in answers)
     rounds = statistics.median(one.rounds for one in answers)
     return (
-        f"{kind}, {mode.name}: {rates} tokens/s ({ratio:.2f}), {rounds:.0f} rounds, "
+        f"{kind}, {mode.name}: {rates} tokens/s ({mine / theirs:.2f}), {rounds:.0f} rounds, "
         f"{accepted} of {drafted} accepted, {same}"
     )
 

@@ -9,23 +9,21 @@ links, by how much more a longer answer is than a shorter one.
 
 import argparse
 import asyncio
-import http.client
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.bench.distant_run import crossed, until_head_serves
-from meshd.bench.llama import completion
+from meshd.bench.llama import api_connection, completion
 from meshd.bench.program import run_program
 from meshd.build.demo_model import demo_model
 from meshd.config import load
-from meshd.fleet.fleet import Fleet, FleetSpec
+from meshd.fleet.fleet import Fleet, workers_alike
 from meshd.fleet.node import LocalNode, model_ready
 
 _PROMPT_TOKENS = 8
@@ -68,17 +66,17 @@ async def _run(args: argparse.Namespace) -> None:
 def _fleet(args: argparse.Namespace, model: Path, cache: Path, folder: Path, slots: int) -> Fleet:
     context = str(_PROMPT_TOKENS + args.tokens + 1)
     return Fleet(
-        FleetSpec(
-            folder=folder,
-            cache=cache,
-            model=model,
-            worker_model=model,
-            round_trips=[args.rtt / 1000] * args.workers,
+        workers_alike(
+            folder,
+            cache,
+            model,
+            count=args.workers,
+            round_trip=args.rtt / 1000,
+            threads=args.threads,
             head_options=(
                 *("--device", "none", "--output-on", args.output_on, "--ctx-size", context),
                 *("--", "-np", str(slots)),
             ),
-            worker_options=[("--threads", str(args.threads))] * args.workers,
         )
     )
 
@@ -128,8 +126,7 @@ async def _answers(url: str, streams: int, tokens: int) -> float:
 
 def _answer(url: str, number: int, tokens: int) -> None:
     """Sampled, of exactly so many tokens. Raises MeshdError."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+    connection = api_connection(url, _ANSWER_SECONDS)
     answer = completion(connection, _PROMPT_TOKENS, tokens, number=number, seed=number, temperature=0.8)
     if answer.tokens != tokens:
         raise MeshdError(f"the API answered with {answer.tokens} tokens, not {tokens}")

@@ -9,6 +9,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from meshd.base import log
@@ -23,7 +24,7 @@ from meshd.bench.llama import arguments_of, measure
 from meshd.bench.timeline import Span, micro_batches, read_spans
 from meshd.bench.timeline_picture import draw_timeline
 from meshd.bench.trace_figures import Trace, as_json, put_together, step_table, sum_table
-from meshd.fleet.fleet import HEAD_NAME, Fleet, FleetSpec, worker_names
+from meshd.fleet.fleet import HEAD_NAME, Fleet, worker_names, workers_alike
 from meshd.fleet.networks import need_namespaces
 from meshd.fleet.proxy import run_loop
 from meshd.model.cache import ContextShape
@@ -71,14 +72,16 @@ async def _measured(args: TraceArgs, model: Path, folder: Path, owner: Owner, ou
         place.mkdir(parents=True)
     context = args.prompt + args.tokens
     fleet = Fleet(
-        FleetSpec(
-            folder=folder,
-            cache=args.cache,
-            model=model,
-            worker_model=model,
-            round_trips=[args.rtt_ms / 1000] * args.workers,
-            head_options=("--device", "none", "--ctx-size", str(context)),
-            worker_options=[("--threads", "1")] * args.workers,
+        replace(
+            workers_alike(
+                folder,
+                args.cache,
+                model,
+                count=args.workers,
+                round_trip=args.rtt_ms / 1000,
+                threads=1,
+                head_options=("--device", "none", "--ctx-size", str(context)),
+            ),
             environments={name: {_VARIABLE: str(place)} for name, place in written.items()},
         )
     )

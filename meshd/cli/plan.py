@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
-from meshd.admin.plan_api import PlanReply, PlanRequest, PlanView
+from meshd.admin.plan_api import PlanReply, PlanRequest, PlanSpeculation, PlanView
 from meshd.base.byte_format import in_bytes, in_memory, in_number
 from meshd.base.errors import UsageError
 from meshd.cli.capacity import MEASURE_SECONDS
@@ -31,7 +31,7 @@ _COLUMNS = ("SPLIT", "ANSWER", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --ctx-size, --streams, --json."""
+    """What to plan for, and --json."""
     parser.add_argument(
         "--model", metavar="MODEL", required=True, help="GGUF file, or the name of a model on this machine"
     )
@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--streams", metavar="S", type=int, default=0, help="answers generated at once (default: up to 4)"
     )
+    parser.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        default="",
+        help="a small model with the same vocabulary that drafts tokens: a GGUF file, or the name of a model",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
@@ -63,12 +69,14 @@ def run(args: Arguments, out: Output) -> int:
         raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
     with Client(home_here()) as client:
         file = local_model(args.model, Config(), out)
+        draft = local_model(args.draft_model, Config(), out) if args.draft_model else ""
         request = PlanRequest(
             model=str(file),
             ctx_size=ctx_size,
             streams=args.streams,
             largest_context=args.ctx_size == _LONGEST,
             layers=layers,
+            draft_model=str(draft),
         )
         out.progress("asking the nodes, and measuring what is not known yet")
         reply = client.ask(request, seconds=MEASURE_SECONDS)
@@ -111,6 +119,8 @@ def _show(reply: PlanReply, out: Output) -> None:
             f"corrected by answers of {best.corrected_by}: generation × {best.generate_factor:.2f}, "
             f"prompts × {best.prompt_factor:.2f}"
         )
+    if best.speculation is not None:
+        out.line(_drafts(best.speculation))
     out.line()
     out.table(
         ("NODE", "DEVICE", "LAYERS", "MEMORY"),
@@ -131,6 +141,19 @@ def _show(reply: PlanReply, out: Output) -> None:
         out.note("some speeds are estimated: those devices could not be measured, or compute for somebody")
     for left in reply.left_out:
         out.note(f"{left.node}: left out: {left.why}")
+
+
+def _drafts(found: PlanSpeculation) -> str:
+    if found.why:
+        return f"without drafts: {found.why}"
+    kinds = [(found.free_tokens, found.free_acceptance, "repeated tokens")]
+    kinds += [(found.model_tokens, found.model_acceptance, "tokens of the draft model")]
+    shown = [f"up to {count} {what} a round, {share:.0%} accepted" for count, share, what in kinds if count]
+    known = "measured" if found.measured else "assumed"
+    return (
+        f"with drafts: {found.repetitive_tok_s:.1f} tok/s where text repeats itself, "
+        f"{found.prose_tok_s:.1f} tok/s for prose ({'; '.join(shown)}, {known})"
+    )
 
 
 def _row(plan: PlanView) -> tuple[str, ...]:

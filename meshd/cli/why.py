@@ -46,11 +46,14 @@ def _show(reply: WhyReply, out: Output) -> None:
         [_answer_row(one) for one in reversed(reply.answers[-_SHOWN_ANSWERS:])],
     )
     if reply.token is not None:
-        _show_account("A TOKEN", reply.token, f"mean of {in_number(reply.token.tokens, 'token')}", out)
+        of = f"mean of {in_number(reply.token.tokens, 'token')}"
+        if reply.token.rounds < reply.token.tokens:
+            of += f" in {in_number(reply.token.rounds, 'round')}"
+        _show_account("A TOKEN", reply.token, of, out)
     if reply.prompt is not None:
         _show_account("A PROMPT", reply.prompt, "to the first token", out)
     if reply.token is None and reply.prompt is None:
-        out.note("no answer had the machines to itself, so its time cannot be divided")
+        out.note("no whole answer had the machines to itself, so its time cannot be divided")
     out.line()
     advice = reply.advice
     if advice.change:

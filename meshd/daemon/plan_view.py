@@ -9,11 +9,13 @@ from meshd.admin.plan_api import (
     PathCapacity,
     PlannedNode,
     PlanReply,
+    PlanSpeculation,
     PlanView,
 )
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import REFERENCE_WEIGHTS
 from meshd.model.output import DevicePath
+from meshd.role.head.draft_forecast import DraftForecast
 from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines
 from meshd.role.head.split_choice import SplitChoice
 from meshd.wire.lease import OfferedDevice
@@ -22,17 +24,19 @@ _TOLD_TOKENS = 128  # with which computing is told
 LeftOut = Sequence[tuple[str, str]]
 
 
-def plan_reply(model: str, choices: Sequence[SplitChoice], left_out: LeftOut) -> PlanReply:
+def plan_reply(
+    model: str, choices: Sequence[tuple[SplitChoice, DraftForecast]], left_out: LeftOut
+) -> PlanReply:
     """The chosen one is the first."""
     return PlanReply(
         model=model,
         choice=0,
-        plans=tuple(map(_plan_view, choices)),
+        plans=tuple(_plan_view(*one) for one in choices),
         left_out=_left_out(left_out),
     )
 
 
-def _plan_view(choice: SplitChoice) -> PlanView:
+def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
     plan, predicted = choice.plan, choice.prediction
     shares = [share for share in plan.shares if share.layers]
     worker, found = plan.output_worker, choice.correction
@@ -64,6 +68,16 @@ def _plan_view(choice: SplitChoice) -> PlanView:
         generate_factor=found.generate if found is not None else 1.0,
         prompt_factor=found.prompt if found is not None else 1.0,
         corrected_by="" if found is None else "this split" if found.is_own else "splits like it",
+        speculation=PlanSpeculation(
+            free_tokens=drafts.free,
+            model_tokens=drafts.model,
+            free_acceptance=round(drafts.free_acceptance, 3),
+            model_acceptance=round(drafts.model_acceptance, 3),
+            measured=drafts.measured,
+            repetitive_tok_s=round(drafts.repetitive_tok_s, 2),
+            prose_tok_s=round(drafts.prose_tok_s, 2),
+            why=drafts.why,
+        ),
     )
 
 

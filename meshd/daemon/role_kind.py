@@ -6,6 +6,7 @@ The roles themselves stand in roles.py; nothing else in the daemon tells one fro
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from meshd.config import Config
@@ -15,6 +16,7 @@ from meshd.role.worker.pause import Pause
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
+    from meshd.role.head.draft_forecast import Drafting
     from meshd.role.head.explain import Explained
 
 
@@ -30,6 +32,8 @@ class BuiltRole:
     """Memory that its model takes of devices, by node and device."""
     explain: "Callable[[], Awaitable[Explained | None]] | None" = None
     """Of one that serves a model: where the time of its tokens went; None while it is not loaded."""
+    drafting: "Callable[[Path], Drafting | None]" = lambda _file: None
+    """Of the model with this file; None where it is not served."""
 
 
 class ClaimedRole(Protocol):

@@ -163,7 +163,7 @@ class Daemon:
     def _planning(self, member: MemberNode, runtime: RoleRuntime, built: BuiltRole) -> "Planning":
         from meshd.daemon.planning import make_planning  # nodes that nobody asks do without what it takes
 
-        return make_planning(self._config, member, runtime, ROLES[self._role], built.held)
+        return make_planning(self._config, member, runtime, ROLES[self._role], built)
 
     async def _serve(
         self,

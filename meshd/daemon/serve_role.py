@@ -99,12 +99,14 @@ class ClaimedServe:
         if self.config.models:
             pool = await self._pool(runtime, member, speeds)
             gateway = self._gateway(pool, runtime, member, lambda: pool.statuses)
-            return BuiltRole(pool, gateway, held=lambda: pool.held, explain=pool.explain)
+            return BuiltRole(
+                pool, gateway, held=lambda: pool.held, explain=pool.explain, drafting=pool.drafting
+            )
         file, *smaller = self.files[0]
         draft = await self._draft_model(self.config.serve, file)
         head = Serve(runtime, file, head_options(self.config, member, draft), speeds, smaller)
         gateway = self._gateway(OneModel(head), runtime, member, lambda: [head.model_status])
-        return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain)
+        return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain, drafting=head.drafting)
 
     def _gateway(
         self,

@@ -1,5 +1,6 @@
 """A head and its workers on this machine, as far apart as asked."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,12 @@ from meshd.fleet.node import LocalNode, NodeSpec, start_all
 from meshd.model.output import NEAR_SECONDS
 
 HEAD_NAME = "head"
+# Runs the program behind it on the processors that it names: not every system has `taskset`
+_PINNED = """
+import os, sys
+os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +29,7 @@ class FleetSpec:
     `worker_model` is the workers' file, None: they have none. The head waits for all of them.
     `worker_options`: what else each worker is told, where anything.
     `environments`: variables of nodes, by their names (HEAD_NAME, worker_names).
+    `cores`: the processors that each worker may use, where not all.
     """
 
     folder: Path
@@ -33,6 +41,29 @@ class FleetSpec:
     worker_options: Sequence[tuple[str, ...]] = ()
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wire: bool = False
+    cores: Sequence[Sequence[int]] = ()
+
+
+def workers_alike(
+    folder: Path,
+    cache: Path,
+    model: Path,
+    *,
+    count: int,
+    round_trip: float,
+    threads: int,
+    head_options: tuple[str, ...] = (),
+) -> FleetSpec:
+    """So many workers that have the model's file, all as far away, each with so many threads."""
+    return FleetSpec(
+        folder=folder,
+        cache=cache,
+        model=model,
+        worker_model=model,
+        round_trips=[round_trip] * count,
+        head_options=head_options,
+        worker_options=[("--threads", str(threads))] * count,
+    )
 
 
 def worker_names(count: int) -> list[str]:
@@ -62,8 +93,11 @@ class Fleet:
             await start_all(owner, worker)
             self._token = self._token or await worker.token()
 
-    async def start_head(self, owner: Owner) -> LocalNode:
-        """Its process is there when this returns. Raises MeshdError."""
+    async def start_head(self, owner: Owner, *more: str) -> LocalNode:
+        """Its process is there when this returns. Of an option that is given twice the last one counts.
+
+        Another head may follow over the same workers once it has ended. Raises MeshdError.
+        """
         spec = self.spec
         port = API_PORT if self._place is not None else 0
         least = ("--min-workers", str(len(spec.round_trips)))
@@ -73,7 +107,7 @@ class Fleet:
         # what is compared computes one token at a time, on all workers
         alike = ("--split", "always", "--speculate", "off")
         given = ("--model", str(spec.model), "--port", str(port), *alike)
-        options = (*given, *least, *far, *spec.head_options)
+        options = (*given, *least, *far, *spec.head_options, *more)
         head = LocalNode(self._node(0, HEAD_NAME, "serve", options))
         await start_all(owner, head)
         return head
@@ -87,6 +121,8 @@ class Fleet:
     def _node(self, number: int, name: str, role: str, options: tuple[str, ...]) -> NodeSpec:
         place = self._place
         own = self.spec.environments.get(name, {})
+        cores = self.spec.cores[number - 1] if 0 < number <= len(self.spec.cores) else ()
+        pinned = (sys.executable, "-c", _PINNED, ",".join(map(str, cores))) if cores else ()
         return NodeSpec(
             name=name,
             role=role,
@@ -95,5 +131,5 @@ class Fleet:
             options=options,
             listen=listen_address(number, wire=place.wire) if place is not None else "127.0.0.1:0",
             environment={**own, **({"MESHD_JOIN": self._token} if self._token else {})},
-            prefix=place.prefix(number) if place is not None else (),
+            prefix=(*(place.prefix(number) if place is not None else ()), *pinned),
         )

@@ -19,8 +19,8 @@ from meshd.model.status import ModelState, ModelStatus, WorkerWeights
 class Readiness:
     """State of the model now; `reason` in words; `retry_after` in seconds; progress in [0, 1] or None.
 
-    `workers`: how far each is while the model is loaded. `no_room`: it failed for lack of memory. `note`: what
-    clients are told whose answers go on.
+    `workers`: how far each is while the model is loaded. `no_room`: it failed for lack of memory.
+    `note`: what clients are told whose answers go on.
     """
 
     state: ModelState

@@ -132,7 +132,8 @@ class ModelCache:
                 LayerCache(layer.key, widest if layer.value else 0, layer.index, layer.state, layer.window)
                 for layer in layers
             ]
-        return tuple(layer.bytes(shape) for layer in layers)
+        sizes = {layer: layer.bytes(shape) for layer in dict.fromkeys(layers)}  # most are alike
+        return tuple(sizes[layer] for layer in layers)
 
 
 def _pad(tokens: int) -> int:

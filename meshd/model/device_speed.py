@@ -36,10 +36,14 @@ def is_plausible(points: Iterable[tuple[int, int]]) -> bool:
 
 
 class DeviceSpeed:
-    """The times of one device. `share`: of its machine's processors, with which it was measured."""
+    """The times of one device. `share`: of the processors that its node may use, with which it was measured.
 
-    def __init__(self, times: Iterable[TimedLayer], *, share: float = 1.0) -> None:
+    `cores`: which those are, as nodes of a machine tell them apart; empty: all.
+    """
+
+    def __init__(self, times: Iterable[TimedLayer], *, share: float = 1.0, cores: str = "") -> None:
         self.share = share
+        self.cores = cores
         self._points: dict[int, list[tuple[int, float]]] = {}
         for one in times:
             self._points.setdefault(one.kind, []).append((one.tokens, one.nanoseconds / 1e9))

@@ -6,18 +6,22 @@ A token of S streams passes all devices in turn:
     a way  = half a round trip + S hidden states / rate + HOP       N + 1 of them for N workers in a row
              (numbers of tokens where the first worker has the embeddings, and candidates on the way back)
     a wait = until the order of the head is there: a device far from it, but near to the one before it
-    prompt = sum of devices and ways for one micro batch + (micro batches - 1) x the slowest of them + output
+    prompt = sum of devices, ways and waits for one micro batch + (micro batches - 1) x the slowest of them
+             (a device, or the bytes of a way) + output + STEP
+    load   = START + the most weights of a stage / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
 
 The processors of a machine count as one of these devices, too: busy for the sum of its CPUs' times, each
-times the share of the processors with which it computes.
+times the share of the processors with which it computes. Nodes that may use different ones (`taskset`) do not
+share them.
 
 Without pushes all hidden states pass the head, so each border between workers is two ways, and the micro
 batches of a prompt follow one another. Times of layers are measured (device_speed.py); where a device was
 not, they follow from the bytes of its weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork
@@ -29,6 +33,7 @@ STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a lay
 START_SECONDS = 0.4  # of llama-server's start, without weights
 START_ROUND_TRIPS = 6
 LOADED_RATE = 1.5e9  # bytes a second from a file that was read before
+USUAL_PROMPT = 512  # of the prompt that is predicted, and cells of the cache that a token sees, unless told
 _CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (micro_batch.py)
 
 
@@ -85,8 +90,6 @@ class Prediction:
     first_token_s: float
     load_s: float
     bytes_per_token: int
-    device_s: tuple[tuple[str, float], ...]
-    """Of a token, by device: its layers, and the output where it has that."""
     ways_s: float
     """Of a token, on the network: ways, and waits for orders."""
     is_measured: bool
@@ -94,79 +97,112 @@ class Prediction:
 
 
 class Predictor:
-    """Of one model; `tokens` of a prompt, `cells` of the cache that a token sees."""
+    """Of one model. Layers of a kind are added up once, so that any run of layers costs no more than one."""
 
-    def __init__(
-        self, model: ModelLayers, work: LayerWork, *, prompt_tokens: int = 512, cells: int = 512
-    ) -> None:
+    def __init__(self, model: ModelLayers, work: LayerWork) -> None:
         self._model = model
         self._work = work
-        self._prompt = prompt_tokens
-        self._cells = cells
+        self._sums = {
+            kind: _sums(
+                scale if one == kind else 0.0 for one, scale in zip(work.kinds, work.scales, strict=True)
+            )
+            for kind in set(work.kinds)
+        }
+        self._seen: dict[int, Sequence[float]] = {}
 
-    def predict(self, split: Split) -> Prediction:
-        token, streams = self._token(split, 1), self._token(split, split.slots)
-        prompt = self._prompt_seconds(split)
-        device_s: dict[str, float] = {}
-        for stage in split.stages:
-            device_s[stage.label] = device_s.get(stage.label, 0.0) + self._layers(stage, 1, self._cells)
-        output = self._output(split.output, 1)
-        device_s[split.output.label] = device_s.get(split.output.label, 0.0) + output
+    def predict(
+        self, split: Split, *, prompt_tokens: int = USUAL_PROMPT, cells: int = USUAL_PROMPT
+    ) -> Prediction:
+        """With a prompt of so many tokens, and a token that sees so many cells of the cache."""
+        token, streams = self._token(split, 1, cells), self._token(split, split.slots, cells)
+        prompt = self._prompt_seconds(split, prompt_tokens)
+        computing = self._computing(split, 1, cells)
         return Prediction(
             generate_tok_s=1 / token,
-            prompt_tok_s=self._prompt / prompt,
+            prompt_tok_s=prompt_tokens / prompt,
             streams_tok_s=split.slots / streams,
             first_token_s=prompt,
             load_s=self._load(split),
             bytes_per_token=self._bytes(split),
-            device_s=tuple(device_s.items()),
-            ways_s=self._passing(split, 1, self._computing(split, 1, self._cells)) + self._back(split, 1),
-            is_measured=all(stage.speed is not None for stage in (*split.stages, split.output)),
+            ways_s=self._passing(split, 1, computing) + self._back(split, 1),
+            is_measured=self.is_measured(split),
         )
+
+    def is_measured(self, split: Split) -> bool:
+        """All devices have times of what they compute."""
+        speed, output = split.output.speed, self._work.output
+        is_output_known = speed is not None and (output is None or output in speed)
+        return is_output_known and all(self._is_timed(stage.speed) for stage in split.stages)
 
     def answer_seconds(self, split: Split, tokens: int) -> float:
         """Of a prompt and so many tokens behind it: what splits are compared by."""
-        return self._prompt_seconds(split) + tokens * self._token(split, 1)
+        return self._prompt_seconds(split, USUAL_PROMPT) + tokens * self._token(split, 1, USUAL_PROMPT)
+
+    def round_seconds(self, split: Split, tokens: int) -> float:
+        """In which so many tokens pass all devices at once, and come back."""
+        return self._token(split, tokens, USUAL_PROMPT)
+
+    def device_seconds(self, split: Split, tokens: float) -> dict[str, float]:
+        """The same, by device: its layers, and the output where it has that."""
+        found: dict[str, float] = {}
+        computing = self._computing(split, tokens, USUAL_PROMPT)
+        for stage, seconds in zip(split.stages, computing, strict=True):
+            found[stage.label] = found.get(stage.label, 0.0) + seconds
+        output = split.output.label
+        found[output] = found.get(output, 0.0) + self._output(split.output, tokens)
+        return found
 
     def layer_seconds(self, stage: PlannedStage) -> float:
         """Of a token, for the mean of the stage's layers."""
-        return self._layers(stage, 1, self._cells) / max(1, stage.end - stage.begin)
+        return self._layers(stage, 1, USUAL_PROMPT) / max(1, stage.end - stage.begin)
 
     # Parts.
 
-    def _token(self, split: Split, streams: int) -> float:
-        computing = self._computing(split, streams, self._cells)
+    def _token(self, split: Split, streams: int, cells: int) -> float:
+        computing = self._computing(split, streams, cells)
         ways = self._passing(split, streams, computing) + self._back(split, streams)
         return sum(computing) + ways + self._output(split.output, streams) + STEP_SECONDS
 
-    def _computing(self, split: Split, tokens: int, cells: int) -> list[float]:
+    def _computing(self, split: Split, tokens: float, cells: int) -> list[float]:
         """By stage."""
         return [self._layers(stage, tokens, cells) for stage in split.stages]
 
-    def _layers(self, stage: PlannedStage, tokens: int, cells: int) -> float:
+    def _layers(self, stage: PlannedStage, tokens: float, cells: int) -> float:
         if stage.begin == stage.end:
             return 0.0
-        speed, work = stage.speed, self._work
-        if speed is None or not work.kinds or any(kind not in speed for kind in set(work.kinds)):
+        speed = stage.speed
+        if speed is None or not self._is_timed(speed):
             rate, fast = (GPU_RATE, _GPU_WORK) if stage.is_gpu else (CPU_RATE, _CPU_WORK)
             return max(stage.weights / rate, stage.weights * tokens / fast)
-        one = {kind: speed.seconds(kind, tokens) for kind in set(work.kinds)}
-        parts = zip(work.kinds[stage.begin : stage.end], work.scales[stage.begin : stage.end], strict=True)
-        seconds = sum(one[kind] * scale for kind, scale in parts)
+        seconds = sum(
+            speed.seconds(kind, tokens) * (sums[stage.end] - sums[stage.begin])
+            for kind, sums in self._sums.items()
+        )
         return seconds + self._attention(stage, speed, tokens, cells)
 
-    def _attention(self, stage: PlannedStage, speed: DeviceSpeed, tokens: int, cells: int) -> float:
+    def _is_timed(self, speed: DeviceSpeed | None) -> bool:
+        return speed is not None and bool(self._sums) and all(kind in speed for kind in self._sums)
+
+    def _attention(self, stage: PlannedStage, speed: DeviceSpeed, tokens: float, cells: int) -> float:
         """Beyond the short cache over which layers were timed. A window ends it."""
         near, far = self._work.near, self._work.far
-        if near is None or far is None or near not in speed or far not in speed:
+        seen = self._cells_seen(cells)
+        beyond = seen[stage.end] - seen[stage.begin]
+        if not beyond or near is None or far is None or near not in speed or far not in speed:
             return 0.0
         more = speed.seconds(far, tokens) - speed.seconds(near, tokens)
         a_cell = max(0.0, more / (FAR_CELLS - NEAR_CELLS))
-        caches = self._model.cache.layers[stage.begin : stage.end]
-        seen = (min(cells, layer.window or cells) for layer in caches if layer.key)
-        return a_cell * sum(max(0, count - NEAR_CELLS) for count in seen)
+        return a_cell * beyond
 
-    def _output(self, stage: PlannedStage, tokens: int) -> float:
+    def _cells_seen(self, cells: int) -> Sequence[float]:
+        """Beyond the short cache, by the layers before each one."""
+        if cells not in self._seen:
+            layers = self._model.cache.layers
+            seen = (min(cells, layer.window or cells) if layer.key else 0 for layer in layers)
+            self._seen = {**self._seen, cells: _sums(max(0, count - NEAR_CELLS) for count in seen)}
+        return self._seen[cells]
+
+    def _output(self, stage: PlannedStage, tokens: float) -> float:
         speed, kind = stage.speed, self._work.output
         if speed is not None and kind is not None and kind in speed:
             return speed.seconds(kind, tokens)
@@ -231,10 +267,10 @@ class Predictor:
             0 if last.is_head else self._bytes_back(split)
         )
 
-    def _prompt_seconds(self, split: Split) -> float:
-        micro = min(split.micro_batch, self._prompt)
-        batches = -(-self._prompt // micro)
-        computing = self._computing(split, micro, self._prompt // 2)
+    def _prompt_seconds(self, split: Split, prompt: int) -> float:
+        micro = min(split.micro_batch, prompt)
+        batches = -(-prompt // micro)
+        computing = self._computing(split, micro, prompt // 2)
         once = sum(computing) + self._passing(split, micro, computing)
         if split.pushed:
             carried = zip(self._borders(split), self._carried(split, micro), strict=True)
@@ -250,11 +286,17 @@ class Predictor:
         return START_SECONDS + most / LOADED_RATE + START_ROUND_TRIPS * far
 
 
+def _sums(numbers: Iterable[float]) -> Sequence[float]:
+    """Of those before each place."""
+    return tuple(accumulate(numbers, initial=0.0))
+
+
 def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[float]:
     """What computes beside each other: each device, and the processors that CPUs of one machine share."""
-    shared: dict[str, float] = {}
+    shared: dict[tuple[str, str], float] = {}
     for stage, seconds in zip(stages, computing, strict=True):
         if stage.machine and not stage.is_gpu:
-            share = stage.speed.share if stage.speed is not None else 1.0
-            shared[stage.machine] = shared.get(stage.machine, 0.0) + seconds * share
+            share, cores = (stage.speed.share, stage.speed.cores) if stage.speed is not None else (1.0, "")
+            processors = stage.machine, cores
+            shared[processors] = shared.get(processors, 0.0) + seconds * share
     return [*computing, *shared.values()]

@@ -41,12 +41,35 @@ class TimePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeAccount:
-    """`seconds` = the sum of `parts` + `unexplained`. `tokens`: over so many, whose mean this is."""
+    """`seconds` = the sum of `parts` + `unexplained`. `tokens`: over so many, whose mean this is.
+
+    `rounds`: in which they were made, fewer than tokens where drafts were accepted.
+    """
 
     seconds: float
     tokens: int
     parts: tuple[TimePart, ...]
     unexplained: float
+    rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRounds:
+    """Tokens of an answer, the rounds that made them, and the tokens that passed the devices in those.
+
+    Without drafts all three are the same. A draft passes with the token before it, accepted or not.
+    """
+
+    tokens: int
+    rounds: int
+    computed: int
+
+    def part(self, most: int) -> "TokenRounds":
+        """The share of them that has at most so many tokens."""
+        if self.tokens <= most:
+            return self
+        share = most / self.tokens
+        return TokenRounds(most, max(1, round(self.rounds * share)), max(1, round(self.computed * share)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +113,13 @@ class SpentTime:
     ways: tuple[WayTime, ...]
 
 
-def token_account(spent: SpentTime, tokens: int) -> TimeAccount:
-    """Of one of `tokens`, which followed one another: each goes all the ways."""
+def token_account(spent: SpentTime, of: TokenRounds) -> TimeAccount:
+    """Of one of the tokens. Rounds follow one another, and each goes all the ways with what it computes."""
     parts = [*_server(spent), *map(_computing, spent.workers)]
-    parts += [_way(way, passes=tokens, delays=tokens) for way in spent.ways]
-    parts += [_order(where, seconds * tokens) for where, seconds in _late_orders(spent, tokens)]
-    parts += _held(spent, sum(way.transfer for way in spent.ways) * tokens)
-    return _settled(spent.seconds, parts, tokens)
+    parts += [_way(way, passes=of.computed, delays=of.rounds) for way in spent.ways]
+    parts += [_order(where, seconds * of.rounds) for where, seconds in _late_orders(spent, of)]
+    parts += _held(spent, sum(way.transfer for way in spent.ways) * of.computed)
+    return _settled(spent.seconds, parts, of.tokens, of.rounds)
 
 
 def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
@@ -144,16 +167,16 @@ def _way(way: WayTime, *, passes: int, delays: int) -> TimePart:
     return TimePart(kind=PartKind.WAY, where=way.where, seconds=seconds, source=PartSource.PATH)
 
 
-def _late_orders(spent: SpentTime, tokens: int) -> list[tuple[str, float]]:
-    """Workers that have what they need of a token before they are told to compute with it; seconds of one."""
+def _late_orders(spent: SpentTime, of: TokenRounds) -> list[tuple[str, float]]:
+    """Workers that have what they need of a round before they are told to compute it; seconds of one."""
     late: list[tuple[str, float]] = []
     done = 0.0
     for way, worker in zip(spent.ways, spent.workers, strict=False):
-        done += way.delay + way.transfer
+        done += way.delay + way.transfer * of.computed / of.rounds
         if way.ordered is not None and way.ordered > done:
             late.append((worker.where, way.ordered - done))
             done = way.ordered
-        done += worker.seconds / tokens
+        done += worker.seconds / of.rounds
     return late
 
 
@@ -172,7 +195,7 @@ def _held(spent: SpentTime, transfer: float) -> list[TimePart]:
     return [TimePart(kind=PartKind.WAITING, where=where, seconds=beyond, source=PartSource.MEASURED)]
 
 
-def _settled(seconds: float, parts: Sequence[TimePart], tokens: int) -> TimeAccount:
+def _settled(seconds: float, parts: Sequence[TimePart], tokens: int, rounds: int = 1) -> TimeAccount:
     each = max(1, tokens)
     shares = tuple(
         TimePart(kind=part.kind, where=part.where, seconds=part.seconds / each, source=part.source)
@@ -180,5 +203,9 @@ def _settled(seconds: float, parts: Sequence[TimePart], tokens: int) -> TimeAcco
     )
     whole = seconds / each
     return TimeAccount(
-        seconds=whole, tokens=each, parts=shares, unexplained=whole - sum(part.seconds for part in shares)
+        seconds=whole,
+        tokens=each,
+        parts=shares,
+        unexplained=whole - sum(part.seconds for part in shares),
+        rounds=rounds,
     )

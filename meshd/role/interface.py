@@ -22,6 +22,8 @@ from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
 from meshd.wire.native import NativeVersion
 from meshd.wire.needs import Needs
 
+IS_SUSPENDED = "it is suspended (SIGSTOP), and does not answer"  # of a child, why it is killed
+
 
 @dataclass(frozen=True, slots=True)
 class NativeBuild:

@@ -23,6 +23,7 @@ CAPACITY_SERVICE = "capacity"
 MAX_TIMED_TOKENS = 4096
 MAX_NANOSECONDS = 10**12
 MAX_POINTS = 8  # numbers of tokens with which one kind is timed
+CORE_SET_LETTERS = 16
 WHOLE_SHARE = 1000
 MAX_SPANS = 4
 MAX_SPAN_US = 86_400_000_000  # a day
@@ -111,8 +112,9 @@ class ComputedSpan:
 class Capacity:
     """The answer. `machine` as in WorkerOffer; `busy`: devices compute, so nothing new was measured.
 
-    `cpu_share`: with so many thousandths of the machine's processors its CPU computes. `computed`: of each
-    span that was asked for; nothing where there is no lease, or nobody knows.
+    `cpu_share`: with so many thousandths of the processors that it may use its CPU computes; `core_set`: the
+    same for nodes of a machine that may use the same ones, empty for all. `computed`: of each span that was
+    asked for; nothing where there is no lease, or nobody knows.
     """
 
     devices: tuple[MeasuredDevice, ...]
@@ -121,6 +123,7 @@ class Capacity:
     busy: bool = False
     cpu_share: int = WHOLE_SHARE
     computed: tuple[ComputedSpan, ...] = ()
+    core_set: str = ""
 
     def encode(self) -> bytes:
         return pack(
@@ -134,6 +137,7 @@ class Capacity:
                 "busy": self.busy,
                 "cpu_share": self.cpu_share,
                 "computed": [[one.busy_us, one.results] for one in self.computed],
+                "core_set": self.core_set,
             }
         )
 
@@ -182,6 +186,7 @@ def _capacity(fields: Fields) -> Capacity:
         fields.flag("busy", default=False),
         fields.number("cpu_share", low=1, high=WHOLE_SHARE),
         tuple(ComputedSpan(*pair) for pair in _pairs(fields, "computed")),
+        fields.text("core_set", most=CORE_SET_LETTERS) if "core_set" in fields else "",
     )
 
 

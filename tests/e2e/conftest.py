@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.losses import Loss, note_losses, noted_losses, page, table
+from tests.e2e.losses import Loss, note_losses, noted_losses, page, tables_of
+from tests.e2e.open_answers import Interruption, note_interruptions, noted_interruptions
 from tests.soak import SEED
 
 
@@ -20,19 +21,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["losses"] = [asdict(loss) for loss in noted_losses()]
+        output["interruptions"] = [asdict(one) for one in noted_interruptions()]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """That process has ended. A crashed one has no output."""
-    note_losses(Loss(**fields) for fields in getattr(node, "workeroutput", {}).get("losses", ()))
+    output = getattr(node, "workeroutput", {})
+    note_losses(Loss(**fields) for fields in output.get("losses", ()))
+    note_interruptions(Interruption(**fields) for fields in output.get("interruptions", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    losses = noted_losses()
-    if losses:
+    losses, interruptions = noted_losses(), noted_interruptions()
+    if tables := list(tables_of(losses, interruptions)):
         terminalreporter.section("lost workers")
-        for line in table(losses):
+        for line in (line for lines in tables for line in lines):
             terminalreporter.write_line(line)
         if (target := config.getoption("--losses", None)) is not None:
-            Path(target).write_text(page(losses, seed=SEED, today=date.today()), encoding="utf-8")
+            text = page(losses, interruptions, seed=SEED, today=date.today())
+            Path(target).write_text(text, encoding="utf-8")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import groupby
 
+from tests.e2e.open_answers import Interruption, interruption_table
 from tests.soak import SOAK
 
 STATES = ("load", "prompt", "decode", "idle", "shutdown")
@@ -20,7 +21,8 @@ _HEAD = """# Lost workers
 For contributors: how each kind of loss was handled. `make soak` writes this page;
 [testing.md](testing.md) describes the runs. *The short counts* means a shorter run, which may omit kinds.
 Aborts, hangs, wrong tokens and failures must be 0. Times are the slowest of a row, in seconds: until a client
-was told, and until the next right answer.
+was told, and until the next right answer. For answers that were open and went on, median and slowest of all
+streams: for how long each stood still.
 """
 
 
@@ -84,17 +86,25 @@ def note_losses(losses: Iterable[Loss]) -> None:
     _NOTED.extend(losses)
 
 
-def page(losses: Sequence[Loss], *, seed: int, today: date) -> str:
+def page(losses: Sequence[Loss], interruptions: Sequence[Interruption], *, seed: int, today: date) -> str:
     """What docs/soak.md says of a run on this machine."""
-    counted = [line.rstrip() for line in table(losses)]
     load = ", ".join(f"{number:.0f}" for number in os.getloadavg())
     counts = "full" if SOAK else "short"
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {load} at the end"
-    return (
-        f"{_HEAD}\n{today:%Y-%m-%d}, {machine}, the {counts} counts, `MESHD_SEED={seed}`.\n\n```\n"
-        + "\n".join(counted)
-        + "\n```\n"
-    )
+    tables = "\n".join(_fenced(lines) for lines in tables_of(losses, interruptions))
+    return f"{_HEAD}\n{today:%Y-%m-%d}, {machine}, the {counts} counts, `MESHD_SEED={seed}`.\n\n{tables}"
+
+
+def tables_of(losses: Sequence[Loss], interruptions: Sequence[Interruption]) -> Iterator[list[str]]:
+    """Those that have lines."""
+    if losses:
+        yield table(losses)
+    if interruptions:
+        yield interruption_table(interruptions)
+
+
+def _fenced(lines: Sequence[str]) -> str:
+    return "\n".join(["```", *(line.rstrip() for line in lines), "```", ""])
 
 
 def table(losses: Sequence[Loss]) -> list[str]:

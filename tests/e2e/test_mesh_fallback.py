@@ -10,8 +10,9 @@ from meshd.fleet.node import model_ready
 from tests.e2e.homes import connected
 from tests.e2e.models import made
 from tests.e2e.nodes import SAME_BATCHES, SAME_THREADS, Fleet, api_of, cli, model_of, play
+from tests.e2e.open_answers import answers_under
 from tests.e2e.random_gguf import F16, Q4_0, RandomModel
-from tests.e2e.test_mesh_continued import GOES_ON, TOKENS, answers_under, kill
+from tests.e2e.test_mesh_continued import GOES_ON, TOKENS, kill
 from tests.e2e.test_mesh_standby import killed, nodes, standby
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -72,7 +73,7 @@ def test_a_smaller_one_goes_on_until_the_worker_is_back(tmp_path: Path) -> None:
             assert model_of(status).name == "fallback-f16"
             first = model_of(status).fingerprint
 
-            (streamed,), _ = await answers_under(api_of(status), kill(killed(fleet, big)), [PROMPT])
+            (streamed,), _ = await answers_under(api_of(status), kill(killed(fleet, big)), [PROMPT], TOKENS)
             assert streamed.error == "" and streamed.done and streamed.tokens == TOKENS
             said = "`fallback-q4.gguf` in place of `fallback-f16.gguf`: `fallback-f16.gguf` does not fit: "
             assert any(said in one for one in streamed.comments), streamed.comments

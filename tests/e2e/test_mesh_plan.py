@@ -9,6 +9,7 @@ from meshd.fleet.node import LocalNode
 
 from tests.e2e.models import own_cache, smollm2, stock_text
 from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, model_of, play
+from tests.gguf_bytes import gguf, language_model
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 QUIET = ("--threads", "1")
@@ -41,6 +42,10 @@ def test_two_nodes_are_measured_and_planned_with(tmp_path: Path) -> None:
             assert sum(node["layers"] for node in best["nodes"]) == 30 and best["measured"]
             assert best["slots"] == 2 and best["ctx_size"] == 8192
             assert best["generate_tok_s"] > 1 and best["prompt_tok_s"] > 1 and best["answer_s"] > 0
+            for plan in reply["plans"]:
+                drafts = plan["speculation"]
+                assert drafts["repetitive_tok_s"] > 0 and not drafts["measured"]
+                assert drafts["prose_tok_s"] == plan["generate_tok_s"] and drafts["model_tokens"] == 0
             splits = {tuple(node["node"] for node in plan["nodes"]) for plan in reply["plans"]}
             assert {("other",), ("worker-0",)} <= splits and any(len(nodes) == 2 for nodes in splits)
             status = await worker.status()
@@ -132,6 +137,26 @@ def test_a_plan_while_the_model_is_loaded(tmp_path: Path) -> None:
             assert (after["slots"], after["ctx_size"]) == (answers.slots, answers.tokens)
             assert after["corrected_by"] == "this split"
             assert 0.5 <= after["generate_factor"] <= 2 and after["prompt_factor"] == 1
+
+    play(check())
+
+
+def test_a_plan_with_a_draft_model(tmp_path: Path) -> None:
+    """The model as its own: its memory is counted, and no text gains by one that is as slow as itself."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("worker", *QUIET)
+            await worker.token()
+            plain, drafted = await planned(worker), await planned(worker, "--draft-model", str(smollm2()))
+            assert plain["speculation"]["model_tokens"] == drafted["speculation"]["model_tokens"] == 0
+            assert drafted["ctx_size"] <= plain["ctx_size"]
+            other = tmp_path / "other.gguf"
+            metadata, tensors = language_model()
+            other.write_bytes(gguf({**metadata, "tokenizer.ggml.model": "other"}, tensors))
+            words = ("plan", "--model", str(smollm2()), "--draft-model", str(other))
+            refused = await cli(worker.spec.home, *words)
+            assert refused.returncode == 1 and "another vocabulary" in refused.stderr, refused.stderr
 
     play(check())
 

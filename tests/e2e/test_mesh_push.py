@@ -195,12 +195,12 @@ async def _after(streamed: Streamed, pieces: int) -> None:
 async def _outage(place: Trio, so_far: Streamed) -> tuple[int, int]:
     """Once a third has come; returns how many pieces had come a moment after it began, and at its end."""
     await _after(so_far, CUT_TOKENS // 3)
-    place.part()
+    place.between.part()
     await asyncio.sleep(OUTAGE_SECONDS / 2)
     begun = so_far.pieces
     await asyncio.sleep(OUTAGE_SECONDS / 2)
     ended = so_far.pieces
-    place.join()
+    place.between.join()
     return begun, ended
 
 
@@ -224,10 +224,10 @@ def test_an_answer_survives_an_outage_between_the_workers(tmp_path: Path) -> Non
                 answer = group.create_task(place.api.stream(PROMPT, CUT_TOKENS, on_piece=on_piece))
                 outage = group.create_task(_outage(place, so_far))
             streamed, (begun, ended) = answer.result(), outage.result()
-            print(f"{place.crossed}, pieces {begun} to {ended}")  # noqa: T201
+            print(f"{place.between.crossed}, pieces {begun} to {ended}")  # noqa: T201
             assert begun == ended < CUT_TOKENS, "nothing could come without the way between the workers"
             assert (streamed.error, streamed.done, streamed.text) == ("", True, reference)
-            assert place.crossed.cuts > 0
+            assert place.between.crossed.cuts > 0
             assert child_pid(await place.head.status(), "llama-server") == server
 
     play(check())

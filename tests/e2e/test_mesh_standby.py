@@ -15,8 +15,9 @@ from tests.e2e.alone import alone
 from tests.e2e.homes import Homes, connected
 from tests.e2e.models import copy_to, smollm2
 from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, cli, model_of, play
+from tests.e2e.open_answers import answers_under
 from tests.e2e.residency import drop, resident_bytes
-from tests.e2e.test_mesh_continued import TOKENS, answers_under, kill
+from tests.e2e.test_mesh_continued import TOKENS, kill
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
@@ -76,8 +77,8 @@ def test_it_takes_the_place_of_a_lost_worker_and_gives_it_back(tmp_path: Path) -
             said = (await cli(head.spec.home, "status")).stdout
             assert "standby worker-2: 9" in said and f"of weights held ready: {HELD}" in said
 
-            (streamed,), stood = await answers_under(
-                api_of(status), kill(killed(fleet, workers[0])), [PROMPT]
+            (streamed,), (stood,) = await answers_under(
+                api_of(status), kill(killed(fleet, workers[0])), [PROMPT], TOKENS
             )
             assert (streamed.error, streamed.text) == ("", text)
             status = await fleet.ready(head)
@@ -114,7 +115,7 @@ def test_one_without_the_model_has_all_of_it_before_a_loss(tmp_path: Path) -> No
             head = await homes.serve("head", smollm2(), *options, token=token)
             status = await held(head)
             assert nodes(status) == {"a", "b"} and model_of(status).weights_network_bytes == 0
-            (streamed,), _ = await answers_under(api_of(status), kill(killed(fleet, first)), [PROMPT])
+            (streamed,), _ = await answers_under(api_of(status), kill(killed(fleet, first)), [PROMPT], TOKENS)
             assert (streamed.error, streamed.text) == ("", text)
             status = await fleet.ready(head)
             assert nodes(status) == {"b", "barn"}
@@ -136,7 +137,9 @@ def test_without_it_the_others_go_on(tmp_path: Path) -> None:
             assert model_of(status).standby[1].why == "no worker of this name is known"
             os.kill(killed(fleet, workers[2]), signal.SIGKILL)
             await head.until(lambda s: not model_of(s).standby[0].ready)
-            (streamed,), _ = await answers_under(api_of(status), kill(killed(fleet, workers[0])), [PROMPT])
+            (streamed,), _ = await answers_under(
+                api_of(status), kill(killed(fleet, workers[0])), [PROMPT], TOKENS
+            )
             assert (streamed.error, streamed.text) == ("", text)
             assert "worker-1" in nodes(await fleet.ready(head))
 

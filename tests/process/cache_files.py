@@ -27,10 +27,11 @@ from meshd.build.pin import read_pin
 from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.identity.keystore import Home
+from meshd.model.device_speed import DeviceSpeed
 from meshd.model.piece_index import PieceIndex
 from meshd.model.prediction import PlannedStage, Split
 from meshd.relay import run as relay_run
-from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections
+from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections, device_marks
 from meshd.role.native.speed_cache import SpeedCache
 from meshd.role.native.trial_cache import TrialCache, trial_key
 from meshd.store import hash_cache
@@ -195,18 +196,21 @@ async def _corrections(cache: Path, fail: Fail) -> str:
         Split(stages=(stage,), output=stage, micro_batch=64)
         for stage in (PlannedStage(name, "CPU", 0, 1, 1) for name in ("old", "new"))
     )
+    marks = device_marks({("old", "CPU"): DeviceSpeed(())})
     SpeedCorrections(path).learn("model", old, 0.9, None)
     before = path.read_bytes()
     with fail(below(cache)):
         known = SpeedCorrections(path)
         known.learn("model", new, 0.8, None)
-        assert known.of("model", new) == SpeedCorrection(0.8, 1.0, is_own=True), "it is known in the same run"
+        assert known.of("model", new, marks) == SpeedCorrection(0.8, 1.0, is_own=True), (
+            "it is known in the same run"
+        )
     kept = path.read_bytes() != before
     known = SpeedCorrections(path)
-    found = known.of("model", new)
+    found = known.of("model", new, marks)
     assert found is not None and found.is_own is kept
     known.learn("model", new, 0.7, None)
-    assert SpeedCorrections(path).of("model", new) == SpeedCorrection(0.7, 1.0, is_own=True)
+    assert SpeedCorrections(path).of("model", new, marks) == SpeedCorrection(0.7, 1.0, is_own=True)
     return "written" if kept else NOT_KEPT
 
 

@@ -44,6 +44,7 @@ OWN_WORK = frozenset(
         ("meshd/role/head/reservations.py", "lease"),
         ("meshd/role/head/llama_server.py", "llama-server"),
         ("meshd/role/head/llama_server.py", "llama-server report"),
+        ("meshd/role/head/llama_server.py", "llama-server suspended"),
         # a part of a lease, which ends as a whole (the handler of its stream is inside the boundary)
         ("meshd/role/worker/cycle.py", "neighbour"),
         ("meshd/role/worker/cycle.py", "neighbours"),

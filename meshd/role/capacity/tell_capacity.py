@@ -116,6 +116,7 @@ class CapacityTeller:
             paths=measured_paths(self._mesh.peers()),
             busy=busy,
             cpu_share=self._speeds.cpu_share,
+            core_set=self._speeds.core_set,
             computed=self._computed(peer, [(begin / 1e6, end / 1e6) for begin, end in asked.spans]),
         )
         await messages.send(answer.encode())

@@ -45,8 +45,8 @@ def advise(
     """`plan` is what runs; memory in `machines` is what it could have had."""
     predictor = PlanPredictor(layers, work, machines, options)
     plan = _on_paths(plan, {offer.node: offer.path for offer in machines.offers}.get)
-    now = predictor.answer_seconds(plan)
-    prediction = predictor.predict(plan)
+    outcome = predictor.predict(plan)
+    now, prediction = outcome.answer_s, outcome.prediction
     found = list(_options(layers, work, machines, options, plan))
     best = min(found, key=lambda one: one.seconds, default=None)
     gain = 1 - best.seconds / now if best is not None and now > 0 else 0.0
@@ -96,12 +96,12 @@ def _options(
             lambda one: f"one answer at a time (`-- -np 1`): {_change(plan, one, options.node_name)}",
         )
     if options.activations == "f32" and any(node != options.node_name for node in current):
-        half = PlanPredictor(layers, work, _halved_machines(machines), options)
         halved = _on_paths(plan, {one.node: _halved(one.path) for one in machines.offers}.get)
+        half = PlanPredictor(layers, work, _halved_machines(machines), options).predict(halved)
         yield _Option(
             "send activations as half floats (`--activations f16`)",
-            half.answer_seconds(halved),
-            half.predict(halved).generate_tok_s,
+            half.answer_s,
+            half.prediction.generate_tok_s,
         )
 
 

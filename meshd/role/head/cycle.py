@@ -26,14 +26,16 @@ from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
+from meshd.role.head.draft_forecast import Drafting
 from meshd.role.head.explain import Explained
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
-from meshd.role.head.run_end import LoadedModel, ServerDied
+from meshd.role.head.run_end import LoadedModel
 from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.served_files import ServedFiles
+from meshd.role.head.server_failures import ServerFailures
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
 from meshd.role.head.standby import StandbyWorkers
@@ -49,9 +51,6 @@ from meshd.tunnel.interface import TunnelStatus
 MORE_WORKERS_SECONDS = 3.0  # for others that are known, once enough are there
 TRY_AGAIN_SECONDS = 20.0
 _RETRY = Backoff(first=0.3, factor=2.0, most=15.0)
-SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
-SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
-SERVER_RETRY = Backoff(first=30.0, factor=2.0, most=600.0)
 LOG = log.get("serve")
 
 
@@ -89,11 +88,7 @@ class Serve:
         moments = QuietMoments(runtime.mesh.peers, self._wanted, speculation.better)
         self._history = RunHistory(own, self._roster.backoff, moments, speculation, surveyor)
         self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
-        self._restarts = 0  # of llama-server, those that nobody asked for
-        self._why_restarted = ""  # the last of them
-        self._server_failures = 0  # in a row
-        self._server_failures_same = 0  # of them, the last with one split
-        self._server_died: ServerDied | None = None
+        self._server_failures = ServerFailures()
         self._is_replaced = False  # the last run
 
     # Upstream.
@@ -179,12 +174,19 @@ class Serve:
         facts = self._run.measures.facts if self._run is not None else None
         return facts.held if facts is not None else {}
 
+    def drafting(self, file: Path) -> Drafting | None:
+        """Of the model with this file; None where that is another one."""
+        if file.resolve() not in [path.resolve() for path in self._files.current.paths]:
+            return None
+        return Drafting(self._history.speculation, self._options.draft_model)
+
     async def explain(self) -> Explained | None:
         """Where the time of the model's tokens went; None while it is not loaded."""
         run = self._run
         if run is None or not run.loaded:
             return None
-        return await run.measures.explain(self._loaded.split, self._history.surveyor)
+        drafts = self._history.speculation.drafts.longest > 0
+        return await run.measures.explain(self._loaded.split, self._history.surveyor, drafts=drafts)
 
     @property
     def status(self) -> RoleStatus:
@@ -192,10 +194,11 @@ class Serve:
         children: Sequence[ChildStatus] = ()
         tunnels: Sequence[TunnelStatus] = ()
         if self._run is not None:
-            children = [self._as_one(child) for child in self._run.children]
+            children = [self._server_failures.as_one(child) for child in self._run.children]
             tunnels = self._run.tunnels
-        elif self._readiness.state is ModelState.FAILED and self._server_died is not None:
-            children = [self._server_died.as_child(self._restarts, self._server_failures)]
+        elif self._readiness.state is ModelState.FAILED:
+            failed = self._server_failures.failed_child
+            children = [failed] if failed is not None else []
         return RoleStatus(
             children=children,
             tunnels=tunnels,
@@ -235,12 +238,6 @@ class Serve:
             return 0.0
         return run.measures.token_cost.bytes_per_token if run is not None else None
 
-    def _as_one(self, child: ChildStatus) -> ChildStatus:
-        """Each life of the model has its own llama-server; its user sees one that is restarted."""
-        again = self._restarts and child.is_up
-        reason = f"the last time because {self._why_restarted}" if again else child.reason
-        return replace(child, restarts=self._restarts, reason=reason)
-
     async def serve(self) -> None:
         """See Role."""
         self._tell(ModelState.LOADING, "reading the model file once to hash its weights")
@@ -255,8 +252,9 @@ class Serve:
 
     async def _serve(self) -> None:
         while True:
-            restarts, why = self._restarts, await self._cycle()
-            self._why_restarted = why if self._restarts > restarts else self._why_restarted
+            failures, restarts = self._server_failures, self._server_failures.restarts
+            why = await self._cycle()
+            failures.why_restarted = why if failures.restarts > restarts else failures.why_restarted
             self._failures += 1
             self._loaded = LoadedModel()
             self._tell(ModelState.LOADING, why)
@@ -312,10 +310,8 @@ class Serve:
         if run.loaded:
             self._why_lost = why
             self._files.lost()
-        tried = (
-            self._server_failures_same >= SERVER_TRIES and not self._roster.spares()
-        )  # or one less is next
-        if run.server_died is not None and (tried or self._server_failures >= SERVER_TRIES_ANY):
+        spares = self._roster.spares()
+        if run.server_died is not None and self._server_failures.is_no_chance(spares=spares):
             await self._server_failed(why)
         return why
 
@@ -353,17 +349,14 @@ class Serve:
         self._run = None
         self._is_replaced = run.replaced
         self._loaded = LoadedModel()
-        self._restarts += run.started and not run.replaced and not self._was_stopped(run)
+        failures = self._server_failures
+        failures.restarts += run.started and not run.replaced and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
         run.blame.tell(self._roster.backoff, workers, now)
         if run.loaded:
-            self._server_failures, self._server_died = 0, None
+            failures.was_ready()
         elif run.server_died is not None:
-            died, before = run.server_died, self._server_died
-            same = before is not None and before.split == died.split
-            self._server_failures += 1
-            self._server_failures_same = self._server_failures_same + 1 if same else 1
-            self._server_died = died
+            failures.died(run.server_died)
 
     def _was_stopped(self, run: HeadRun) -> bool:
         """A worker of it has said goodbye, or left the mesh: the model is loaded without it, as was meant."""
@@ -391,10 +384,9 @@ class Serve:
             if llama_args
             else "run `meshd logs llama-server` for the full log"
         )
-        self._tell(ModelState.FAILED, f"{self._server_failures} times in a row: {why} ({hint})")
+        self._tell(ModelState.FAILED, f"{self._server_failures.in_row} times in a row: {why} ({hint})")
         LOG.error("model_failed", why=why, hint=hint)
-        delay = SERVER_RETRY.delay(max(0, self._server_failures - SERVER_TRIES), 0.0)
-        await self._roster.until_changed(delay)
+        await self._roster.until_changed(self._server_failures.delay)
 
     async def _failed(self, error: MeshdError) -> str:
         """A failure that the next try would meet again waits for another state of the mesh."""

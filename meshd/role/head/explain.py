@@ -21,6 +21,7 @@ from meshd.model.time_account import (
     ComputingTime,
     SpentTime,
     TimeAccount,
+    TokenRounds,
     WayTime,
     prompt_account,
     token_account,
@@ -29,6 +30,7 @@ from meshd.peer.interface import Mesh
 from meshd.role.capacity.ask_capacity import ask_capacity
 from meshd.role.head.advice import SplitAdvice, advise
 from meshd.role.head.away_times import AwayTimes
+from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
 from meshd.role.head.split_plan import HeadOptions, path_to, reservations
 from meshd.role.head.survey import Surveyor
@@ -90,10 +92,10 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSpans:
-    """The spans that are looked at, and how many tokens they have."""
+    """The spans that are looked at, and what they made."""
 
     token: Span | None
-    tokens: int
+    made: TokenRounds
     prompt: Span | None
     prompt_tokens: int
     queue: float
@@ -107,10 +109,13 @@ async def explain(
     mesh: Mesh,
     peers: Mapping[str, PeerId],
     surveyor: Surveyor | None,
+    *,
+    drafts: bool,
 ) -> Explained:
-    """`split` as it is pushed; `peers`: the workers by their names."""
+    """`split` as it is pushed; `peers`: the workers by their names; `drafts`: rounds may make more tokens."""
     loop = asyncio.get_running_loop()
-    chosen = choose_spans(log)
+    drafts = drafts or bool(read_llama_args(facts.options.llama_args).speculation)
+    chosen = choose_spans(log, drafts=drafts)
     spans = [span for span in (chosen.token, chosen.prompt) if span is not None]
     paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
     near = {name: paths.get(peer) for name, peer in peers.items()}
@@ -119,15 +124,17 @@ async def explain(
     ways = ways_of(facts, split, near)
     token = prompt = None
     if chosen.token is not None:
-        spent = _spent(facts, away, ways, chosen.token, computed, 0, tokens=chosen.tokens)
-        token = token_account(spent, chosen.tokens)
+        spent = _spent(facts, away, ways, chosen.token, computed, 0, made=chosen.made)
+        token = token_account(spent, chosen.made)
     if chosen.prompt is not None:
-        spent = _spent(facts, away, ways, chosen.prompt, computed, len(spans) - 1, tokens=0)
+        spent = _spent(facts, away, ways, chosen.prompt, computed, len(spans) - 1)
         prompt = prompt_account(spent, chosen.prompt_tokens, chosen.queue)
     # in a thread: it plans several times, and tokens pass this loop meanwhile
     advice = await asyncio.to_thread(
         advise, facts.layers, facts.work, facts.machines, facts.options, facts.plan
     )
+    if drafts:
+        advice = replace(advice, why=f"{advice.why}, without drafts")
     return Explained(
         facts=facts,
         split=tuple(split),
@@ -167,24 +174,27 @@ async def _as_now(
     return replace(facts, machines=machines)
 
 
-def choose_spans(log: TimedAnswers) -> ChosenSpans:
-    """The answer that runs, once it has a few tokens; else the last that had the machines to itself."""
+def choose_spans(log: TimedAnswers, *, drafts: bool = False) -> ChosenSpans:
+    """The answer that runs, once it has a few tokens; else the last that had the machines to itself.
+
+    `drafts`: then how many rounds an answer took is said with its end, so one that runs cannot be divided.
+    """
     alone = [one for one in log.answers if one.alone]
     last = alone[-1] if alone else None
-    span, tokens = None, 0
+    span, made = None, TokenRounds(0, 0, 0)
     running = log.running
-    if running is not None and running.tokens > _LEAST_TOKENS:
-        span, tokens = (running.begin, running.seen), running.tokens - 1
+    if running is not None and running.tokens > _LEAST_TOKENS and not drafts:
+        count = running.tokens - 1
+        span, made = (running.begin, running.seen), TokenRounds(count, count, count)
     elif longer := [one for one in alone if one.timings.generated_tokens > 1]:
-        span = longer[-1].first_token, longer[-1].ended
-        tokens = longer[-1].timings.generated_tokens - 1
-    if span is not None and tokens > _MOST_ACCOUNTED:
-        span = span[1] - (span[1] - span[0]) * _MOST_ACCOUNTED / tokens, span[1]
-        tokens = _MOST_ACCOUNTED
+        span, made = (longer[-1].first_token, longer[-1].ended), longer[-1].rounds
+    if span is not None and made.tokens > _MOST_ACCOUNTED:
+        span = span[1] - (span[1] - span[0]) * _MOST_ACCOUNTED / made.tokens, span[1]
+        made = made.part(_MOST_ACCOUNTED)
     if last is None or not last.timings.prompt_tokens:
-        return ChosenSpans(span, tokens, None, 0, 0.0)
+        return ChosenSpans(span, made, None, 0, 0.0)
     begin = last.first_token - last.timings.prompt_seconds
-    return ChosenSpans(span, tokens, (begin, last.first_token), last.timings.prompt_tokens, last.queue)
+    return ChosenSpans(span, made, (begin, last.first_token), last.timings.prompt_tokens, last.queue)
 
 
 async def _ask(
@@ -227,25 +237,24 @@ def _spent(
     span: Span,
     computed: Computed,
     place: int,
-    *,
-    tokens: int,
+    made: TokenRounds | None = None,
 ) -> SpentTime:
-    """`tokens` 0: a prompt, of which nothing is predicted."""
+    """`made` None: a prompt, of which nothing is predicted."""
     begin, end = span
     head = facts.options.node_name
-    device_s: dict[str, float] = {}
-    if tokens:
+    device_s: Mapping[str, float] = {}  # of a round
+    rounds = made.rounds if made is not None else 0
+    if made is not None:
         predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
-        prediction = predictor.predict(facts.plan)
-        device_s = dict(prediction.device_s) if prediction.is_measured else {}
+        device_s = predictor.device_seconds(facts.plan, made.computed / made.rounds)
     shares = [share.device for share in facts.plan.shares if share.layers]
-    own = {one.label: device_s.get(one.label, 0.0) * tokens for one in shares if one.is_head}
+    own = {one.label: device_s.get(one.label, 0.0) * rounds for one in shares if one.is_head}
     workers: list[ComputingTime] = []
     for node in dict.fromkeys(one.node for one in shares if not one.is_head):
         labels = [one.label for one in shares if one.node == node]
         if node in computed:
             workers.append(ComputingTime(", ".join(labels), computed[node][place].busy_us / 1e6, True))
-        elif known := sum(device_s.get(label, 0.0) for label in labels) * tokens:
+        elif known := sum(device_s.get(label, 0.0) for label in labels) * rounds:
             workers.append(ComputingTime(", ".join(labels), known, False))
     return SpentTime(
         seconds=max(0.0, end - begin),

@@ -20,7 +20,7 @@ from meshd.role.head.load_report import WeightsReport
 from meshd.role.head.mesh_end import MeshEnd
 from meshd.role.head.run_input import ServedModel
 from meshd.role.head.split_plan import renamed
-from meshd.role.interface import NativeBuild, Processes, Report, RolePaths
+from meshd.role.interface import IS_SUSPENDED, NativeBuild, Processes, Report, RolePaths
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
 
@@ -29,6 +29,7 @@ LOG = log.get("serve")
 MESH_DEVICE = "MESH"  # what our module calls devices, before their number
 REPORT_SECONDS = 1.0  # for the last lines of a process that has ended
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
+_LOOK_SECONDS = 1.0  # how often is looked whether it is suspended
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class LlamaServer:
         self._pipe: Report | None = None
         self._digests = {one.digest: one.name for one in model.index.tensors}
         self._reported = asyncio.Event()  # no line comes any more
+        self._why_killed = ""
         self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
         self.away = AwayTimes(asyncio.get_running_loop().time)
@@ -101,6 +103,7 @@ class LlamaServer:
         self._child = child
         owner.start(child.serve(), name="llama-server")
         owner.start(self._read_report(pipe), name="llama-server report")
+        owner.start(self._end_suspended(child), name="llama-server suspended")
 
     def _spec(self, plan: Plan, leases: Sequence[LeaseClient], pipe: Report, drafts: Drafts) -> ChildSpec:
         """It loads our module, which finds a connection with each worker."""
@@ -148,7 +151,7 @@ class LlamaServer:
         try:
             await self._child.ensure_ready()
         except ChildFailed as error:
-            return _ended(error.what, error.tail)
+            return self._ended(error.what, error.tail)
         return None
 
     async def until_over(self) -> Over:
@@ -171,7 +174,17 @@ class LlamaServer:
         status = self._child.status
         while status.is_up:
             status = await self._child.wait_changed(status)
-        return _ended(status.reason, status.tail)
+        return self._ended(status.reason, status.tail)
+
+    async def _end_suspended(self, child: Child) -> None:
+        """A suspended one keeps its connections and never answers: the next one goes on with its answers."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            pid = child.status.pid
+            if pid is not None and self._processes.is_stopped(pid):
+                self._why_killed = IS_SUSPENDED
+                LOG.warning("llama_server_killed", pid=pid, why=IS_SUSPENDED)
+                child.kill()
 
     async def _read_report(self, pipe: Report) -> None:
         try:
@@ -184,6 +197,10 @@ class LlamaServer:
                     self._lost.set_result(Over(f"llama-server lost worker {name}: {why}", endpoint=endpoint))
         except (EndOfStream, Closed, Broken):
             self._reported.set()
+
+    def _ended(self, reason: str, tail: tuple[str, ...]) -> Over:
+        last = f"; last lines: {' | '.join(tail[-SHOWN_LINES:])}" if tail else ""
+        return Over(f"llama-server ended: {self._why_killed or reason}{last}", tail)
 
     def tell(self) -> None:
         """Into the log, once a load: weights that crossed."""
@@ -198,8 +215,3 @@ class LlamaServer:
         self._outgoing.close()
         if self._pipe is not None:
             self._pipe.close()
-
-
-def _ended(reason: str, tail: tuple[str, ...]) -> Over:
-    last = f"; last lines: {' | '.join(tail[-SHOWN_LINES:])}" if tail else ""
-    return Over(f"llama-server ended: {reason}{last}", tail)

@@ -1,8 +1,9 @@
-"""How long a context may be: what is asked for, the longest that fits, or as long as it costs nothing. Pure.
+"""How long a context may be: as asked for, the longest that fits, or one that leaves others enough. Pure.
 
 Without `--ctx-size` it grows from the usual 8192 tokens towards what the model was trained for, as long as
 nothing else of the plan changes (devices, layers, answers at once, where the output is), and no memory gives
-more than half of what the plan leaves free: others want to use it as well.
+more than half of what the plan leaves free: others want to use it as well. What it costs is that memory on
+the head, which llama-server clears with each load; a CPU worker's is taken as it is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,11 +46,17 @@ def lengthened(
     if asked or read_llama_args(options.llama_args).tokens is not None:
         return plan
     counts = _counts(plan, machines, options, offers)
+    options = replace(
+        options,
+        tensor_split=counts,
+        counts_chosen=True,
+        output="head" if plan.output_worker is None else "worker",
+        min_workers=0,
+        layers=(),
+    )
     tokens = layers.trained_context
     while counts and tokens > plan.shape.answer_tokens:
-        given = replace(
-            options, ctx_size=tokens, tensor_split=counts, counts_chosen=True, min_workers=0, layers=()
-        )
+        given = replace(options, ctx_size=tokens)
         with suppress(NotEnoughMemory, UserError, Refused):
             longer, _ = without_idle(
                 *plan_over(
@@ -102,15 +109,19 @@ def _placed(plan: Plan) -> tuple[object, ...]:
 
 def _leaves_enough(plan: Plan, longer: Plan) -> bool:
     """In each memory that devices have, or share."""
+    before, after = _left(plan), _left(longer)
+    return all(after[pool] >= (1 - _MOST_TAKEN) * before[pool] for pool in after)
+
+
+def _left(plan: Plan) -> dict[str, int]:
+    """Bytes that it leaves free in each memory; a draft model's are not among those that devices offer."""
     free: dict[str, int] = {}
-    before: dict[str, int] = {}
-    after: dict[str, int] = {}
-    for one, two in zip(plan.shares, longer.shares, strict=True):
-        pool = one.device.pool or one.device.label
-        free[pool] = min(free.get(pool, one.device.free), one.device.free)
-        before[pool] = before.get(pool, 0) + one.total
-        after[pool] = after.get(pool, 0) + two.total
-    return all(after[pool] - before[pool] <= _MOST_TAKEN * (free[pool] - before[pool]) for pool in free)
+    taken: dict[str, int] = {}
+    for share in plan.shares:
+        pool = share.device.pool or share.device.label
+        free[pool] = min(free.get(pool, share.device.free), share.device.free)
+        taken[pool] = taken.get(pool, 0) + share.total
+    return {pool: free[pool] - taken[pool] for pool in free}
 
 
 def _as_before(plan: Plan, longer: Plan) -> Plan:

@@ -19,7 +19,6 @@ from meshd.process.interface import ChildStatus
 from meshd.role.head.ask_workers import Asking, acquire_for, fitting, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
-from meshd.role.head.draft_model import beside_draft
 from meshd.role.head.explain import RunFacts
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_server import LlamaServer, Over
@@ -162,17 +161,18 @@ class HeadRun:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
         (own, excluded), found = looking.result()
-        own = beside_draft(own, self._options.draft_model, shape_of(self._model.layers, self._options))
         plain, corrections = tuple(self._model.plain_rpc), self._history.corrections
         machines = Machines(tuple(offers), own, found.speeds, found.paths, plain, excluded, corrections)
         try:
-            split = serving_split(self._model.layers, self._work, machines, self._options)
+            split = await asyncio.to_thread(
+                serving_split, self._model.layers, self._work, machines, self._options
+            )
         except UserError as error:
             if late := not_ready(refusals):
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
         self._predicted = split.speeds
-        self.measures.facts = RunFacts(split.plan, machines, self._options, self._model.layers, self._work)
+        self.measures.planned(RunFacts(split.plan, machines, self._options, self._model.layers, self._work))
         reasons = [error.what for error in refusals] + self._release_idle(split.plan, split.offers)
         if len(split.offers) < (least := self._options.min_workers):
             raise Refused(

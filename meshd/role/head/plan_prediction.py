@@ -8,14 +8,20 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
-from meshd.model.prediction import PlannedStage, Prediction, Predictor, Split
+from meshd.model.prediction import USUAL_PROMPT, PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
 from meshd.role.head.measured_speed import LEAST_PROMPT
-from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections, SpeedLearner, model_key
+from meshd.role.head.speed_corrections import (
+    SpeedCorrection,
+    SpeedCorrections,
+    SpeedLearner,
+    device_marks,
+    model_key,
+)
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
 from meshd.wire.lease import OfferedDevice
 
-ASSUMED_PROMPT, ASSUMED_ANSWER = 512, 256  # tokens of the answer by whose time splits are compared
+ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by whose time splits are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,18 @@ class Machines:
     corrections: SpeedCorrections | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PlanOutcome:
+    """What a plan will do. `prediction` is corrected by `correction`; None where nothing like it ever ran.
+
+    `answer_s`: of the answer by which splits are compared.
+    """
+
+    prediction: Prediction
+    answer_s: float
+    correction: SpeedCorrection | None
+
+
 class PlanPredictor:
     """Of one model on these machines."""
 
@@ -40,53 +58,59 @@ class PlanPredictor:
         self._layers = layers
         self._machines = machines
         self._options = options
-        self._work = work
         self._key = model_key(layers, work, [options.activations, *options.llama_args])
-        self.predictor = Predictor(layers, work, prompt_tokens=ASSUMED_PROMPT)
+        self.predictor = Predictor(layers, work)
         self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
         self._machine_of[options.node_name] = options.machine
+        self._marks = device_marks(machines.speeds)
 
-    def predict(self, plan: Plan) -> Prediction:
-        """What the plan will do, corrected by what was measured of it, or of plans like it."""
-        prediction, found = self.predictor.predict(self._split_of(plan)), self.correction(plan)
-        if found is None:
-            return prediction
-        return replace(
-            prediction,
-            generate_tok_s=prediction.generate_tok_s * found.generate,
-            streams_tok_s=prediction.streams_tok_s * found.generate,
-            prompt_tok_s=prediction.prompt_tok_s * found.prompt,
-            first_token_s=prediction.first_token_s / found.prompt,
-        )
+    def predict(self, plan: Plan) -> PlanOutcome:
+        """Corrected by what was measured of it, or of plans like it."""
+        split = self._split_of(plan)
+        prediction, found = self.predictor.predict(split), self._correction(split)
+        if found is not None:
+            prediction = replace(
+                prediction,
+                generate_tok_s=prediction.generate_tok_s * found.generate,
+                streams_tok_s=prediction.streams_tok_s * found.generate,
+                prompt_tok_s=prediction.prompt_tok_s * found.prompt,
+                first_token_s=prediction.first_token_s / found.prompt,
+            )
+        answer = prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
+        return PlanOutcome(prediction, answer, found)
 
-    def answer_seconds(self, plan: Plan) -> float:
-        """Of the answer by which splits are compared."""
-        if self.correction(plan) is None:
-            return self.predictor.answer_seconds(self._split_of(plan), ASSUMED_ANSWER)
-        prediction = self.predict(plan)
-        return prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
+    def round_seconds(self, plan: Plan, tokens: int) -> float:
+        """Of one round that computes so many tokens of an answer, corrected as `predict` is."""
+        split = self._split_of(plan)
+        seconds, found = self.predictor.round_seconds(split, tokens), self._correction(split)
+        return seconds / found.generate if found is not None else seconds
 
-    def correction(self, plan: Plan) -> SpeedCorrection | None:
-        """None where nothing like it ever ran."""
-        known = self._machines.corrections
-        return known.of(self._key, self._split_of(plan)) if known is not None else None
+    def device_seconds(self, plan: Plan, tokens: float) -> Mapping[str, float]:
+        """Of a round that computes so many tokens, by device; empty where devices were not measured."""
+        split = self._split_of(plan)
+        if not self.predictor.is_measured(split):
+            return {}
+        return self.predictor.device_seconds(split, tokens)
 
     def learn(self, plan: Plan, learner: SpeedLearner, timings: AnswerTimings) -> None:
         """From an answer that was made alone; nothing where devices were not measured."""
         split, known = self._split_of(plan), self._machines.corrections
         prompt, generated = timings.prompt_tokens, timings.generated_tokens - 1
-        if known is None or not self.predictor.predict(split).is_measured:
+        if known is None or not self.predictor.is_measured(split):
             return
         if generated > 0:
-            there = prompt + generated // 2
-            sized = Predictor(self._layers, self._work, cells=there).predict(split)
+            sized = self.predictor.predict(split, cells=prompt + generated // 2)
             learner.answered(
                 generated, generated / sized.generate_tok_s, timings.generated_seconds, is_prompt=False
             )
         if prompt >= LEAST_PROMPT:
-            sized = Predictor(self._layers, self._work, prompt_tokens=prompt).predict(split)
+            sized = self.predictor.predict(split, prompt_tokens=prompt)
             learner.answered(prompt, sized.first_token_s, timings.prompt_seconds, is_prompt=True)
         known.learn(self._key, split, *learner.factors)
+
+    def _correction(self, split: Split) -> SpeedCorrection | None:
+        known = self._machines.corrections
+        return known.of(self._key, split, self._marks) if known is not None else None
 
     def _split_of(self, plan: Plan) -> Split:
         stages: list[PlannedStage] = []

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.identity.keys import PeerId
-from meshd.model.device_sampling import DeviceSampling
 from meshd.model.layers import ModelLayers
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
@@ -42,14 +41,6 @@ class ServedModel:
         """Weights that they get over the network."""
         plain = self.plain_endpoints
         return sum(share.weights for share in plan.shares if share.device.node in plain)
-
-    def sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
-        """Where tokens are chosen, by llama-server's own settings; None: on the head."""
-        worker = plan.output_worker
-        if worker is None:
-            return None
-        adds = self.options.sample_on_worker and worker.has_top_k
-        return DeviceSampling(settings, self.layers.widths.vocabulary, adds=adds)
 
 
 Looked = tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds]

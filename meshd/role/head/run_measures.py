@@ -30,8 +30,18 @@ class RunMeasures:
         self.token_cost = TokenCost(lambda: crossed(mesh, workers().values()))
         self.answers = TimedAnswers()
         self._learner = SpeedLearner()
-        self.facts: RunFacts | None = None
+        self._predictor: PlanPredictor | None = None
+        self._facts: RunFacts | None = None
+
+    @property
+    def facts(self) -> RunFacts | None:
         """As soon as there is a plan."""
+        return self._facts
+
+    def planned(self, facts: RunFacts) -> None:
+        """How the model will run."""
+        self._facts = facts
+        self._predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
 
     def generated(self, total: int, *, alone: bool) -> None:
         """See Upstream."""
@@ -42,20 +52,24 @@ class RunMeasures:
         """See Upstream."""
         if alone:
             self.speed.answered(timings)
-            if not timings.drafted:  # a plan predicts rounds of one token
-                self._learn(timings)
+            facts, predictor = self._facts, self._predictor
+            if facts is not None and predictor is not None and not timings.drafted:
+                predictor.learn(facts.plan, self._learner, timings)  # it predicts rounds of one token
         self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
 
-    def _learn(self, timings: AnswerTimings) -> None:
-        facts = self.facts
-        if facts is not None:
-            predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
-            predictor.learn(facts.plan, self._learner, timings)
-
-    async def explain(self, split: Sequence[SplitPart], surveyor: Surveyor | None) -> Explained | None:
+    async def explain(
+        self, split: Sequence[SplitPart], surveyor: Surveyor | None, *, drafts: bool
+    ) -> Explained | None:
         """Where the time of its tokens went; `split` as it is pushed. None before there is a plan."""
-        if self.facts is None:
+        if self._facts is None:
             return None
         return await explain(
-            self.facts, split, self.answers, self._away, self._mesh, self._workers(), surveyor
+            self._facts,
+            split,
+            self.answers,
+            self._away,
+            self._mesh,
+            self._workers(),
+            surveyor,
+            drafts=drafts,
         )

@@ -52,7 +52,7 @@ def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: He
         own_excluded=machines.own_excluded,
     )
     plan, used = without_idle(planned, offers)
-    prediction = PlanPredictor(layers, work, machines, options).predict(plan)
+    prediction = PlanPredictor(layers, work, machines, options).predict(plan).prediction
     return ServingSplit(plan, used, _speeds(prediction))
 
 

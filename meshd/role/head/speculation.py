@@ -9,6 +9,7 @@ answers show clearly that another choice is better.
 What a round takes without drafts is measured after a load, and by answers in which nothing was drafted.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from meshd.gateway.interface import AnswerTimings
@@ -33,6 +34,7 @@ _LOSS = 0.97  # a gain below this is a loss, and not noise
 _CLEARLY = 1.15  # times as fast: worth a load
 _ALIKE = 0.25  # estimates of rounds that differ by less are of one split
 _REMEMBERED_TOKENS = 8192
+_ENOUGH_DRAFTED = 100  # tokens, before the share that was accepted is told
 _LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
 
 
@@ -52,6 +54,14 @@ class MayDraft:
     free: bool = False
     model: bool = False
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAcceptance:
+    """Shares of drafted tokens that were accepted in answers; None before there are enough of them."""
+
+    free: float | None = None
+    model: float | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +91,9 @@ class _Observed:
 
     def is_enough(self, now: float) -> bool:
         return self.tokens >= ENOUGH_TOKENS and now - self.last < FORGOTTEN_SECONDS
+
+    def tells_acceptance(self, now: float) -> bool:
+        return self.is_enough(now) and self.drafted >= _ENOUGH_DRAFTED
 
     def gain(self, measured: float, round_seconds: float) -> float:
         """Against rounds of `round_seconds` now; they took `measured` when this was observed."""
@@ -132,6 +145,25 @@ class Speculation:
         if self._life.drafts.model:
             self._model_length = self._life.drafts.model
         return self._life.drafts
+
+    def would_draft(self, estimate: RoundEstimate, now: float, *, most: int) -> Drafts:
+        """What `begin` would give; nothing begins."""
+        return deepcopy(self).begin(estimate, now, most=most)
+
+    def shown(self, now: float) -> ShownAcceptance:
+        """What answers tell of drafts of this kind of life."""
+        life = self._life.drafts
+        free = life.free and not life.model and self._free.tells_acceptance(now)
+        model = self._model_length and self._model.tells_acceptance(now)
+        return ShownAcceptance(
+            self._free.acceptance(life.free) if free else None,
+            self._model.acceptance(self._model_length) if model else None,
+        )
+
+    @property
+    def why_nothing(self) -> str:
+        """Is drafted, where that is so."""
+        return self._may.why or "drafts gain nothing here"
 
     def round_took(self, seconds: float) -> None:
         """A round without drafts, and with nothing beside it."""

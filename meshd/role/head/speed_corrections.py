@@ -4,17 +4,20 @@ A factor is kept for each split of each model, in a file of the cache. A split t
 those that did, on one node or on several alike: so one that ran is not passed over for one that did not, only
 because predictions of both are as far off. Factors lie between 0.5 and 2. The measured times of the devices
 are part of a split's key, so another build, driver or number of threads, with which devices are measured
-again, begins anew; so do the arguments of llama-server and the format of activations.
+again, begins anew; so do the arguments of llama-server and the format of activations. Nor is there anything
+in a mean that was learned while a device had other times than now: a factor that came from times that were
+measured beside other work would spoil predictions from good ones.
 """
 
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base import log
+from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.prediction import PlannedStage, Split
@@ -27,7 +30,9 @@ _ENOUGH_TOKENS = 32  # generated, or of prompts, before anything is learned
 _REMEMBERED_SECONDS = 300.0  # of answers; older ones count half
 _CHANGE = 0.02  # of a factor, before it is written again
 _NUMBER = r"(?:-|[0-9]\.[0-9]{4})"
-_LINE = re.compile(rf"([0-9a-f]{{16}}) ({_NUMBER}) ({_NUMBER})")
+_DEVICE_LETTERS = 6  # of what stands for a device with its times
+# Lines of earlier versions end before the devices
+_LINE = re.compile(rf"([0-9a-f]{{16}}) ({_NUMBER}) ({_NUMBER})(?: ((?:[0-9a-f]{{{_DEVICE_LETTERS}}})+))?")
 LOG = log.get("serve")
 
 
@@ -42,11 +47,15 @@ class SpeedCorrection:
 
 @dataclass(frozen=True, slots=True)
 class _KeptFactors:
-    """Factors of one split; None for what was not measured. `group`: splits that resemble it."""
+    """Factors of one split; None for what was not measured. `group`: splits that resemble it.
+
+    `devices`: those that it runs on, with their times, as `device_marks` has them; empty: not known.
+    """
 
     group: str
     generate: float | None
     prompt: float | None
+    devices: frozenset[str] = frozenset()
 
 
 class SpeedCorrections:
@@ -55,12 +64,16 @@ class SpeedCorrections:
     def __init__(self, path: Path | None) -> None:
         self._lines = KeyedLines(path, read=_parsed, show=_line, most=_MOST_SPLITS, on_unwritten=_unwritten)
 
-    def of(self, model: str, split: Split) -> SpeedCorrection | None:
-        """`model` by its model_key. None where nothing like it ever ran."""
+    def of(self, model: str, split: Split, known: Set[str]) -> SpeedCorrection | None:
+        """`model` by its model_key; `known`: the device_marks of all machines.
+
+        None where nothing like it ever ran with devices as they are known now.
+        """
         group = _group(model, split)
         own = self._lines.find(_key(model, split))
         alike = [one for one in self._lines.values() if one.group == group]
-        if not alike:
+        alike = [one for one in alike if one.devices and one.devices <= known]
+        if own is None and not alike:
             return None
         generate = own.generate if own is not None else None
         prompt = own.prompt if own is not None else None
@@ -77,7 +90,8 @@ class SpeedCorrections:
         if before is not None:
             generate = _changed(before.generate, generate)
             prompt = _changed(before.prompt, prompt)
-        kept = _KeptFactors(_group(model, split), _clipped(generate), _clipped(prompt))
+        devices = frozenset(_mark(one.label, one.speed) for one in (*split.stages, split.output))
+        kept = _KeptFactors(_group(model, split), _clipped(generate), _clipped(prompt), devices)
         if kept != before:
             self._lines.add(key, kept)
 
@@ -123,14 +137,26 @@ def model_key(layers: ModelLayers, work: LayerWork, how: Sequence[str]) -> str:
     return trial_key([layers.architecture, repr(layers.layers), *work.texts, "", *how])
 
 
+def device_marks(speeds: Mapping[tuple[str, str], DeviceSpeed]) -> frozenset[str]:
+    """Of devices by node and name, with their times: another mark as soon as they are measured again."""
+    return frozenset(_mark(f"{node} {device}", speed) for (node, device), speed in speeds.items())
+
+
+def _mark(label: str, speed: DeviceSpeed | None) -> str:
+    return hashlib.sha256(f"{label} {_times(speed)!r}".encode()).hexdigest()[:_DEVICE_LETTERS]
+
+
+def _times(speed: DeviceSpeed | None) -> object:
+    return speed.times if speed is not None else ()
+
+
 def _key(model: str, split: Split) -> str:
     parts = [_stage(stage) for stage in (*split.stages, split.output)]
     return trial_key([model, *parts, str(split.micro_batch), str(split.pushed)])
 
 
 def _stage(stage: PlannedStage) -> str:
-    times = stage.speed.times if stage.speed is not None else ()
-    return f"{stage.label} {stage.begin} {stage.end} {times!r}"
+    return f"{stage.label} {stage.begin} {stage.end} {_times(stage.speed)!r}"
 
 
 def _group(model: str, split: Split) -> str:
@@ -160,15 +186,18 @@ def _unwritten(why: str) -> None:
 
 def _line(kept: _KeptFactors) -> str:
     shown = (f"{one:.4f}" if one is not None else "-" for one in (kept.generate, kept.prompt))
-    return f"{kept.group} {' '.join(shown)}"
+    devices = f" {''.join(sorted(kept.devices))}" if kept.devices else ""
+    return f"{kept.group} {' '.join(shown)}{devices}"
 
 
 def _parsed(text: str) -> _KeptFactors | None:
     found = _LINE.fullmatch(text)
     if found is None:
         return None
-    group, *numbers = found.groups()
-    factors = [None if number == "-" else float(number) for number in numbers]
-    if any(one is not None and not LEAST_FACTOR <= one <= MOST_FACTOR for one in factors):
+    group, *numbers, marks = found.groups(default="")
+    generate, prompt = (None if number == "-" else float(number) for number in numbers)
+    if any(one is not None and not LEAST_FACTOR <= one <= MOST_FACTOR for one in (generate, prompt)):
         return None
-    return _KeptFactors(group, *factors)
+    places = range(0, len(marks), _DEVICE_LETTERS)
+    devices = frozenset(marks[at : at + _DEVICE_LETTERS] for at in places)
+    return _KeptFactors(group, generate, prompt, devices)

@@ -16,6 +16,7 @@ from meshd.model.layers import ModelLayers
 from meshd.model.partition import share_out
 from meshd.model.prediction import PlannedStage, Prediction, Split
 from meshd.model.split_values import Plan
+from meshd.role.head.draft_model import beside_draft
 from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines, PlanPredictor
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.speed_corrections import SpeedCorrection
@@ -128,6 +129,8 @@ class _SplitChooser:
         self._shape: ContextShape = shape_of(layers, options)
         self._plans = PlanPredictor(layers, work, machines, options)
         self._predictor = self._plans.predictor
+        self._largest: dict[bool, int] = {}  # bytes of a layer with its cache, on a GPU and elsewhere
+        self._of_device: dict[tuple[str, str], tuple[int, float]] = {}  # as _room_and_speed gives them
 
     # In full.
 
@@ -147,14 +150,9 @@ class _SplitChooser:
             own_excluded=machines.own_excluded,
         )
         plan, used = without_idle(plan, offers)
-        seconds = self._plans.answer_seconds(plan)
+        found = self._plans.predict(plan)
         return SplitChoice(
-            plan,
-            tuple(used),
-            options,
-            self._plans.predict(plan),
-            seconds,
-            correction=self._plans.correction(plan),
+            plan, tuple(used), options, found.prediction, found.answer_s, correction=found.correction
         )
 
     # Roughly.
@@ -178,7 +176,7 @@ class _SplitChooser:
 
     def _orders(self, least: int) -> Iterator[tuple[NodeOffer, ...]]:
         able = [offer for offer in self._machines.offers if offer.devices]
-        able.sort(key=lambda offer: min(seconds for seconds in self._layer_seconds(offer)))
+        able.sort(key=lambda offer: min(self._room_and_speed(offer, one)[1] for one in offer.devices))
         able = able[:_MOST_NODES]
         for count in range(least, len(able) + 1):
             for chosen in combinations(able, count):
@@ -201,8 +199,13 @@ class _SplitChooser:
         path = self._machines.paths.get((before, offer.node)) or offer.path
         return path.rtt if path is not None else 0.0
 
-    def _layer_seconds(self, offer: NodeOffer) -> list[float]:
-        return [self._predictor.layer_seconds(self._whole(offer, device)) for device in offer.devices]
+    def _room_and_speed(self, offer: NodeOffer | None, device: OfferedDevice) -> tuple[int, float]:
+        """Layers for which there is memory, roughly, and seconds of a token in one of them."""
+        key = (offer.node if offer is not None else "", device.name)
+        if key not in self._of_device:
+            seconds = self._predictor.layer_seconds(self._whole(offer, device))
+            self._of_device[key] = self._room(device), seconds
+        return self._of_device[key]
 
     def _whole(self, offer: NodeOffer | None, device: OfferedDevice) -> PlannedStage:
         node = offer.node if offer is not None else self._options.node_name
@@ -215,7 +218,8 @@ class _SplitChooser:
     def _own(self) -> list[OfferedDevice]:
         if self._options.devices == ("none",):
             return []
-        able = [device for device in self._machines.own if device.name not in self._machines.own_excluded]
+        own = beside_draft(self._machines.own, self._options.draft_model, self._shape)
+        able = [device for device in own if device.name not in self._machines.own_excluded]
         gpus = [device for device in able if device.kind == "gpu"]
         return gpus or able[:1]
 
@@ -231,8 +235,8 @@ class _SplitChooser:
         devices, total = self._devices(offers), self._layers.count
         if not devices or len(devices) > total:
             return []
-        room = [self._room(device) for _, device in devices]
-        each = [self._predictor.layer_seconds(self._whole(*one)) for one in devices]
+        room = [self._room_and_speed(*one)[0] for one in devices]
+        each = [self._room_and_speed(*one)[1] for one in devices]
         least = [1 if offer is not None else 0 for offer, _ in devices]
         if sum(room) < total or any(have < want for have, want in zip(room, least, strict=True)):
             return []
@@ -247,16 +251,20 @@ class _SplitChooser:
         return list(dict.fromkeys(found))
 
     def _room(self, device: OfferedDevice) -> int:
-        """Layers for which there is memory, roughly."""
         on_gpu = device.kind == "gpu"
-        layers = self._layers.padded_layers if on_gpu else self._layers.layers
-        cache = self._layers.cache.layer_bytes(replace(self._shape, parallel=1, tokens=self._shape.cells))
-        largest = max(weights + kept for weights, kept in zip(layers, cache, strict=True))
         beside = compute_bound(
             self._layers, self._shape, on_gpu=on_gpu, with_layers=True, with_output=True, pipelined=False
         )
         free = device.free_bytes - beside - self._layers.output
-        return max(0, min(self._layers.count, free // max(1, largest)))
+        return max(0, min(self._layers.count, free // max(1, self._largest_layer(on_gpu=on_gpu))))
+
+    def _largest_layer(self, *, on_gpu: bool) -> int:
+        if on_gpu not in self._largest:
+            layers = self._layers.padded_layers if on_gpu else self._layers.layers
+            shape = replace(self._shape, parallel=1, tokens=self._shape.cells)
+            caches = self._layers.cache.layer_bytes(shape)
+            self._largest[on_gpu] = max(map(sum, zip(layers, caches, strict=True)))
+        return self._largest[on_gpu]
 
     def _rough_split(self, offers: Sequence[NodeOffer], counts: Sequence[int]) -> Split | None:
         devices = self._devices(offers)

@@ -15,7 +15,7 @@ from meshd.model.split_values import DeviceShare, LeftOut, NotEnoughMemory, Plan
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PathStatus
 from meshd.role.head.answer_slots import answers_at_once, as_many_as_fit
-from meshd.role.head.draft_model import DraftModel
+from meshd.role.head.draft_model import DraftModel, beside_draft
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.pipelined_plan import plan_pipelined
 from meshd.role.head.speculation import MayDraft
@@ -124,6 +124,7 @@ def make_plan(
     for server in plain_rpc:
         plain = [remote_device(server.endpoint, device, "", None) for device in server.devices]
         devices += [replace(device, is_plain=True) for device in plain]
+    own = beside_draft(own, options.draft_model, shape_of(layers, options))
     able, excluded = _own(own, own_excluded or {}, options)
     devices += able
     excluded += [

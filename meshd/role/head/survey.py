@@ -114,8 +114,10 @@ class Surveyor:
             recent=recent,
         )
         share = self._speeds.cpu_share / WHOLE_SHARE
+        cores = self._speeds.core_set
         speeds = {
-            (me, device.name): DeviceSpeed(self._speeds.known(device, timed), share=share) for device in own
+            (me, device.name): DeviceSpeed(self._speeds.known(device, timed), share=share, cores=cores)
+            for device in own
         }
         paths: dict[tuple[str, str], DevicePath] = {}
         by_id = {peer.raw: name for peer, name in names.items()}
@@ -124,7 +126,9 @@ class Surveyor:
                 continue
             share = answer.capacity.cpu_share / WHOLE_SHARE
             for one in answer.capacity.devices:
-                speeds[names[peer], one.device.name] = DeviceSpeed(one.times, share=share)
+                speeds[names[peer], one.device.name] = DeviceSpeed(
+                    one.times, share=share, cores=answer.capacity.core_set
+                )
             for path in answer.capacity.paths:
                 if path.peer in by_id:
                     paths[names[peer], by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from meshd.gateway.interface import AnswerTimings
+from meshd.model.time_account import TokenRounds
 
 _KEPT_ANSWERS = 16
 
@@ -29,6 +30,13 @@ class TimedAnswer:
     def first_token(self) -> float:
         """When it was there."""
         return self.ended - self.timings.generated_seconds
+
+    @property
+    def rounds(self) -> TokenRounds:
+        """Of the tokens behind the first."""
+        timings, count = self.timings, self.timings.generated_tokens - 1
+        rounds = max(1, count - min(timings.accepted, timings.drafted))
+        return TokenRounds(count, rounds, rounds + timings.drafted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshd.base.byte_format import in_number
 from meshd.base.errors import MeshdError
@@ -15,6 +16,7 @@ from meshd.base.tasks import Owner
 from meshd.gateway.interface import ModelWish, Readiness
 from meshd.model.status import ModelState, ModelStatus
 from meshd.role.head.cycle import TRY_AGAIN_SECONDS, Serve
+from meshd.role.head.draft_forecast import Drafting
 from meshd.role.head.explain import Explained
 from meshd.role.interface import RoleStatus
 from meshd.role.models.load_policy import LoadPolicy, ModelRule, ModelStage
@@ -223,6 +225,11 @@ class ModelPool:
         for one in self._models:
             found.update(one.upstream.held)
         return found
+
+    def drafting(self, file: Path) -> Drafting | None:
+        """Of a model with this file; None where none has it."""
+        found = (one.upstream.drafting(file) for one in self._models)
+        return next((one for one in found if one is not None), None)
 
     async def explain(self) -> Explained | None:
         """Where the time of tokens went, of the model that was asked last; None while none is loaded."""

@@ -15,7 +15,7 @@ from meshd.process.interface import ChildSpec, Ended, RunToEnd
 from meshd.role.interface import NativeBuild, RolePaths
 from meshd.role.native import command_lines
 from meshd.role.native.device_trial import device_key
-from meshd.role.native.processors import usable_cores
+from meshd.role.native.processors import core_set, usable_cores
 from meshd.role.native.speed_cache import Points, SpeedCache, with_kind
 from meshd.wire.capacity import WHOLE_SHARE, TimedLayer
 from meshd.wire.lease import OfferedDevice
@@ -45,8 +45,13 @@ class DeviceSpeeds:
 
     @property
     def cpu_share(self) -> int:
-        """With how many thousandths of the machine's processors a CPU computes."""
+        """With how many thousandths of the processors that it may use a CPU computes."""
         return min(WHOLE_SHARE, max(1, self._threads * WHOLE_SHARE // usable_cores()))
+
+    @property
+    def core_set(self) -> str:
+        """Which those are (processors.py)."""
+        return core_set()
 
     def known(self, device: OfferedDevice, timed: Sequence[str]) -> tuple[TimedLayer, ...]:
         """What was measured of these before."""

@@ -16,7 +16,10 @@ V = TypeVar("V")
 
 
 class KeyedLines(Generic[V]):
-    """`path` None: kept as long as this object. Keys are those of trial_cache.py."""
+    """`path` None: kept as long as this object. Keys are those of trial_cache.py.
+
+    Other threads may look things up: what they see is whole, and of now or of a moment ago.
+    """
 
     def __init__(
         self,
@@ -50,9 +53,8 @@ class KeyedLines(Generic[V]):
     def add(self, key: str, value: V) -> None:
         """From now on it is known. A file that cannot be written is no error."""
         self._refresh()
-        self._values.pop(key, None)
-        self._values[key] = value
-        self._values = dict(list(self._values.items())[-self._most :])
+        values = {one: known for one, known in self._values.items() if one != key} | {key: value}
+        self._values = dict(list(values.items())[-self._most :])
         self._write()
 
     def clear(self) -> None:

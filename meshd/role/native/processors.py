@@ -1,7 +1,10 @@
-"""How many threads llama.cpp computes with unless it is told."""
+"""How many threads llama.cpp computes with unless it is told, and on which processors."""
 
+import hashlib
 import os
 from pathlib import Path
+
+from meshd.wire.capacity import CORE_SET_LETTERS
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings"
 _FEW = 4
@@ -12,6 +15,28 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, min(llama_threads(), len(os.sched_getaffinity(0))))
     return llama_threads()
+
+
+def core_set() -> str:
+    """Which processors this process may use, in 16 letters; empty: all of the machine."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) >= (os.cpu_count() or 1):
+        return ""
+    return hashlib.sha256(",".join(map(str, usable)).encode()).hexdigest()[:CORE_SET_LETTERS]
+
+
+def cores_of_machine() -> list[tuple[int, ...]]:
+    """The processors that this process may use, by core, in the order of the first of each."""
+    found: dict[str, list[int]] = {}
+    for number in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []:
+        try:
+            core = Path(_SIBLINGS.format(number)).read_text()
+        except OSError:
+            core = str(number)
+        found.setdefault(core, []).append(number)
+    return [tuple(numbers) for numbers in found.values()]
 
 
 def llama_threads() -> int:

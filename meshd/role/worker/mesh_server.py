@@ -18,7 +18,7 @@ from meshd.identity.keys import PeerId
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.process.interface import ChildSpec
-from meshd.role.interface import RoleRuntime
+from meshd.role.interface import IS_SUSPENDED, RoleRuntime
 from meshd.role.native import command_lines
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.native.report_line import count_of
@@ -170,7 +170,7 @@ class MeshServer:
 
     def _why_useless(self, pid: int) -> str:
         if self._processes.is_stopped(pid):
-            return "it is suspended (SIGSTOP), and does not answer"
+            return IS_SUSPENDED
         return self._silence.look(self._firewall.answered) if self._firewall is not None else ""
 
     def code_of_end(self) -> str:

@@ -236,6 +236,15 @@ def planned(
         answer_s=answer_s,
         prompt_tokens=512,
         answer_tokens=256,
+        speculation=plan_api.PlanSpeculation(
+            free_tokens=14,
+            model_tokens=0,
+            free_acceptance=0.9,
+            model_acceptance=0.6,
+            measured=False,
+            repetitive_tok_s=98.7,
+            prose_tok_s=23.4,
+        ),
     )
 
 
@@ -394,8 +403,9 @@ class FakeControl(Answers):
     @plan_api.PlanRequest.answer
     async def plan(self, request: plan_api.PlanRequest) -> plan_api.PlanReply:
         self.asked.append(("plan", request.model, request.ctx_size, request.streams))
-        if request.largest_context or request.layers:
-            self.asked.append(("plan options", request.largest_context, request.layers))
+        options = request.largest_context, request.layers, request.draft_model
+        if any(options):
+            self.asked.append(("plan options", *options))
         return PLAN
 
     @why_api.WhyRequest.answer

@@ -32,7 +32,8 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.StopRequest(): '{"request":"stop"}',
     plan_api.CapacityRequest(): '{"request":"capacity","again":false}',
     plan_api.PlanRequest(model="/m.gguf", ctx_size=4096): (
-        '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0,"largest_context":false,"layers":[]}'
+        '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0,"largest_context":false,"layers":[],'
+        '"draft_model":""}'
     ),
     why_api.WhyRequest(): '{"request":"why"}',
     models_api.MemberModelsRequest(): '{"request":"member_models"}',

@@ -4,7 +4,7 @@ from meshd.admin import why_api
 from meshd.model.time_account import PartKind, PartSource, TimeAccount, TimePart
 
 
-def why_reply(change: str = "drop `garage`") -> why_api.WhyReply:
+def why_reply(change: str = "drop `garage`", rounds: int = 19) -> why_api.WhyReply:
     """Of two workers, one of which is far away."""
 
     def part(kind: PartKind, where: str, seconds: float, source: PartSource) -> TimePart:
@@ -31,7 +31,7 @@ def why_reply(change: str = "drop `garage`") -> why_api.WhyReply:
                 generated_s=1.2,
             ),
         ),
-        token=TimeAccount(seconds=0.06, tokens=19, parts=parts, unexplained=0.009),
+        token=TimeAccount(seconds=0.06, tokens=19, parts=parts, unexplained=0.009, rounds=rounds),
         prompt=None,
         advice=why_api.AdviceView(
             change=change,

@@ -1,11 +1,13 @@
 """plan and capacity: against a daemon that answers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.gguf_bytes import gguf, language_model
+from tests.unit.admin import fake
 from tests.unit.admin.fake import FakeControl
 
 from .shell import meshd, refused
@@ -44,6 +46,27 @@ def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
     assert daemon.asked == [("plan", str(file), 0, 0)]
 
 
+def test_drafts_of_a_plan(daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = meshd("plan", "--model", str(file), "--draft-model", str(file)).out
+    assert (
+        "with drafts: 98.7 tok/s where text repeats itself, 23.4 tok/s for prose "
+        "(up to 14 repeated tokens a round, 90% accepted, assumed)"
+    ) in out
+    assert daemon.asked == [("plan", str(file), 0, 0), ("plan options", False, (), str(file))]
+    [best, other], drafts = fake.PLAN.plans, fake.PLAN.plans[0].speculation
+    assert drafts is not None
+    for changed, line in (
+        ({"why": "off: it is recurrent"}, "without drafts: off: it is recurrent"),
+        (
+            {"model_tokens": 5, "measured": True},
+            "90% accepted; up to 5 tokens of the draft model a round, 60% accepted, measured)",
+        ),
+    ):
+        known = replace(best, speculation=replace(drafts, **changed))
+        monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, plans=(known, other)))
+        assert line in meshd("plan", "--model", str(file)).out
+
+
 def test_a_plan_for_a_script(daemon: FakeControl, file: Path) -> None:
     ran = meshd("plan", "--model", str(file), "--ctx-size", "4096", "--streams", "8", "--json")
     assert ran.code == 0
@@ -54,6 +77,16 @@ def test_a_plan_for_a_script(daemon: FakeControl, file: Path) -> None:
     for name in ("prompt_tok_s", "generate_tok_s", "streams_tok_s", "load_s", "bytes_per_token", "answer_s"):
         assert body["plans"][0][name] > 0
     assert (body["plans"][0]["prompt_tokens"], body["plans"][0]["answer_tokens"]) == (512, 256)
+    assert body["plans"][0]["speculation"] == {
+        "free_tokens": 14,
+        "model_tokens": 0,
+        "free_acceptance": 0.9,
+        "model_acceptance": 0.6,
+        "measured": False,
+        "repetitive_tok_s": 98.7,
+        "prose_tok_s": 23.4,
+        "why": "",
+    }
     for name in ("ctx_size", "slots", "ubatch", "why"):
         assert body["plans"][0][name]
     assert daemon.asked == [("plan", str(file), 4096, 8)]
@@ -85,7 +118,7 @@ def test_the_longest_context_and_fixed_layers_are_asked_for(daemon: FakeControl,
     assert meshd("plan", "--model", str(file), *given).code == 0
     assert daemon.asked == [
         ("plan", str(file), 0, 0),
-        ("plan options", True, ("desk=0-9", "garage=10-28", "attic=29")),
+        ("plan options", True, ("desk=0-9", "garage=10-28", "attic=29"), ""),
     ]
 
 

@@ -28,6 +28,12 @@ def test_the_parts_of_a_token_for_a_person(daemon: FakeControl) -> None:
         assert word in ran.out, word
 
 
+def test_rounds_of_several_tokens(daemon: FakeControl) -> None:
+    daemon.why_reply = why_reply(rounds=7)
+    assert "mean of 19 tokens in 7 rounds" in meshd("why").out
+    assert json.loads(meshd("why", "--json").out)["token"]["rounds"] == 7
+
+
 def test_where_nothing_would_gain_it_says_so(daemon: FakeControl) -> None:
     daemon.why_reply = why_reply(change="")
     assert "change: nothing: predicted for a prompt" in meshd("why").out

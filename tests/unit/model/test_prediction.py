@@ -17,7 +17,7 @@ MS = 1_000_000
 
 
 def speed(
-    layer_ms: float, *, output_ms: float = 2.0, cell_us: float = 0.0, share: float = 1.0
+    layer_ms: float, *, output_ms: float = 2.0, cell_us: float = 0.0, share: float = 1.0, cores: str = ""
 ) -> DeviceSpeed:
     """Times that grow with the tokens."""
     far = int((0.1 + cell_us * (4096 - 256) / 1000) * MS)
@@ -26,11 +26,11 @@ def speed(
         for kind, one in ((0, layer_ms), (1, output_ms), (2, 0.1), (3, far / MS))
         for tokens in (1, 128)
     ]
-    return DeviceSpeed(times, share=share)
+    return DeviceSpeed(times, share=share, cores=cores)
 
 
 HEAD = PlannedStage("head", "CPU", 0, 30, 0, speed=speed(0.2), is_head=True)
-PREDICTOR = Predictor(MODEL, WORK, prompt_tokens=512, cells=256)
+PREDICTOR = Predictor(MODEL, WORK)
 
 
 def worker(name: str, begin: int, end: int, *, rtt: float, layer_ms: float = 0.2) -> PlannedStage:
@@ -49,7 +49,8 @@ def test_one_machine_has_no_ways() -> None:
     alone = PREDICTOR.predict(split(HEAD))
     assert 1 / alone.generate_tok_s == pytest.approx(30 * 0.0002 + 0.002 + STEP_SECONDS)
     assert alone.bytes_per_token == 0 and alone.ways_s == 0 and alone.is_measured
-    assert dict(alone.device_s) == {"head CPU": pytest.approx(0.008)}
+    assert PREDICTOR.device_seconds(split(HEAD), 1) == {"head CPU": pytest.approx(0.008)}
+    assert PREDICTOR.device_seconds(split(HEAD), 2.5) == {"head CPU": pytest.approx(2.5 * 0.008)}
 
 
 def test_n_workers_in_a_row_are_n_plus_one_ways() -> None:
@@ -119,9 +120,9 @@ def test_streams_share_a_round() -> None:
 
 def test_a_longer_cache_takes_longer() -> None:
     reader = replace(HEAD, speed=speed(0.2, cell_us=0.01))
-    long = Predictor(MODEL, WORK, cells=4096)
-    more = 1 / long.predict(split(reader)).generate_tok_s - token(split(reader))
-    assert more == pytest.approx(30 * (4096 - 256) * 0.01e-6, rel=0.01)
+    short, long = (1 / PREDICTOR.predict(split(reader), cells=cells).generate_tok_s for cells in (256, 4096))
+    assert short == pytest.approx(token(split(HEAD)))
+    assert long - short == pytest.approx(30 * (4096 - 256) * 0.01e-6, rel=0.01)
 
 
 def test_a_prompt_is_a_pipeline_of_what_is_pushed() -> None:
@@ -138,9 +139,21 @@ def test_a_device_that_nobody_measured_is_estimated_by_its_bytes() -> None:
     unknown = replace(HEAD, speed=None, weights=10_000_000_000)
     found = PREDICTOR.predict(split(unknown))
     assert 0.5 < found.generate_tok_s < 2 and not found.is_measured
+    without_times = replace(unknown, speed=DeviceSpeed(()))
+    assert not PREDICTOR.predict(split(without_times, output=HEAD)).is_measured, "it had none when asked"
     half_known = replace(HEAD, speed=DeviceSpeed([TimedLayer(1, 1, 5)]), weights=10_000_000_000)
     assert PREDICTOR.predict(split(half_known)).generate_tok_s == pytest.approx(
         found.generate_tok_s, rel=0.01
+    )
+
+
+def test_layers_of_several_kinds_take_what_each_takes() -> None:
+    kinds = tuple(number % 2 for number in range(30))
+    times = DeviceSpeed(TimedLayer(kind, 1, (1 + 2 * kind) * MS) for kind in (0, 1, 2))
+    mixed = Predictor(MODEL, LayerWork(("15=…", "15=…", "1=…"), kinds, (1.0,) * 29 + (0.5,), output=2))
+    some = [replace(HEAD, speed=times, begin=begin, end=end) for begin, end in ((0, 1), (1, 4), (28, 30))]
+    assert [mixed.layer_seconds(one) * (one.end - one.begin) for one in some] == pytest.approx(
+        [0.001, 0.003 + 0.001 + 0.003, 0.001 + 0.5 * 0.003]
     )
 
 
@@ -161,6 +174,8 @@ def test_cpus_of_one_machine_share_a_prompt_and_gain_nothing() -> None:
     whole = prompt(replace(near[0], end=30))
     assert prompt(*near) < 0.7 * whole
     assert whole <= prompt(*together) < 1.1 * whole
+    apart = [replace(one, speed=speed(0.2, cores=cores)) for one, cores in zip(together, "ab", strict=True)]
+    assert prompt(*apart) == pytest.approx(prompt(*near)), "they are confined to other processors"
     assert token(split(*together)) == token(split(*near)), "one token is on one machine at a time anyway"
 
 

@@ -10,6 +10,7 @@ from meshd.model.time_account import (
     PartKind,
     PartSource,
     SpentTime,
+    TokenRounds,
     WayTime,
     prompt_account,
     token_account,
@@ -35,12 +36,22 @@ SPENT = st.builds(
 )
 
 
-@given(SPENT, st.integers(1, 5000))
-def test_the_parts_of_a_token_and_the_rest_are_the_whole(spent: SpentTime, tokens: int) -> None:
-    account = token_account(spent, tokens)
-    assert account.seconds == pytest.approx(spent.seconds / tokens)
+@st.composite
+def rounds(draw: st.DrawFn) -> TokenRounds:
+    tokens = draw(st.integers(1, 5000))
+    made = draw(st.integers(1, tokens))
+    return TokenRounds(tokens, made, made + draw(st.integers(0, 24)) * made)
+
+
+@given(SPENT, rounds())
+def test_the_parts_of_a_token_and_the_rest_are_the_whole(spent: SpentTime, made: TokenRounds) -> None:
+    account = token_account(spent, made)
+    assert account.seconds == pytest.approx(spent.seconds / made.tokens)
+    assert (account.tokens, account.rounds) == (made.tokens, made.rounds)
     whole = sum(part.seconds for part in account.parts) + account.unexplained
-    assert whole == pytest.approx(account.seconds, abs=1e-6)
+    assert whole == pytest.approx(
+        account.seconds, abs=1e-6 * max(1.0, *(part.seconds for part in account.parts))
+    )
     assert all(part.seconds >= 0 for part in account.parts)
 
 
@@ -55,6 +66,9 @@ def test_the_parts_of_a_prompt_and_the_rest_are_the_whole(
         account.seconds, abs=1e-6 * max(1.0, *(abs(p.seconds) for p in account.parts))
     )
     assert all(part.seconds >= 0 for part in account.parts if part.kind is not PartKind.AT_ONCE)
+
+
+TEN = TokenRounds(10, 10, 10)
 
 
 def two_workers(**changed: float) -> SpentTime:
@@ -76,7 +90,7 @@ def two_workers(**changed: float) -> SpentTime:
 
 
 def test_each_token_goes_all_the_ways() -> None:
-    account = token_account(two_workers(), 10)
+    account = token_account(two_workers(), TEN)
     found = {(part.kind, part.where): part.seconds for part in account.parts}
     assert found == pytest.approx(
         {
@@ -92,20 +106,38 @@ def test_each_token_goes_all_the_ways() -> None:
     assert account.unexplained == pytest.approx(0.009)
 
 
+def test_a_round_of_several_tokens_goes_the_ways_once() -> None:
+    """Ten tokens in four rounds, which checked eight drafted ones."""
+    spent = two_workers()
+    account = token_account(spent, TokenRounds(10, 4, 12))
+    ways = [part.seconds for part in account.parts if part.kind is PartKind.WAY]
+    assert ways == pytest.approx([0.4 * 0.005, 0.4 * 0.010 + 1.2 * 0.001, 0.4 * 0.015])
+    computing = [part.seconds for part in account.parts if part.kind is PartKind.COMPUTING]
+    assert computing == pytest.approx([0.02, 0.03]), "as measured over all of them"
+    far = (spent.ways[0], replace(spent.ways[1], ordered=0.09), spent.ways[2])
+    [order] = [
+        part
+        for part in token_account(replace(spent, ways=far), TokenRounds(10, 4, 12)).parts
+        if part.where == "shed CPU for its order"
+    ]
+    there = 0.005 + 0.2 / 4 + 0.010 + 3 * 0.001
+    assert order.seconds == pytest.approx(0.4 * (0.09 - there))
+
+
 def test_a_worker_far_from_the_head_waits_for_its_order() -> None:
     """What the one before it sends is there after 36 ms of a token, and the order after 40."""
     spent = two_workers()
     ways = (spent.ways[0], replace(spent.ways[1], ordered=0.04), spent.ways[2])
-    account = token_account(replace(spent, ways=ways), 10)
+    account = token_account(replace(spent, ways=ways), TEN)
     [order] = [part for part in account.parts if part.where == "shed CPU for its order"]
     assert order.kind is PartKind.WAITING and order.seconds == pytest.approx(0.004)
     assert account.unexplained == pytest.approx(0.005)
     early = (spent.ways[0], replace(spent.ways[1], ordered=0.03), spent.ways[2])
-    assert token_account(replace(spent, ways=early), 10) == token_account(spent, 10)
+    assert token_account(replace(spent, ways=early), TEN) == token_account(spent, TEN)
 
 
 def test_bytes_that_wait_in_the_daemon_are_a_part_beyond_the_time_of_the_path() -> None:
-    account = token_account(two_workers(held=0.05), 10)
+    account = token_account(two_workers(held=0.05), TEN)
     [waiting] = [part for part in account.parts if part.kind is PartKind.WAITING]
     assert waiting.seconds == pytest.approx(0.004), "a millisecond of each token is the path's"
     assert account.unexplained == pytest.approx(0.005)
@@ -130,6 +162,6 @@ def test_layers_of_the_head_are_predicted_within_the_time_that_it_did_not_wait()
         workers=(),
         ways=(),
     )
-    server, own = token_account(spent, 1).parts
+    server, own = token_account(spent, TokenRounds(1, 1, 1)).parts
     assert own.seconds == pytest.approx(0.6) and own.source is PartSource.PREDICTED
     assert server.seconds == pytest.approx(0.0)

@@ -32,7 +32,7 @@ def changed(**fields: object) -> bytes:
 
 def test_it_is_read_as_it_was_said() -> None:
     assert decode(FULL.encode()) == FULL
-    part = replace(FULL, cpu_share=250, computed=(ComputedSpan(5, 6), ComputedSpan(0, 0)))
+    part = replace(FULL, cpu_share=250, computed=(ComputedSpan(5, 6), ComputedSpan(0, 0)), core_set="0f" * 8)
     assert decode(part.encode()) == part
     asked = AskCapacity(recent=True, spans=((9, 5), (5, 0)))
     assert decode(asked.encode()) == asked
@@ -40,7 +40,7 @@ def test_it_is_read_as_it_was_said() -> None:
 
 def test_an_earlier_version_neither_asks_for_spans_nor_tells_them() -> None:
     said = msgpack.unpackb(FULL.encode())
-    del said["computed"]
+    del said["computed"], said["core_set"]
     assert decode(msgpack.packb(said)) == FULL
     asked = msgpack.unpackb(AskCapacity().encode())
     del asked["spans"]
@@ -63,6 +63,12 @@ def test_so_many_spans_and_no_more() -> None:
     assert len(decode(changed(computed=most)).computed) == 4  # type: ignore[union-attr]
     with pytest.raises(RemoteProtocolError, match="computed"):
         decode(changed(computed=[*most, [1, 0]]))
+
+
+@pytest.mark.parametrize("cores", ["0" * 17, 5, b"0"])
+def test_processors_that_nobody_has(cores: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="core_set"):
+        decode(changed(core_set=cores))
 
 
 @pytest.mark.parametrize("share", [0, -1, 1001, True, "x", 1.0])

@@ -137,7 +137,7 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
 OPTIONAL = (
     *("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id"),
     *("protocol", "number", "measure", "busy", "recent", "fetch", "lacks", "marks", "spans", "computed"),
-    *("hold", "held"),
+    *("core_set", "hold", "held"),
 )
 
 

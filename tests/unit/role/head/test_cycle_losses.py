@@ -93,6 +93,32 @@ def test_a_loss_is_loading_at_once_and_ready_again(tmp_path: Path, what: str) ->
     run(main())
 
 
+@pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.READY])
+def test_a_llama_server_that_is_suspended_is_killed_and_started_again(
+    tmp_path: Path, state: ModelState
+) -> None:
+    """It would keep its clients for ever, or the load."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.worker("anna")
+            it.start()
+            if state is ModelState.LOADING:
+                it.bench.ready = asyncio.get_running_loop().create_future()  # no first token comes
+            await it.until(state, "loading the model" if state is ModelState.LOADING else "")
+            first = it.llama
+            assert first.status.pid is not None
+            it.bench.stopped.add(first.status.pid)
+            why = "llama-server ended: it is suspended (SIGSTOP), and does not answer"
+            await it.until(ModelState.LOADING, why, seconds=1.1)
+            it.bench.stopped.clear()
+            it.bench.ready = None
+            await it.until(ModelState.READY, seconds=5)
+            assert first.killed and first.ended and it.llama is not first
+
+    run(main())
+
+
 @pytest.mark.parametrize("trouble", ["report", "child", 0])
 def test_a_llama_server_that_cannot_start_is_tried_again_and_leaks_nothing(
     tmp_path: Path, trouble: str | int

@@ -48,6 +48,28 @@ def test_drafts_are_begun_with_the_load_and_their_gain_is_shown(tmp_path: Path) 
     run(main())
 
 
+def test_a_plan_for_its_file_is_told_what_answers_have_shown(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, speculate=True, devices=("none",)) as it:
+            it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            file, link = it.file.paths[0], tmp_path / "link.gguf"
+            link.symlink_to(file)
+            assert it.serve.drafting(tmp_path / "other.gguf") is None
+            drafting = it.serve.drafting(link)
+            assert drafting is not None and drafting.draft_model is None
+            length = drafting.speculation.drafts.free
+            before = drafting.snapshot.speculation
+            answer = AnswerTimings(9, 0.1, 2001, 10.0, 200 * length, 1800)
+            it.serve.answered(answer, alone=True, seconds=1.0)
+            now = asyncio.get_running_loop().time()
+            assert before.shown(now).free is None, "a snapshot stays as it is"
+            assert drafting.speculation.shown(now).free is not None
+
+    run(main())
+
+
 def test_nothing_is_drafted_unless_wanted_and_where_the_user_decides(tmp_path: Path) -> None:
     async def main() -> None:
         for options in ({}, {"speculate": True, "llama_args": ("--spec-type", "ngram-simple")}):

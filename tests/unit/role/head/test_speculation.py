@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.interface import AnswerTimings
-from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts
+from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
 from meshd.role.head.speculation import (
     BETWEEN_LOADS_SECONDS,
     ENOUGH_TOKENS,
     FORGOTTEN_SECONDS,
     MayDraft,
     RoundEstimate,
+    ShownAcceptance,
     Speculation,
 )
 
@@ -42,6 +43,31 @@ def test_nothing_is_drafted_that_is_not_allowed_or_has_no_room() -> None:
     assert Speculation(MayDraft(why="off")).begin(FAR, 0.0) == Drafts()
     assert Speculation(MayDraft(free=True)).begin(FAR, 0.0).model == 0
     assert Speculation(BOTH).begin(FAR, 0.0, most=2) == Drafts(2, 2)
+
+
+def test_what_would_be_drafted_begins_nothing() -> None:
+    it = Speculation(BOTH)
+    it.begin(NEAR, 0.0)
+    before = pickle.dumps(it)
+    assert it.would_draft(FAR, 1.0, most=MOST_FREE) == Speculation(BOTH).begin(FAR, 1.0)
+    assert pickle.dumps(it) == before
+
+
+def test_acceptance_is_told_once_enough_was_drafted() -> None:
+    free = Speculation(MayDraft(free=True))
+    length = free.begin(FAR, 0.0).free
+    free.answered(answer(rounds=2000, drafted=50, accepted=25), 1.0)
+    assert free.shown(2.0) == ShownAcceptance(), "prose, of which next to nothing was drafted"
+    free.answered(answer(rounds=100, drafted=100 * length, accepted=100 * length), 1.0)
+    shown = free.shown(2.0).free
+    assert shown is not None and 0.97 < shown < 1
+    assert free.shown(2.0 + FORGOTTEN_SECONDS) == ShownAcceptance()
+    both = Speculation(BOTH)
+    length = both.begin(FAR, 0.0).model
+    both.answered(answer(rounds=1000, drafted=1000 * length, accepted=700), 1.0)
+    found = both.shown(2.0)
+    assert found.free is None and found.model is not None
+    assert tokens_of_round(found.model, length) == pytest.approx(1.7, rel=0.01)
 
 
 def test_the_gain_is_that_against_rounds_without_drafts() -> None:

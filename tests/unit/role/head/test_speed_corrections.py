@@ -36,12 +36,19 @@ def rates(split: ServingSplit) -> tuple[float, float]:
     return split.speeds.generate_tok_s or 0.0, split.speeds.prompt_tok_s or 0.0
 
 
-def answered(known: SpeedCorrections, options: HeadOptions, slower: float, *, prompt: int = 512) -> None:
+def answered(
+    known: SpeedCorrections,
+    options: HeadOptions,
+    slower: float,
+    *,
+    prompt: int = 512,
+    layer_ms: dict[str, float] = BOTH,
+) -> None:
     """An answer that takes so many times as long as predicted without corrections."""
-    plain = there(SpeedCorrections(None))
+    plain = there(SpeedCorrections(None), layer_ms)
     plan = serving_split(MODEL, WORK, plain, options).plan
-    predictor = PlanPredictor(MODEL, WORK, there(known), options)
-    generate, per_prompt = rates(predicted(SpeedCorrections(None), options))
+    predictor = PlanPredictor(MODEL, WORK, there(known, layer_ms), options)
+    generate, per_prompt = rates(predicted(SpeedCorrections(None), options, layer_ms))
     timings = AnswerTimings(prompt, slower * prompt / per_prompt, 257, slower * 256 / generate)
     predictor.learn(plan, SpeedLearner(), timings)
 
@@ -79,11 +86,52 @@ def test_no_answer_moves_a_prediction_further_than_twice(slower: float, factor: 
 
 
 def test_other_times_of_a_device_begin_anew() -> None:
+    """Nothing learned with the old ones counts, for this split and for others like it."""
     known = SpeedCorrections(None)
     answered(known, SPLIT, 1.5)
     changed = {**BOTH, "b": 2.1}
-    choices = choose_split(MODEL, WORK, there(known, changed), SPLIT)
-    assert choices[0].correction is not None and not choices[0].correction.is_own
+    for options in (SPLIT, OTHER):
+        assert choose_split(MODEL, WORK, there(known, changed), options)[0].correction is None
+        assert rates(predicted(known, options, changed)) == rates(
+            predicted(SpeedCorrections(None), options, changed)
+        )
+        assert choose_split(MODEL, WORK, there(known), options)[0].correction is not None, "as it was"
+
+
+def test_a_device_that_a_split_does_not_use_may_be_measured_again() -> None:
+    known = SpeedCorrections(None)
+    answered(known, SPLIT, 1.5)
+    with_another = {**BOTH, "c": 1.0}
+    assert choose_split(MODEL, WORK, there(known, with_another), OTHER)[0].correction is not None
+
+
+@given(st.lists(st.tuples(st.floats(0.6, 1.7), st.booleans()), min_size=1, max_size=6))
+def test_the_mean_is_of_what_was_learned_with_these_times(learned: list[tuple[float, bool]]) -> None:
+    """Each of another split; `busy`: while a device had other times."""
+    known = SpeedCorrections(None)
+    for layers, (slower, busy) in enumerate(learned, start=1):
+        one = replace(SPLIT, tensor_split=(float(layers), 30.0 - layers))
+        answered(known, one, slower, layer_ms={**BOTH, "a": 3.0} if busy else BOTH)
+    found = choose_split(MODEL, WORK, there(known), OTHER)[0].correction
+    counted = [1 / slower for slower, busy in learned if not busy]
+    if not counted:
+        assert found is None
+        return
+    assert found is not None and not found.is_own
+    for factor in (found.generate, found.prompt):
+        assert min(counted) * 0.98 <= factor <= max(counted) * 1.02
+
+
+def test_a_file_of_an_earlier_version_corrects_its_splits_and_no_others(tmp_path: Path) -> None:
+    file = tmp_path / "corrections"
+    answered(SpeedCorrections(file), SPLIT, 1.25)
+    words = file.read_text().split()
+    assert len(words) == 5
+    file.write_text(f"{' '.join(words[:4])}\n")
+    known = SpeedCorrections(file)
+    assert is_own(known, SPLIT) == {True} and is_own(known, OTHER) == {None}
+    answered(known, SPLIT, 1.5)
+    assert file.read_text().split()[4] == words[4] and is_own(known, OTHER) == {False}
 
 
 def test_other_activations_are_another_model() -> None:
@@ -105,7 +153,8 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     file = tmp_path / "corrections"
     answered(SpeedCorrections(file), SPLIT, 1.5)
     text = file.read_text()
-    for bad in (text.replace(" ", "  "), text[:70], text.replace("0.", "9."), "\0" * 100):
+    assert choose_split(MODEL, WORK, there(SpeedCorrections(file)), SPLIT)[0].correction is not None
+    for bad in (text.replace(" ", "  "), text[:70], text[:-3], text.replace("0.", "9."), "\0" * 100):
         file.write_text(bad)
         assert choose_split(MODEL, WORK, there(SpeedCorrections(file)), SPLIT)[0].correction is None
 

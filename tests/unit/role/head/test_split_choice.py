@@ -8,6 +8,7 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath
 from meshd.model.split_values import NotEnoughMemory
+from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.split_choice import SplitChoice, choose_split
 from meshd.role.head.split_plan import HeadOptions, NodeOffer
@@ -124,6 +125,14 @@ def test_what_fits_nowhere_is_refused_with_the_numbers() -> None:
     there = machines([offer("a", 0.5)], {"head": 1.0, "a": 1.0}, own=0.5)
     with pytest.raises(NotEnoughMemory, match="does not fit"):
         choose_split(MODEL, WORK, there, OPTIONS)
+
+
+def test_a_draft_model_on_the_head_leaves_the_model_less_memory() -> None:
+    there = machines([offer("a", 16, rtt=0.05)], {"head": 1.0, "a": 1.0}, own=5.0)
+    assert layers_of(choose_split(MODEL, WORK, there, OPTIONS)[0]) == {"head": 30}
+    draft = DraftModel("/d.gguf", MODEL)
+    drafting = replace(OPTIONS, speculate=True, draft_model=draft)
+    assert layers_of(choose_split(MODEL, WORK, there, drafting)[0])["a"] > 0
 
 
 def test_so_many_workers_take_part_as_must() -> None:

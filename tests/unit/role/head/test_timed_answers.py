@@ -1,6 +1,7 @@
 """The last answers, and the one that runs."""
 
 from meshd.gateway.interface import AnswerTimings
+from meshd.model.time_account import TokenRounds
 from meshd.role.head.explain import choose_spans
 from meshd.role.head.timed_answers import RunningAnswer, TimedAnswers
 
@@ -19,7 +20,7 @@ def test_an_answer_is_a_queue_a_prompt_and_what_was_generated() -> None:
     [one] = log((10.0, True)).answers
     assert (one.queue, one.first_token) == (1.0, 8.0)
     spans = choose_spans(log((10.0, True)))
-    assert (spans.token, spans.tokens) == ((8.0, 10.0), 20)
+    assert (spans.token, spans.made) == ((8.0, 10.0), TokenRounds(20, 20, 20))
     assert (spans.prompt, spans.prompt_tokens, spans.queue) == ((7.5, 8.0), 100, 1.0)
 
 
@@ -38,7 +39,7 @@ def test_one_that_runs_goes_before_those_that_ended() -> None:
         it.generated(number, 20.0 + number, alone=True)
     assert it.running == RunningAnswer(21.0, 29.0, 9)
     spans = choose_spans(it)
-    assert (spans.token, spans.tokens) == ((21.0, 29.0), 8)
+    assert (spans.token, spans.made) == ((21.0, 29.0), TokenRounds(8, 8, 8))
     assert spans.prompt == (7.5, 8.0), "nothing is known of its own yet"
 
 
@@ -63,7 +64,26 @@ def test_of_a_long_answer_the_end_is_looked_at() -> None:
     it = TimedAnswers()
     it.answered(AnswerTimings(1, 0.0, 8001, 80.0), 100.0, alone=True, seconds=80.0)
     spans = choose_spans(it)
-    assert (spans.token, spans.tokens) == ((60.0, 100.0), 4000)
+    assert (spans.token, spans.made) == ((60.0, 100.0), TokenRounds(4000, 4000, 4000))
+
+
+def test_drafts_that_are_accepted_make_rounds_of_several_tokens() -> None:
+    it = TimedAnswers()
+    it.answered(AnswerTimings(100, 0.5, 101, 2.0, drafted=90, accepted=75), 10.0, alone=True, seconds=3.0)
+    assert choose_spans(it).made == TokenRounds(tokens=100, rounds=25, computed=115)
+    it.answered(AnswerTimings(1, 0.0, 8001, 80.0, 4000, 4000), 100.0, alone=True, seconds=80.0)
+    assert choose_spans(it).made == TokenRounds(4000, 2000, 4000)
+    it.answered(AnswerTimings(1, 0.0, 3, 0.1, 9, 9), 101.0, alone=True, seconds=0.1)
+    assert choose_spans(it).made == TokenRounds(2, 1, 10), "whatever llama-server says"
+
+
+def test_with_drafts_only_whole_answers_are_divided() -> None:
+    """Nobody says in how many rounds the tokens of one that runs came."""
+    it = log((10.0, True))
+    it.generated(1, 20.0, alone=True)
+    it.generated(30, 21.0, alone=True)
+    assert choose_spans(it).token == (20.0, 21.0)
+    assert choose_spans(it, drafts=True).token == (8.0, 10.0)
 
 
 def test_so_many_are_kept() -> None:

@@ -1,0 +1,132 @@
+"""Answers that are open when something is lost: how long each stood still, and what became of them."""
+
+import asyncio
+import math
+import statistics
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from tests.e2e.api_client import Api, Streamed
+
+HIT_AFTER = 10  # pieces of each stream
+_HELD_SECONDS = 20.0
+_NOTED: list["Interruption"] = []
+
+
+async def answers_under(
+    api: Api,
+    hit: Callable[[], object],
+    prompts: Sequence[str],
+    tokens: int,
+    *,
+    when_open: Callable[[], Awaitable[object]] | None = None,
+) -> tuple[list[Streamed], list[float]]:
+    """Streams, and `hit` when each has some pieces; for how many seconds each stood still at most, after it.
+
+    `when_open`: awaited right before that; meanwhile no client reads.
+    """
+    loop = asyncio.get_running_loop()
+    begun = [asyncio.Event() for _ in prompts]
+    release = threading.Event()
+    stood = [0.0 for _ in prompts]
+
+    def on_piece(number: int) -> Callable[[Streamed], None]:
+        last = 0.0
+
+        def seen(streamed: Streamed) -> None:
+            nonlocal last
+            if streamed.pieces > HIT_AFTER:
+                stood[number] = max(stood[number], time.monotonic() - last)
+            if streamed.pieces == HIT_AFTER:
+                loop.call_soon_threadsafe(begun[number].set)
+                release.wait(_HELD_SECONDS)
+            last = time.monotonic()
+
+        return seen
+
+    running = [
+        asyncio.ensure_future(api.stream(prompt, tokens, on_piece=on_piece(number)))
+        for number, prompt in enumerate(prompts)
+    ]
+    for one in begun:
+        await one.wait()
+    if when_open is not None:
+        await when_open()
+    hit()
+    release.set()
+    return await asyncio.gather(*running), stood
+
+
+@dataclass(slots=True)
+class Interruption:
+    """One run. `seconds`: for how long each stream stood still; `within`: what is no hang yet."""
+
+    lost: str
+    how: str
+    within: float = math.inf
+    seconds: list[float] = field(default_factory=list)
+    incomplete: int = 0  # streams
+    wrong: int = 0  # streams that are complete, with another text than one node's
+    failed: bool = False
+
+    @property
+    def hung(self) -> int:
+        """Streams."""
+        return sum(one > self.within for one in self.seconds)
+
+
+@contextmanager
+def interruption(lost: str, how: str) -> Iterator[Interruption]:
+    """One run. It is noted however it ends; afterwards none of the three may have happened."""
+    noted = Interruption(lost, how)
+    _NOTED.append(noted)
+    try:
+        yield noted
+    except BaseException:
+        noted.failed = True
+        raise
+    assert not (noted.incomplete or noted.wrong or noted.hung), noted
+
+
+def noted_interruptions() -> Sequence[Interruption]:
+    """Of this process, so far, and those it was told of."""
+    return _NOTED
+
+
+def note_interruptions(found: Iterable[Interruption]) -> None:
+    """What another process has noted."""
+    _NOTED.extend(found)
+
+
+def interruption_table(found: Sequence[Interruption]) -> list[str]:
+    """A line for each kind, and one for all."""
+
+    def key(one: Interruption) -> tuple[str, str]:
+        return one.lost, one.how
+
+    columns = ("runs", "streams", "cut", "wrong", "hangs", "failed", "median s", "worst s")
+    lines = [_line("lost", "how", *columns)]
+    lines += [_sums(*kind, list(group)) for kind, group in groupby(sorted(found, key=key), key)]
+    return [*lines, _sums("all", "", found)]
+
+
+def _sums(lost: str, how: str, found: Sequence[Interruption]) -> str:
+    counts = (
+        len(found),
+        sum(len(one.seconds) for one in found),
+        sum(one.incomplete for one in found),
+        sum(one.wrong for one in found),
+        sum(one.hung for one in found),
+        sum(one.failed for one in found),
+    )
+    seconds = [second for one in found for second in one.seconds] or [math.nan]
+    times = (statistics.median(seconds), max(seconds))
+    return _line(lost, how, *map(str, counts), *(f"{second:.2f}" for second in times))
+
+
+def _line(lost: str, how: str, *numbers: str) -> str:
+    return f"{lost:<14} {how:<17}" + "".join(f"{number:>10}" for number in numbers)
