@@ -177,9 +177,12 @@ EVENTS: Mapping[str, str] = {
     "signal_dropped": "a signal was not accepted, and why",
     "signal_refused": "a peer's signal is malformed; it is dropped",
     "signal_way_failed": "one of the channels for a signal failed",
+    "smaller_model": "the model does not fit any more: the smaller one that is tried, and why",
     "speed_not_kept": (
         "the speed of a device could not be written to the cache; it is measured again next time"
     ),
+    "standby_held": "the weights that a standby worker holds, and for which losses",
+    "standby_not_ready": "a standby worker holds nothing, or not all, and why; it is asked again",
     "state_not_written": (
         "a file of the home cannot be written, and why: the node continues from memory and tries again"
     ),

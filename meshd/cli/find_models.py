@@ -24,11 +24,13 @@ def find_served_model(config: Config, out: Output) -> Config:
     """The tree of a node that serves, with the paths of its models. Raises UserError."""
 
     def found(serve: ServeConfig) -> ServeConfig:
-        assert serve.model is not None  # config/check.py
         draft = None if serve.draft_model is None else _found(serve.draft_model, config, out, head=True)
+        smaller = tuple(_found(one, config, out, head=True) for one in serve.fallback_models)
+        serve = replace(serve, draft_model=draft, fallback_models=smaller)
         if serve.header_only:
-            return _with_header(replace(serve, draft_model=draft), config, out)
-        return replace(serve, model=_found(serve.model, config, out, head=True), draft_model=draft)
+            return _with_header(serve, config, out)
+        assert serve.model is not None  # config/check.py
+        return replace(serve, model=_found(serve.model, config, out, head=True))
 
     if not config.models:
         return replace(config, serve=found(config.serve))

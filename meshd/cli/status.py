@@ -15,7 +15,7 @@ from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
 from meshd.gateway.interface import GatewayStatus
-from meshd.model.status import ModelStatus, SpeculationStatus, Speeds, SplitPart
+from meshd.model.status import ModelStatus, SpeculationStatus, Speeds, SplitPart, StandbyStatus
 
 WATCH_SECONDS = 1.0
 
@@ -192,6 +192,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
         out.line(f"        {speed}")
     if (speculation := _speculation(model.speculation)) is not None:
         out.line(f"        {speculation}")
+    for one in model.standby:
+        out.line(f"        {_standby(one)}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
         out.line(f"        {bar(worker.share)} {worker.node}")
     for tensor in model.tensors_from_network[:10]:
@@ -227,6 +229,11 @@ def _speculation(found: SpeculationStatus | None) -> str | None:
     if found.gain is not None:
         parts.append(f"{found.gain:.2f} times as fast as without")
     return ", ".join(parts)
+
+
+def _standby(one: StandbyStatus) -> str:
+    held = f"{in_bytes(one.held_bytes)} of weights held ready" if one.ready else "not ready"
+    return f"standby {one.node}: {held}: {one.why}" if one.why else f"standby {one.node}: {held}"
 
 
 def _rates(what: str, measured: float | None, predicted: float | None) -> str:

@@ -108,10 +108,22 @@ def _check_served(serve: ServeConfig, node: str) -> None:
             raise UserError(
                 "`--draft-model` cannot be combined with `--speculate off`", hint="leave one of them out"
             )
+    for fallback in serve.fallback_models:
+        _check_model(fallback)
     if serve.tensor_split and not any(serve.tensor_split):
         raise UserError("`--tensor-split` gives no device a share", hint="give at least one share above 0")
     if serve.tensor_split and serve.layers:
         raise UserError("`--layers` cannot be combined with `--tensor-split`", hint="give one of them")
+    if serve.standby and serve.layers:
+        raise UserError(
+            "`--standby` cannot be combined with `--layers`, which says who computes",
+            hint="give one of them",
+        )
+    if both := sorted(set(serve.standby) & set(serve.workers)):
+        raise UserError(
+            f"`{both[0]}` is named by `--standby` and by `--workers`",
+            hint="a standby worker computes nothing until another one is lost: leave it out of `--workers`",
+        )
     if "none" in serve.devices and len(serve.devices) > 1:
         raise UserError(
             "`--device none` cannot be combined with other devices", hint="give either `none` or devices"

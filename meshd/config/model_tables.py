@@ -25,6 +25,7 @@ _OF_SERVE = (
     "slots",
     "min_workers",
     "workers",
+    "standby",
     "tensor_split",
     "split",
     "layers",
@@ -37,6 +38,7 @@ _OF_SERVE = (
     "mmproj",
     "speculate",
     "draft_model",
+    "fallback_models",
     "llama_args",
 )
 

@@ -82,6 +82,19 @@ SERVE_KEYS: tuple[Key, ...] = (
     ),
     Key(
         section="serve",
+        field="standby",
+        form=listed(forms.WORD),
+        option="--standby",
+        metavar="PEER",
+        repeat=True,
+        list_separator=",",
+        help="a worker, by name or the beginning of an id, that holds weights ready and computes nothing "
+        "until another one is lost",
+        example='["barn"]',
+        more="It is used as well where the model does not fit without it.",
+    ),
+    Key(
+        section="serve",
         field="tensor_split",
         form=listed(forms.WEIGHT),
         option="--tensor-split",
@@ -285,6 +298,21 @@ SERVE_KEYS: tuple[Key, ...] = (
         help="a small model with the same vocabulary, which drafts tokens on this node's CPU if that is "
         "faster",
         example='"models/SmolLM2.gguf"',
+        names_models=True,
+    ),
+    Key(
+        section="serve",
+        field="fallback_models",
+        form=listed(forms.MODEL, comma=False),
+        option="--fallback-model",
+        metavar="FILE|NAME",
+        repeat=True,
+        list_separator=":",
+        help="a smaller quantisation of the model, which takes its place when it does not fit any more after "
+        "the loss of a worker",
+        default="none: the lost worker is waited for",
+        example='["models/SmolLM2-Q2_K.gguf"]',
+        more="Of several, the first that fits. It is served under the model's name until the worker is back.",
         names_models=True,
     ),
     Key(

@@ -110,6 +110,7 @@ class ServeConfig:
     port: int = DEFAULT_API_PORT
     min_workers: int = 1
     workers: tuple[str, ...] = ()
+    standby: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] = ()
     layers: tuple[LayerRange, ...] = ()
     ctx_size: int | None = None
@@ -130,6 +131,7 @@ class ServeConfig:
     max_wait: int = 600  # seconds
     speculate: str = "auto"
     draft_model: Path | str | None = None
+    fallback_models: tuple[Path | str, ...] = ()
     llama_args: tuple[str, ...] = ()
 
 

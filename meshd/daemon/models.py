@@ -63,6 +63,7 @@ class ModelExchange:
         )
         served = [config.serve, *(model.serve for model in config.models)]
         started_with = [*(one.model for one in served), *config.worker.models]
+        started_with += [file for one in served for file in one.fallback_models]
         offered.add([path for path in started_with if isinstance(path, Path)])
         ModelsTeller(mesh, offered, pieces, pieces.hashes)
         PieceGiver(mesh, offered, is_serving=is_serving)

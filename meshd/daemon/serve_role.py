@@ -58,7 +58,10 @@ class ServeRole:
         files = []
         for serve in _served(config):
             read_llama_args(serve.llama_args)
-            files.append(await _open(serve, config, hashes, held))
+            own = await _open(serve.model, config, hashes, held, header_only=serve.header_only)
+            files.append([own, *[await _open(one, config, hashes, held) for one in serve.fallback_models]])
+            if serve.mmproj is not None:
+                await _check_mmproj(serve.mmproj, hashes)
         api = await claim_api(_gateway_config(config))
         held.callback(api.close)
         return ClaimedServe(config, files, api, hashes)
@@ -70,20 +73,21 @@ def _served(config: Config) -> Sequence[ServeConfig]:
 
 
 async def _open(
-    serve: ServeConfig, config: Config, hashes: HashCache, held: contextlib.ExitStack
+    path: Path | str | None,
+    config: Config,
+    hashes: HashCache,
+    held: contextlib.ExitStack,
+    *,
+    header_only: bool = False,
 ) -> ModelFile:
-    path = serve.model
     assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
-    if serve.header_only:
-        assert serve.devices == ("none",)  # the verb has seen to it: here are no layers to compute with
+    if header_only:  # the verb has left out this node's devices: here are no layers to compute with
         file: ModelFile = await HeaderFile.open_header(path)
     else:
         file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))
     held.callback(file.close)
     if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
         check_architecture(file.headers[0], label=file.name)
-    if serve.mmproj is not None:
-        await _check_mmproj(serve.mmproj, hashes)
     return file
 
 
@@ -92,7 +96,8 @@ class ClaimedServe:
     """Implements ClaimedRole."""
 
     config: Config
-    files: Sequence[ModelFile]
+    files: Sequence[Sequence[ModelFile]]
+    """Of each model its own, and smaller ones for when that does not fit."""
     api: "ApiPort"
     hashes: HashCache
 
@@ -108,8 +113,9 @@ class ClaimedServe:
             return BuiltRole(
                 pool, gateway, held=lambda: pool.held, explain=pool.explain, drafting=pool.drafting
             )
-        draft = await self._draft_model(self.config.serve, self.files[0])
-        head = Serve(runtime, self.files[0], head_options(self.config, member, draft), speeds)
+        file, *smaller = self.files[0]
+        draft = await self._draft_model(self.config.serve, file)
+        head = Serve(runtime, file, head_options(self.config, member, draft), speeds, smaller)
         gateway = self._gateway(OneModel(head), runtime, member, lambda: [head.model_status])
         return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain, drafting=head.drafting)
 
@@ -144,7 +150,8 @@ class ClaimedServe:
         from meshd.role.models.model_pool import ModelPool, PooledModel
 
         models = []
-        for number, (model, file) in enumerate(zip(self.config.models, self.files, strict=True)):
+        for number, (model, files) in enumerate(zip(self.config.models, self.files, strict=True)):
+            file, *smaller = files
             draft = await self._draft_model(model.serve, file)
             options = replace(
                 head_options(replace(self.config, serve=model.serve), member, draft),
@@ -152,7 +159,7 @@ class ClaimedServe:
                 child=f"llama-server-{model.name}",
                 socket=f"m{number}.sock",  # no longer than that of control
             )
-            head = Serve(runtime, file, options, speeds)
+            head = Serve(runtime, file, options, speeds, smaller)
             rule = ModelRule(model.name, group=model.group, ttl=model.ttl)
             models.append(PooledModel(rule, head, aliases=model.aliases, preload=model.preload))
         return ModelPool(models)
@@ -182,6 +189,7 @@ def head_options(config: Config, member: MemberNode, draft: "DraftModel | None" 
     return HeadOptions(
         min_workers=max(serve.min_workers, len(named)) if serve.layers else serve.min_workers,
         workers=serve.workers or named,
+        standby=serve.standby,
         tensor_split=serve.tensor_split,
         layers=serve.layers,
         ctx_size=serve.ctx_size or None,

@@ -20,6 +20,7 @@ class Readiness:
     """State of the model now; `reason` in words; `retry_after` in seconds; progress in [0, 1] or None.
 
     `workers`: how far each is while the model is loaded. `no_room`: it failed for lack of memory.
+    `note`: what clients are told whose answers go on.
     """
 
     state: ModelState
@@ -28,6 +29,7 @@ class Readiness:
     progress: float | None = None
     workers: tuple[WorkerWeights, ...] = ()
     no_room: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,8 @@ class Proxy:
             reply.allow_comments(True)
             if call.body is None or not await self._again(repeats):
                 return failure
+            if note := call.upstream.readiness.note:
+                await reply.say(note)
             run = await call.next_run(sent)
         if call.kept is not None:
             call.kept.drop()

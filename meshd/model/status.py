@@ -106,6 +106,17 @@ class SpeculationStatus:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class StandbyStatus:
+    """A worker that holds weights ready for the loss of another one."""
+
+    node: str
+    ready: bool  # it holds all that it was asked for
+    held_bytes: int  # of weights, in its memory
+    wanted_bytes: int  # that it was asked for
+    why: str  # for which losses, or why it is not ready
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """The model of a head."""
@@ -131,6 +142,8 @@ class ModelStatus:
     running: int = 0  # requests under way, where several models are served
     waiting: int = 0  # requests that wait for it
     speculation: SpeculationStatus | None = None  # null while no model is loaded
+    standby: tuple[StandbyStatus, ...] = ()  # the workers of `--standby`
+    fallback: str = ""  # the file in place of the model's own, which does not fit any more; empty: its own
 
 
 @dataclass(frozen=True, slots=True)

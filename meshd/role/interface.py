@@ -180,6 +180,10 @@ class WeightsFromMembers(Protocol):
         """The content id of our file, if another member has it, too; else nothing. Raises MeshdError."""
         ...
 
+    async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
+        """The content id of our file, whoever else has it. Reads it once. Raises MeshdError."""
+        ...
+
     async def fetch(
         self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]
     ) -> "FromMembers":

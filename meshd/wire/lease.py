@@ -136,14 +136,17 @@ class WorkerOffer:
 class Reserve:
     """The head takes this many bytes of each device of the offer; 0 leaves a device out.
 
-    `fetch`: Needs follow, and Begin.
+    `fetch`: Needs follow, and Begin. `hold`: with it, what is needed is read as well, and stays in memory
+    until then, which may be for as long as the lease lives.
     """
 
     bytes_per_device: tuple[int, ...]
     fetch: bool = False
+    hold: bool = False
 
     def encode(self) -> bytes:
-        return pack({"type": "reserve", "bytes": list(self.bytes_per_device), "fetch": self.fetch})
+        counts = list(self.bytes_per_device)
+        return pack({"type": "reserve", "bytes": counts, "fetch": self.fetch, "hold": self.hold})
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +302,7 @@ def decode(data: bytes) -> LeaseMessage:
         )
     if kind == "reserve":
         counts = fields.numbers("bytes", low=0, high=(1 << 60) - 1, count=MAX_DEVICES)
-        return Reserve(counts, fields.flag("fetch", default=False))
+        return Reserve(counts, fields.flag("fetch", default=False), fields.flag("hold", default=False))
     if kind == "needs":
         return read_needs(fields)
     if kind == "fetched":

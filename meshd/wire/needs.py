@@ -5,6 +5,9 @@ the worker lacks. If another member has the file, the head reserves with `fetch`
 the tensors of the worker's part are (some Needs, the last of which says so). The worker takes what it lacks
 from members that have the file's content (model/piece_index.py), and says what came (Fetched). When all
 workers have said so, the head lets them start their servers (Begin).
+
+A worker that only holds weights ready for the loss of another one is asked in the same way, and told to
+begin never.
 """
 
 import struct
@@ -62,13 +65,17 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The worker fetches no more: `count` bytes came from members; `text` says from whom, or why none did."""
+    """The worker fetches no more: `count` bytes came from members; `text` says from whom, or why none did.
+
+    `held`: bytes of what it needs that it has read, and that are in its memory; 0 unless it was to hold them.
+    """
 
     count: int
     text: str
+    held: int = 0
 
     def encode(self) -> bytes:
-        return pack({"type": "fetched", "count": self.count, "text": plain(self.text)})
+        return pack({"type": "fetched", "count": self.count, "text": plain(self.text), "held": self.held})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,7 @@ def read_fetched(fields: Fields) -> Fetched:
     return Fetched(
         fields.number("count", low=0, high=2 * MAX_GIVEN_BYTES),
         fields.text("text", most=MAX_TEXT_BYTES),
+        fields.number("held", low=0, high=MAX_GIVEN_BYTES, default=0),
     )
 
 

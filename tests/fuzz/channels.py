@@ -75,6 +75,7 @@ CHUNKS = (
     wire.sack_chunk(FIRST - 1, 0, [(2, 40)]) + wire.data_chunk(FIRST + 1, 1, wire.BINARY, b"more"),
     wire.probe_chunk(1404, bytes(8)),
     wire.heartbeat_ack(bytes(20)),
+    bytes([wire.HEARTBEAT, 0, 0, 4]) * 150,
     _beginning(InitChunk),
     _beginning(InitAckChunk),
     _cookie(),

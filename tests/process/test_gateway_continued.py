@@ -109,6 +109,21 @@ def test_it_waits_for_the_model_and_says_why() -> None:
     play(Held(chunk("b"), DONE), check)
 
 
+def test_a_client_is_told_what_goes_on_with_its_answer() -> None:
+    async def check(here: World) -> None:
+        here.upstream.readiness = READY
+        reply = await here.chat(stream=True)
+        assert await reply.content.readuntil(b"\n\n") == chunk("a")
+        here.upstream.readiness = LOADING
+        here.server.let_go.set()
+        assert await reply.content.readuntil(b"\n\n") == b": worker garage is lost\n\n"
+        here.upstream.readiness = Readiness(ModelState.READY, "", note="a smaller model")
+        rest = await reply.read()
+        assert rest.startswith(b": a smaller model\n\n") and data_of(rest) == [chunk("b"), DONE]
+
+    play(Held(chunk("b"), DONE), check)
+
+
 def _ends_with_an_error(here: World, stream: bytes) -> None:
     *before, last = data_of(stream)
     assert before == [chunk("a")]

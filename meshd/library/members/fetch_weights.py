@@ -50,6 +50,12 @@ class MemberWeights:
         told = await self._told(size, len(states))
         if not told:
             return b""
+        content = await self.content_of(file, on_progress)
+        return content if any(_may_have(one, content) for one in told) else b""
+
+    async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
+        """See WeightsFromMembers."""
+        states = [FileState.of(descriptor) for descriptor in file.descriptors]
         index = await in_thread(functools.partial(self._pieces.load, states))
         if index is None:
 
@@ -58,7 +64,7 @@ class MemberWeights:
 
             labels = [path.name for path in file.paths]
             index = await self._pieces.read(file.descriptors, labels, on_read)
-        return index.content if any(_may_have(one, index.content) for one in told) else b""
+        return index.content
 
     async def _told(self, size: int, files: int) -> list[ToldModel]:
         """Models of that size that others have, as far as they answer soon."""

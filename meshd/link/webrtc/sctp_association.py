@@ -140,14 +140,14 @@ class Association(RTCSctpTransport):
                 return
             if tag != self._local_verification_tag:
                 return
+            alive = bytearray()  # goes in one packet: no more of them than came
             for kind, _, body in chunks:
                 if kind == wire.DATA:
                     self._take_data(body)
                 elif kind == wire.SACK and self._outbox is not None:
                     self._outbox.on_sack(wire.open_sack(body), self._clock.time())
                 elif kind == wire.HEARTBEAT:
-                    self._write(wire.seal(self._remote_verification_tag, wire.heartbeat_ack(body)))
-                    self._push()
+                    alive += wire.heartbeat_ack(body)
                 elif kind == wire.HEARTBEAT_ACK and self._outbox is not None:
                     size = wire.probed(body, self._probe_token)
                     self._outbox.grow(min(size, PROBE_SIZES[-1]))
@@ -155,6 +155,9 @@ class Association(RTCSctpTransport):
                         self._probes.clear()
                 elif kind == wire.ABORT:
                     self._set_state(self.State.CLOSED)
+            if alive and not self._over:
+                self._write(wire.seal(self._remote_verification_tag, bytes(alive)))
+                self._push()
         except (RemoteProtocolError, struct.error, AssertionError, ValueError):
             return
 

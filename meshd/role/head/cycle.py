@@ -17,15 +17,13 @@ from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.fault_boundary import Fault, contained
+from meshd.base.tasks import Owner, first_error
 from meshd.base.unix_connect import connect_unix
 from meshd.gateway.interface import AnswerTimings, Readiness
-from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.split_values import NotEnoughMemory
 from meshd.model.status import ModelState, ModelStatus
-from meshd.model.weights_index import WeightsIndex
-from meshd.peer.interface import PeerState, PeerStatus
+from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.draft_forecast import Drafting
@@ -36,9 +34,11 @@ from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
 from meshd.role.head.run_end import LoadedModel
 from meshd.role.head.run_input import RunHistory, ServedModel
+from meshd.role.head.served_files import ServedFiles
 from meshd.role.head.server_failures import ServerFailures
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
+from meshd.role.head.standby import StandbyWorkers
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.survey import Surveyor
 from meshd.role.head.unreachable import as_reached
@@ -63,26 +63,31 @@ class Serve:
         file: WeightsFile,
         options: HeadOptions,
         speeds: DeviceSpeeds | None = None,
+        smaller: Sequence[WeightsFile] = (),
     ) -> None:
-        """`speeds`: of this node's devices; without them nothing is measured, and no speed predicted."""
+        """`speeds`: of this node's devices; without them nothing is measured, and no speed predicted.
+
+        `smaller`: files for when the model's own fits no more. Raises UserError.
+        """
         self._runtime = runtime
-        self._file = file
+        self._files = ServedFiles(file, smaller)
         self._options = options
         read_llama_args(options.llama_args)  # what cannot be given is an error at the start
-        self._layers: ModelLayers = read_layers(file.headers, name=file.name)
-        self._index: WeightsIndex | None = None
         self._readiness = Readiness(ModelState.WAITING, "starting")
         self._run: HeadRun | None = None
         self._loaded = LoadedModel()
         self._slots = max(1, options.slots)  # until a plan says how many fit
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
-        self._roster = Roster(runtime.mesh, least=options.min_workers, only=options.workers)
+        self._roster = Roster(
+            runtime.mesh, least=options.min_workers, only=options.workers, standby=options.standby
+        )
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
-        speculation = Speculation(may_draft(self._layers, options))
+        speculation = Speculation(may_draft(self._files.layers, options))
         moments = QuietMoments(runtime.mesh.peers, self._wanted, speculation.better)
         self._history = RunHistory(own, self._roster.backoff, moments, speculation, surveyor)
+        self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
         self._server_failures = ServerFailures()
         self._is_replaced = False  # the last run
 
@@ -116,12 +121,13 @@ class Serve:
     @property
     def model_name(self) -> str:
         """See Upstream."""
-        return self._options.name or self._file.name.removesuffix(".gguf")
+        return self._options.name or self._files.own.name.removesuffix(".gguf")
 
     @property
     def weights(self) -> bytes:
         """See Upstream."""
-        return bytes.fromhex(self._index.fingerprint) if self._index is not None else b""
+        index = self._files.index
+        return bytes.fromhex(index.fingerprint) if index is not None else b""
 
     def keep_to(self, weights: bytes) -> None:
         """See Upstream. There are no others."""
@@ -179,7 +185,7 @@ class Serve:
 
     def drafting(self, file: Path) -> Drafting | None:
         """Of the model with this file; None where that is another one."""
-        if file.resolve() not in [path.resolve() for path in self._file.paths]:
+        if file.resolve() not in [path.resolve() for path in self._files.current.paths]:
             return None
         return Drafting(self._history.speculation, self._options.draft_model)
 
@@ -216,7 +222,7 @@ class Serve:
         loaded, readiness = self._loaded, self.readiness
         return ModelStatus(
             name=self.model_name,
-            fingerprint=self._index.fingerprint if self._index is not None else "",
+            fingerprint=self._files.index.fingerprint if self._files.index is not None else "",
             state=readiness.state,
             reason=readiness.reason,
             load_seconds=None if loaded.seconds is None else round(loaded.seconds, 3),
@@ -229,6 +235,8 @@ class Serve:
             predicted=loaded.predicted,
             measured=self._run.measures.speed.speeds if self._run is not None else None,
             speculation=self._history.speculation.status() if loaded.seconds is not None else None,
+            standby=self._standby.statuses(self._run.workers if self._run is not None else ()),
+            fallback=self._files.current.name if self._files.note else "",
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
         )
@@ -242,7 +250,16 @@ class Serve:
     async def serve(self) -> None:
         """See Role."""
         self._tell(ModelState.LOADING, "reading the model file once to hash its weights")
+        self._files.begin()
         await self._know_file()
+        try:
+            async with Owner() as owner:
+                owner.start(self._files.know_smaller(), name="smaller models")
+                await self._serve()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _serve(self) -> None:
         while True:
             failures, restarts = self._server_failures, self._server_failures.restarts
             why = await self._cycle()
@@ -256,15 +273,8 @@ class Serve:
 
     async def _know_file(self) -> None:
         """Costs nothing while the file is as it was. Raises UserError."""
-        before, self._index = self._index, await self._file.index(self._hash_progress)
-        if before is not None and before.fingerprint != self._index.fingerprint:
+        if await self._files.know(self._hash_progress):
             self._history.exclusions = DeviceExclusions()  # another model
-        if not self._file.paths_unchanged():  # llama-server opens the path, the workers know what was there
-            raise UserError(
-                f"`{self._file.name}` was replaced by another file",
-                hint="restart `meshd serve` to serve it",
-            )
-        self._layers = read_layers(self._file.headers, name=self._file.name)
 
     def _hash_progress(self, progress: HashProgress) -> None:
         done = progress.done / max(1, progress.total)
@@ -280,7 +290,8 @@ class Serve:
     ) -> None:
         if (state, reason) != (self._readiness.state, self._readiness.reason):
             LOG.info("model_state", model=self.model_name, state=state.value, why=reason)
-        self._readiness = Readiness(state, reason, progress=progress, no_room=no_room)
+        note = self._files.note
+        self._readiness = Readiness(state, reason, progress=progress, no_room=no_room, note=note)
 
     async def _cycle(self) -> str:
         """One life of the model; returns why it ended."""
@@ -290,9 +301,11 @@ class Serve:
             plain_rpc = await ask_plain(self._options.rpc, protocol=self._runtime.native.plain_rpc)
         except MeshdError as error:
             return await self._failed(error)
-        run = self._run = self._new_run(plain_rpc)
+        model = self._served_model(plain_rpc)
+        run = self._run = self._new_run(model)
         try:
-            why = await contained(run.run(workers), source="workers", name="model")
+            life = self._standby.beside(run, model, workers)
+            why = await contained(life, source="workers", name="model")
         except Fault as error:  # of what a worker said, most likely: another life may do without it
             return f"the model cannot be run: {error.what}"
         except MeshdError as error:
@@ -305,22 +318,25 @@ class Serve:
             self._end_run(run, workers)
         if run.loaded:
             self._why_lost = why
+            self._files.lost()
         spares = self._roster.spares()
         if run.server_died is not None and self._server_failures.is_no_chance(spares=spares):
             await self._server_failed(why)
         return why
 
-    def _new_run(self, plain_rpc: Sequence[PlainRpc]) -> HeadRun:
-        assert self._index is not None
-        model = ServedModel(
-            file=self._file,
-            index=self._index,
-            layers=self._layers,
+    def _served_model(self, plain_rpc: Sequence[PlainRpc]) -> ServedModel:
+        assert self._files.index is not None
+        return ServedModel(
+            file=self._files.current,
+            index=self._files.index,
+            layers=self._files.layers,
             options=self._options,
             plain_rpc=plain_rpc,
             alias=self.model_name,
             socket=self.socket_path,
         )
+
+    def _new_run(self, model: ServedModel) -> HeadRun:
         return HeadRun(
             self._runtime,
             model,
@@ -332,7 +348,8 @@ class Serve:
     def _wanted(self) -> list[PeerStatus]:
         """Workers for which the model would be loaded again: the plan has used them, or uses all."""
         all_of_them = not self._options.picks_by_speed
-        return [one for one in self._roster.workers() if all_of_them or one.peer in self._history.used]
+        wanted = [one for one in self._roster.workers() if all_of_them or one.peer in self._history.used]
+        return [one for one in wanted if not self._roster.is_standby(one)]
 
     def _end_run(self, run: HeadRun, workers: Sequence[PeerStatus]) -> None:
         """Remember what the next life should know, once; what the split was is over."""
@@ -360,10 +377,13 @@ class Serve:
         self._failures = 0
         if self._run is not None:
             self._roster.backoff.worked(self._run.workers)
+            self._roster.ran_on(self._run.workers)
             self._history.used.update(self._run.workers)
             self._roster.all_needed = False
             self._history.exclusions.worked(self._run.workers)
-        self._tell(ModelState.READY, "; ".join([loaded.why, *self._left_out()]))
+        self._files.loaded()
+        notes = [note for note in (self._files.note, loaded.why) if note]
+        self._tell(ModelState.READY, "; ".join([*notes, *self._left_out()]))
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
@@ -375,32 +395,24 @@ class Serve:
         )
         self._tell(ModelState.FAILED, f"{self._server_failures.in_row} times in a row: {why} ({hint})")
         LOG.error("model_failed", why=why, hint=hint)
-        await self._until_peers_change(self._server_failures.delay)
+        await self._roster.until_changed(self._server_failures.delay)
 
     async def _failed(self, error: MeshdError) -> str:
         """A failure that the next try would meet again waits for another state of the mesh."""
         why = error.with_hint
         if isinstance(error, UserError | Refused) and self._roster.spares():
             self._roster.all_needed = True  # it may be one of them that is lacking
+        elif isinstance(error, NotEnoughMemory) and self._files.does_not_fit(error.what):
+            LOG.warning("smaller_model", file=self._files.current.name, why=error.what)
+            return self._files.note
         elif isinstance(error, UserError):
             self._tell(ModelState.FAILED, why, no_room=isinstance(error, NotEnoughMemory))
             LOG.error("model_failed", why=error.what, hint=error.hint)
-            await self._until_peers_change()
+            await self._roster.until_changed(TRY_AGAIN_SECONDS)
         elif isinstance(error, Refused):
             self._tell(ModelState.WAITING, why)
-            await self._until_peers_change()
+            await self._roster.until_changed(TRY_AGAIN_SECONDS)
         return why
-
-    async def _until_peers_change(self, seconds: float = TRY_AGAIN_SECONDS) -> None:
-        """Or for a while: free memory comes back without a word to anybody."""
-        before = {peer.peer for peer in self._roster.workers()}
-        seen = -1
-        try:
-            async with asyncio.timeout(seconds):
-                while {peer.peer for peer in self._roster.workers()} == before:
-                    seen = await self._runtime.mesh.changed(seen)
-        except TimeoutError:
-            return
 
     # Waiting.
 
@@ -417,7 +429,7 @@ class Serve:
             except TimeoutError:
                 LOG.info("worker_tried_again")
         if least:
-            await self._wait_for_more()
+            await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
         for why in self._roster.used_all_the_same():
             LOG.warning("worker_used_all_the_same", why=f"there are too few other workers: {why}")
         return self._roster.workers()
@@ -429,16 +441,3 @@ class Serve:
             if peer.says_banned
         ]
         return banned[:1] + self._roster.left_out()
-
-    async def _wait_for_more(self) -> None:
-        """Give other workers that are known a moment."""
-        seen = -1
-        try:
-            async with asyncio.timeout(MORE_WORKERS_SECONDS):
-                while any(
-                    peer.role == WORKER_ROLE and peer.state is not PeerState.CONNECTED
-                    for peer in self._runtime.mesh.peers()
-                ):
-                    seen = await self._runtime.mesh.changed(seen)
-        except TimeoutError:
-            return

@@ -114,13 +114,13 @@ class LeaseClient:
         await self._messages.send((Begin() if fetched else Reserve(bytes_per_device)).encode())
         self._open_tunnel(self.offer)
 
-    async def fetch(self, bytes_per_device: tuple[int, ...], needs: Needs) -> Fetched:
+    async def fetch(self, bytes_per_device: tuple[int, ...], needs: Needs, *, hold: bool = False) -> Fetched:
         """Take a part of the offer; the worker takes weights that it lacks from members. Raises MeshdError.
 
-        It waits for `begin` then.
+        It waits for `begin` then. `hold`: it reads all that it needs, and keeps it in memory meanwhile.
         """
         assert self._messages is not None
-        await self._messages.send(Reserve(bytes_per_device, fetch=True).encode())
+        await self._messages.send(Reserve(bytes_per_device, fetch=True, hold=hold).encode())
         for some in in_messages(needs):
             await self._messages.send(some.encode())
         size = sum(tensor.size for tensor in needs.tensors)

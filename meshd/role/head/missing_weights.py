@@ -70,7 +70,7 @@ def _all_needs(
     missing: int,
 ) -> Mapping[str, Needs]:
     LOG.info("weights_missing", bytes=missing)
-    return {lease.name: _needs(model.index, parts.get(lease.name, ()), content) for lease in leases}
+    return {lease.name: needs_of(model.index, parts.get(lease.name, ()), content) for lease in leases}
 
 
 class _ContentQuestion:
@@ -96,7 +96,8 @@ class _ContentQuestion:
             self._on_progress(text)
 
 
-def _needs(index: WeightsIndex, part: Sequence[int], content: bytes) -> Needs:
+def needs_of(index: WeightsIndex, part: Sequence[int], content: bytes) -> Needs:
+    """What a worker is told of its part of the file with this content id."""
     rows = [index.tensors[number] for number in part]
     tensors = [NeededTensor(row.file, row.kind, row.offset, row.size, row.digest) for row in rows]
     size = sum(file.size for file in index.files)

@@ -43,6 +43,7 @@ class HeadOptions:
 
     min_workers: int = 1
     workers: tuple[str, ...] = ()  # names or beginnings of ids; empty: whoever is there
+    standby: tuple[str, ...] = ()  # the same, of those that only take the place of lost ones
     tensor_split: tuple[float, ...] = ()
     counts_chosen: bool = False  # `tensor_split` is meshd's own choice, not the user's
     layers: tuple[LayerRange, ...] = ()  # which node holds which: all of them, or none is said

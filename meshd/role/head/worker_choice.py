@@ -1,9 +1,14 @@
-"""Which workers a head asks: those that may and are of use, and of the others no more than it needs."""
+"""Which workers a head asks: those that may and are of use, and of the others no more than it needs.
+
+Standby workers are asked when others that the model ran on are not, as many as those: they are lost, paused
+or left out.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from meshd.identity import naming
+from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.record import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
@@ -13,12 +18,18 @@ _WORKERS_NAMED = 8  # workers in a message
 
 
 class Roster:
-    """`least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use."""
+    """`least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use;
+    `standby`: the same, of those that are for losses.
+    """
 
-    def __init__(self, mesh: Mesh, *, least: int, only: Sequence[str] = ()) -> None:
+    def __init__(
+        self, mesh: Mesh, *, least: int, only: Sequence[str] = (), standby: Sequence[str] = ()
+    ) -> None:
         self._mesh = mesh
         self._least = least
         self._only = tuple(only)
+        self._standby = tuple(standby)
+        self._ran_on: frozenset[PeerId] = frozenset()  # but for standby workers
         self.backoff = WorkerBackoff()
         self.all_needed = False
         """The model cannot be run without those that are left out while there are enough others."""
@@ -32,12 +43,30 @@ class Roster:
         )
 
     def wanted(self) -> list[PeerStatus]:
-        """Those of `connected` that the user does not exclude by naming others."""
-        return [peer for peer in self.connected() if self._is_meant(peer)]
+        """Those of `connected` that the user does not exclude, by naming others or for losses."""
+        return [peer for peer in self.connected() if self._is_meant(peer) and not self.is_standby(peer)]
+
+    def standby(self) -> list[PeerStatus]:
+        """Those for losses that could be asked, as the user has put them."""
+        able = [peer for peer in self._able() if self.is_standby(peer)]
+        return sorted(able, key=lambda peer: [not _is_named(peer, text) for text in self._standby])
+
+    def is_standby(self, peer: PeerStatus) -> bool:
+        """It only takes the place of others."""
+        return any(_is_named(peer, text) for text in self._standby)
+
+    def ran_on(self, workers: Collection[PeerId]) -> None:
+        """The model is ready on these: a loss of one of them is one that standby workers are for."""
+        standby = {peer.peer for peer in self._mesh.peers() if self.is_standby(peer)}
+        regular = frozenset(workers) - standby
+        # with a standby worker it is the place of another one that is taken: that one is still missed
+        self._ran_on = self._ran_on | regular if standby.intersection(workers) else regular
 
     def workers(self) -> list[PeerStatus]:
         """Those that may be asked now; of unsteady ones only what is needed, the best first."""
-        able = [peer for peer in self.connected() if self._exclusion_reason(peer) is None]
+        able = [peer for peer in self._able() if not self.is_standby(peer)]
+        missed = self._ran_on.difference(peer.peer for peer in able if self._unsteady(peer) is None)
+        able += self.standby()[: None if self.all_needed else len(missed)]
         unsteady = [peer for peer in able if self._unsteady(peer) is not None]
         missing = max(0, self._least - (len(able) - len(unsteady)))
         if self.all_needed:
@@ -54,19 +83,49 @@ class Roster:
         """For people: who is not asked now, and why."""
         asked = {peer.peer for peer in self.workers()}
         others = [peer for peer in self.connected() if peer.peer not in asked]
-        reasons = [self._exclusion_reason(peer) or self._unsteady(peer) for peer in others]
+        others = [peer for peer in others if not self.is_standby(peer)]  # status shows them
+        reasons = [self.exclusion_reason(peer) or self._unsteady(peer) for peer in others]
         return [*self._unknown_names(), *(why for why in reasons if why is not None)]
 
     def spares(self) -> bool:
         """Whether somebody is left out who could be asked all the same."""
-        able = sum(self._exclusion_reason(peer) is None for peer in self.connected())
-        return len(self.workers()) < able
+        return len(self.workers()) < len(self._able())
+
+    async def until_changed(self, seconds: float) -> None:
+        """Other workers may be asked; or some seconds: free memory comes back without a word to anybody."""
+        before = {peer.peer for peer in self.workers()}
+        seen = -1
+        try:
+            async with asyncio.timeout(seconds):
+                while {peer.peer for peer in self.workers()} == before:
+                    seen = await self._mesh.changed(seen)
+        except TimeoutError:
+            return
+
+    async def until_all_are_there(self, seconds: float) -> None:
+        """Those that are known, or so many seconds; none, if standby workers have the places of lost ones."""
+        seen = -1
+        if any(map(self.is_standby, self.workers())):
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                while any(
+                    peer.role == WORKER_ROLE and peer.state is not PeerState.CONNECTED
+                    for peer in self._mesh.peers()
+                ):
+                    seen = await self._mesh.changed(seen)
+        except TimeoutError:
+            return
 
     def next_try(self) -> float | None:
         """When the first that is left out for good reason may be tried again, in loop time."""
         return self.backoff.next_try(self.connected(), asyncio.get_running_loop().time())
 
-    def _exclusion_reason(self, peer: PeerStatus) -> str | None:
+    def _able(self) -> list[PeerStatus]:
+        return [peer for peer in self.connected() if self.exclusion_reason(peer) is None]
+
+    def exclusion_reason(self, peer: PeerStatus) -> str | None:
+        """Why it may not be asked at all."""
         member = self._mesh.member(peer.peer)
         if member is None or not member.may(Role.WORK):
             return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
@@ -77,8 +136,7 @@ class Roster:
         return self.backoff.exclusion_reason(peer, asyncio.get_running_loop().time())
 
     def _is_meant(self, peer: PeerStatus) -> bool:
-        names = {str(peer.peer): peer.name}
-        return not self._only or any(naming.meant(text, names) for text in self._only)
+        return not self._only or any(_is_named(peer, text) for text in (*self._only, *self._standby))
 
     def _unknown_names(self) -> list[str]:
         """Of `only`: a misspelled name would be waited for without end."""
@@ -91,3 +149,7 @@ class Roster:
 
     def _unsteady(self, peer: PeerStatus) -> str | None:
         return self.backoff.unsteady(peer.peer, asyncio.get_running_loop().time())
+
+
+def _is_named(peer: PeerStatus, text: str) -> bool:
+    return bool(naming.meant(text, {str(peer.peer): peer.name}))

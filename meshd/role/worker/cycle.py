@@ -234,7 +234,7 @@ class Worker:
         }
         lease = Lease(lease_id, peer, memory)
         self._ledger = self._ledger.take(lease)
-        return AgreedLease(lease, tuple(memory), weights, fetch=reserve.fetch)
+        return AgreedLease(lease, tuple(memory), weights, fetch=reserve.fetch, hold=reserve.hold)
 
     def _charge_trial(self, peer: PeerId) -> None:
         if not self._trials_asked.spend(peer, asyncio.get_running_loop().time()):

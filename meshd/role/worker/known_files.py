@@ -6,13 +6,14 @@ for one that is being granted, and a stale index is found by the native server, 
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from meshd.base import log
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
 from meshd.role.native.fd_handover import Outgoing
+from meshd.role.worker.held_weights import FilePart
 from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
 from meshd.wire.needs import as_bits, mark, split_marks
 
@@ -53,6 +54,12 @@ class Weights:
             return b""
         here = set(map(mark, self.digests))
         return as_bits([one not in here for one in split_marks(marks)])
+
+    def places(self, digests: Collection[bytes]) -> list[FilePart]:
+        """Where the tensors of these contents lie, each once; in the order of the files."""
+        found = {one.digest: one for one in reversed(self._index.tensors) if one.digest in digests}
+        parts = [FilePart(self._descriptors[one.file], one.offset, one.size) for one in found.values()]
+        return sorted(parts, key=lambda part: (part.descriptor, part.offset))
 
     def hand_over(self, hand_over: Callable[[bytes], int], outgoing: Outgoing) -> int:
         """A descriptor with the index as text. Raises OSError."""

@@ -46,13 +46,14 @@ OnBroken = Callable[[MeshdError], None]
 class AgreedLease:
     """A lease that is taken: its devices in the order of the offer, and the weights known at that moment.
 
-    `fetch`: the head says which weights it needs (missing_weights.py).
+    `fetch`: the head says which weights it needs (missing_weights.py); `hold`: they are to be in memory.
     """
 
     lease: Lease
     devices: tuple[str, ...]
     weights: Weights | None
     fetch: bool = False
+    hold: bool = False
 
     @property
     def lease_cache(self) -> LeaseCache | None:

@@ -1,13 +1,15 @@
 """Weights that a lease lacks and members have: taken before its mesh-server starts, and kept in the store.
 
 The head says where its file has the tensors of this worker's part; members that have the same file give the
-pieces with those that are missing. What does not come this way is sent by the head with the load.
+pieces with those that are missing. What does not come this way is sent by the head with the load. A worker
+that holds weights ready reads them as well (held_weights.py), and waits.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from meshd.base import log
 from meshd.base.byte_format import in_bytes
@@ -19,6 +21,7 @@ from meshd.model.ggml import TENSOR_TYPES
 from meshd.peer.messages import MessageStream
 from meshd.role.interface import FromMembers, WeightsFromMembers
 from meshd.role.native.fd_handover import Outgoing
+from meshd.role.worker.held_weights import HeldWeights
 from meshd.role.worker.known_files import KnownFiles, Weights
 from meshd.role.worker.mesh_server import AgreedLease
 from meshd.role.worker.pause import IS_PAUSED, Pause
@@ -56,6 +59,11 @@ class MissingWeights:
                 owner.start(self._until_paused(), name="pause")
                 owner.start(_say_progress(messages, text, ended), name="fetch progress")
                 found = await self._from_members(needs, agreed, text)
+                if agreed.hold:
+                    agreed = replace(agreed, weights=await self._renewed(messages, agreed, outgoing))
+                    held = _held(needs, agreed.weights)
+                    found = replace(found, held=await held.read(partial(text.__setitem__, 0)))
+                    owner.start(held.keep(), name="held weights")
                 ended.set()
                 await messages.send(found.encode())
                 await began
@@ -121,6 +129,17 @@ async def _read_needs(messages: MessageStream, *, limit: int) -> Needs:
             raise RemoteProtocolError("lease: more weights than were reserved", code="lease")
         if needs.last:
             return replace(needs, tensors=tuple(tensors))
+
+
+def _held(needs: Needs, weights: Weights | None) -> HeldWeights:
+    """What is here of it, in use by this lease from now on."""
+    digests = {one.digest for one in needs.tensors}
+    if weights is None:
+        return HeldWeights(())
+    if weights.lease_cache is not None:
+        for digest in digests & weights.digests:
+            weights.lease_cache.loaded(digest)
+    return HeldWeights(weights.places(digests))
 
 
 def _lacking(needs: Needs, weights: Weights, lease_cache: LeaseCache) -> Needs:

@@ -37,6 +37,7 @@ from meshd.model.status import (
     NetworkTensor,
     SpeculationStatus,
     SplitPart,
+    StandbyStatus,
     StoreStatus,
 )
 
@@ -75,6 +76,10 @@ MODEL = ModelStatus(
     split=(SplitPart(node="garage", device="CPU", layers=15, bytes=48_000_000),),
     answers=AnswersAtOnce(slots=4, tokens=8192),
     speculation=SpeculationStatus(16, 0, 400, 300, 2.5, "drafts: up to 16 repeated ones"),
+    standby=(
+        StandbyStatus("barn", True, 96_000_000, 96_000_000, "for the loss of any worker"),
+        StandbyStatus("loft", False, 0, 0, "it is not connected"),
+    ),
 )
 
 NETCHECK = NetcheckReply(

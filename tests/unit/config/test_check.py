@@ -57,6 +57,9 @@ def test_serve_without_a_model_does_not_parse() -> None:
         ({"model": Path("/nonexistent/smollm2")}, "cannot read model file"),
         ({"draft_model": Path("/nonexistent/d.gguf")}, "cannot read model file"),
         ({"draft_model": "hf:a/b", "speculate": "off"}, "cannot be combined with `--speculate off`"),
+        ({"fallback_models": (Path("/nonexistent/f.gguf"),)}, "cannot read model file"),
+        ({"standby": ("barn",), "layers": (LayerRange("desk", 0, 9),)}, "combined with `--layers`"),
+        ({"standby": ("barn",), "workers": ("attic", "barn")}, "`barn` is named by `--standby` and by"),
     ],
 )
 def test_what_a_serving_node_may_not_be_told(model: Path, change: dict[str, object], words: str) -> None:

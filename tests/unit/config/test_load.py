@@ -91,6 +91,8 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "serve.load_mode": ("mmap", "mmap"),
     "serve.split": ("always", "always"),
     "serve.workers": ("garage,attic", ("garage", "attic")),
+    "serve.fallback_models": ("/m/a.gguf:/m/b.gguf", (Path("/m/a.gguf"), Path("/m/b.gguf"))),
+    "serve.standby": ("barn,loft", ("barn", "loft")),
     "serve.no_push": ("true", True),
     "serve.activations": ("f16", "f16"),
     "serve.sample": ("head", "head"),

@@ -1,5 +1,6 @@
 """Tables of models: what each says of its model, and what is refused."""
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_a_setting_of_serve_is_changed_for_one_model_alone(field: str) -> None:
     text, value = EXAMPLES[f"serve.{field}"]
     raw: object = list(value) if isinstance(value, tuple) and not text else text
     if text and isinstance(value, tuple | bool):
-        raw = text.split(",") if isinstance(value, tuple) else value
+        raw = re.split("[,:]", text) if isinstance(value, tuple) else value  # paths have `:`
     given: dict[str, object] = {"speculate": "auto", field: raw}
     (changed, plain), _ = read_model_tables({"a": given, "b": {}}, Path("/c/meshd.toml"), ServeConfig())
     expected = replace(ServeConfig(), **{field: value})  # type: ignore[arg-type]

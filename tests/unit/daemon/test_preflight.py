@@ -127,7 +127,7 @@ def test_the_files_of_several_models_are_opened_before_the_start(tmp_path: Path)
     before = len(os.listdir("/dev/fd"))  # noqa: PTH208
     preflight = claim(tmp_path, several(tmp_path, devices=("CPU",)))
     assert isinstance(preflight.role, ClaimedServe)
-    assert [file.name for file in preflight.role.files] == ["model.gguf", "model.gguf"]
+    assert [[file.name for file in files] for files in preflight.role.files] == [["model.gguf"]] * 2
     preflight.release()
     assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208
 

@@ -16,7 +16,7 @@ from tests.unit.config.test_load import EXAMPLES
 from tests.unit.config.test_model_tables import OF_THE_API
 from tests.unit.identity.cast import MESH, ROOT
 
-FILES = {"model", "header_only", "draft_model"}  # opened before
+FILES = {"model", "header_only", "draft_model", "fallback_models"}  # opened before
 DRAFT = cast(DraftModel, object())
 
 

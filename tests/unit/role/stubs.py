@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from meshd.base.errors import MeshdError, UserError
 from meshd.model.gguf import Header
@@ -16,6 +17,8 @@ from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.needs import Needs
 
 from tests.gguf_bytes import gguf, language_model, parse
+
+T = TypeVar("T")
 
 
 class StubChild(Child):
@@ -161,6 +164,11 @@ class FakeFile:
         """Nothing is open."""
 
 
+async def at_once(work: Callable[[], T]) -> T:
+    """In place of base.tasks.in_thread: no thread works for a virtual clock."""
+    return work()
+
+
 class StubMembers:
     """What members have: a file of that `content`; who fetches gets `found`, once a test has set `gives`."""
 
@@ -179,6 +187,9 @@ class StubMembers:
         await asyncio.sleep(self.read_seconds)
         on_progress("reading it to compare it: 100 %")
         return self.content
+
+    async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
+        return await self.shared_content(file, on_progress)
 
     async def fetch(self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]) -> FromMembers:
         self.asked.append(needs)

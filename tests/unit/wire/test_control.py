@@ -87,11 +87,13 @@ MESSAGES: list[tuple[Decode, object]] = [
     (lease.decode, Reached(0, "no session with it")),
     (lease.decode, Reserve((1, 0, (1 << 60) - 1))),
     (lease.decode, Reserve((1,), fetch=True)),
+    (lease.decode, Reserve((1,), fetch=True, hold=True)),
     (lease.decode, Acquire(bytes(16), "model", "f" * 64, "pin", marks=bytes(range(16)))),
     (lease.decode, WorkerOffer((CPU,), True, "m", bytes(16), lacks=b"\xff\1")),
     (lease.decode, Needs(bytes(32), 1 << 40, 512, (NEEDED, NEEDED), last=False)),
     (lease.decode, Needs(bytes(32), 1, 1, ())),
     (lease.decode, Fetched(1 << 40, "3 MB from one")),
+    (lease.decode, Fetched(0, "nothing is missing", held=1 << 40)),
     (lease.decode, Begin()),
     (lease.decode, Loaded()),
     (lease.decode, Grant(bytes(16))),
@@ -137,7 +139,7 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
 OPTIONAL = (
     *("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id"),
     *("protocol", "number", "measure", "busy", "recent", "fetch", "lacks", "marks", "lease", "spans"),
-    *("computed", "core_set"),
+    *("computed", "core_set", "hold", "held"),
 )
 
 
@@ -234,6 +236,8 @@ def test_noise_is_no_message(decode: Decode, noise: bytes) -> None:
         (NEEDS, {"last": 1}, "last"),
         (Fetched(0, ""), {"count": -1}, "count"),
         (Fetched(0, ""), {"text": "t" * 1025}, "text"),
+        (Fetched(0, ""), {"held": (1 << 40) + 1}, "held"),
+        (Reserve((1,)), {"hold": 1}, "hold"),
         (Grant(bytes(16)), {"lease_id": bytes(17)}, "lease_id"),
         (Acquire(bytes(16), "m", "f", "p"), {"protocol": "mesh  2"}, "protocol"),
         (Acquire(bytes(16), "m", "f", "p"), {"protocol": "mesh 123456"}, "protocol"),

@@ -219,6 +219,7 @@ def test_the_head_asks_whether_anybody_else_has_its_file(tmp_path: Path) -> None
             assert await ask(taker.file, taker.lines.append) == b"" and not taker.lines, (
                 "it is not read for that"
             )
+            assert await taker.members.content_of(taker.file, taker.lines.append) == content()
             other = bytearray(big())
             other[-1] ^= 1
             twin = taker.it.giver("twin")

@@ -16,12 +16,14 @@ from tests.unit.role.fake_mesh import Net
 class Scene:
     """Three workers, of which `bad` and `worse` end their leases too soon."""
 
-    def __init__(self, owner: Owner, *, least: int, only: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, owner: Owner, *, least: int, only: tuple[str, ...] = (), standby: tuple[str, ...] = ()
+    ) -> None:
         net = Net(owner)
         head = net.mesh("head", "serve")
         self.meshes = {name: net.mesh(name) for name in ("bad", "good", "worse")}
         self.now = asyncio.get_running_loop().time()
-        self.roster = Roster(head, least=least, only=only)
+        self.roster = Roster(head, least=least, only=only, standby=standby)
         for name, ends in (("bad", ENDS), ("worse", ENDS + 1)):
             for _ in range(ends):
                 self.roster.backoff.ended(self.status(name), "it went", self.now, lasted=1.0)
@@ -34,9 +36,11 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*, least: int, only: tuple[str, ...] = ()) -> AsyncIterator[Scene]:
+async def scene(
+    *, least: int, only: tuple[str, ...] = (), standby: tuple[str, ...] = ()
+) -> AsyncIterator[Scene]:
     async with Owner() as owner:
-        yield Scene(owner, least=least, only=only)
+        yield Scene(owner, least=least, only=only, standby=standby)
         owner.cancel()
 
 
@@ -97,5 +101,101 @@ def test_only_those_that_the_user_names_are_asked() -> None:
         async with scene(least=1, only=(beginning, "nobody")) as it:
             assert it.asked() == ["bad"], "the same keys in each scene"
             assert it.roster.left_out()[0] == ("no worker is called `nobody` (known: `bad`, `good`, `worse`)")
+
+    run(main())
+
+
+class Ready:
+    """Five workers, of which `x` and `y` are for losses; the model is ready on some of the others."""
+
+    def __init__(self, owner: Owner, *, least: int = 1, only: tuple[str, ...] = ()) -> None:
+        net = Net(owner)
+        head = net.mesh("head", "serve")
+        self.meshes = {name: net.mesh(name) for name in "abcxy"}
+        self.roster = Roster(head, least=least, only=only, standby=("y", "x"))
+
+    def runs_on(self, names: str) -> None:
+        self.roster.ran_on([self.meshes[name].key.peer for name in names])
+
+    def asked(self) -> str:
+        return "".join(peer.name for peer in self.roster.workers())
+
+
+def test_standby_workers_take_the_places_of_those_that_are_lost() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner)
+            assert it.asked() == "abc" and [peer.name for peer in it.roster.standby()] == ["y", "x"]
+            it.runs_on("ab")
+            assert it.asked() == "abc" and not it.roster.left_out()
+            it.meshes["c"].say(PeerState.LOST)
+            assert it.asked() == "ab", "it was not used"
+            it.meshes["b"].say(PeerState.LOST)
+            assert it.asked() == "ay", "as many as are lost, in the user's order"
+            it.runs_on("ay")
+            assert it.asked() == "ay"
+            it.meshes["a"].paused = True
+            assert it.asked() == "yx"
+            it.meshes["y"].say(PeerState.LOST)
+            assert it.asked() == "x"
+            it.meshes["a"].paused = False
+            it.meshes["b"].say(PeerState.CONNECTED)
+            assert it.asked() == "ab", "all are back"
+            owner.cancel()
+
+    run(main())
+
+
+def test_a_loss_that_was_borne_without_them_is_over() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner)
+            it.runs_on("abc")
+            for name in "cxy":
+                it.meshes[name].say(PeerState.LOST)
+            it.runs_on("ab")
+            it.meshes["x"].say(PeerState.CONNECTED)
+            assert it.asked() == "ab"
+            owner.cancel()
+
+    run(main())
+
+
+def test_they_are_no_workers_until_the_model_does_not_fit_without() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner, least=4)
+            assert it.asked() == "abc" and len(it.roster.wanted()) == 3, "too few: they are waited for"
+            assert it.roster.spares()
+            it.roster.all_needed = True
+            assert it.asked() == "abcyx"
+            owner.cancel()
+
+    run(main())
+
+
+def test_they_need_not_be_named_among_the_workers() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner, only=("a", "b"))
+            it.runs_on("ab")
+            it.meshes["b"].say(PeerState.LOST)
+            assert it.asked() == "ay"
+            owner.cancel()
+
+    run(main())
+
+
+def test_an_unsteady_worker_is_replaced_as_if_it_were_lost() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner)
+            it.runs_on("ab")
+            now = asyncio.get_running_loop().time()
+            peer = next(peer for peer in it.roster.connected() if peer.name == "b")
+            for _ in range(ENDS):
+                it.roster.backoff.ended(peer, "it went", now, lasted=1.0)
+            assert it.asked() == "acy"
+            owner.cancel()
 
     run(main())

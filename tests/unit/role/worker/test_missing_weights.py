@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from meshd.base.peer_limits import FETCHES_ASKED
 from meshd.role.interface import FromMembers
+from meshd.role.worker import held_weights
 from meshd.wire.lease import PAUSED, Grant, LeaseMessage, Lost, Progress, Reserve, WorkerOffer
 from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs, mark
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, Call, Scene, scene
+from tests.unit.role.stubs import at_once
 from tests.unit.role.worker.kept import DIGEST, FakeStore
 
 OTHER = bytes(range(32, 64))
@@ -29,12 +31,17 @@ def store(tmp_path: Path) -> Iterator[FakeStore]:
     made.close()
 
 
-async def reserved(call: Call, *messages: LeaseMessage, mib: int = 100) -> None:
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_weights, "in_thread", at_once)
+
+
+async def reserved(call: Call, *messages: LeaseMessage, mib: int = 100, hold: bool = False) -> None:
     """A head that lets the worker fetch."""
     await call.says(replace(ACQUIRE, marks=mark(DIGEST) + mark(OTHER)))
     offer = await call.hears()
     assert isinstance(offer, WorkerOffer)
-    await call.says(Reserve((mib * MIB,), fetch=True))
+    await call.says(Reserve((mib * MIB,), fetch=True, hold=hold))
     for message in messages:
         await call.says(message)
 
@@ -103,6 +110,53 @@ def test_what_is_missing_is_fetched_before_the_server_starts(tmp_path: Path, sto
             assert store.lease_caches[0].happened[-1] == "closed"
             assert store.lease_caches[1].happened == ["handed over", 100 * MIB], "with what has come"
             await call.release()
+            await it.until(lambda: nothing_is_left(it))
+
+    run(main())
+
+
+def test_what_is_held_is_read_and_waits_without_a_server(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            call = it.call()
+            await reserved(call, NEEDS, hold=True)
+            assert await answer(call) == Fetched(0, "nothing came", held=4), "the store has one of the two"
+            assert store.lease_caches[1].happened == ["handed over", DIGEST], "and that one is in use"
+            await asyncio.sleep(1000)
+            assert not it.bench.children and it.worker._ledger.leases, "its memory is reserved"
+            await call.says(Begin())
+            assert isinstance(await answer(call), Grant)
+            await call.release()
+            await it.until(lambda: nothing_is_left(it))
+
+    run(main())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_held_ends_with_its_head(tmp_path: Path, store: FakeStore, kept: bool) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store if kept else None) as it:
+            call = it.call()
+            await reserved(call, NEEDS, hold=True)
+            told = await answer(call)
+            assert isinstance(told, Fetched) and told.held == (4 if kept else 0)
+            await asyncio.sleep(100)
+            await call.release()
+            await it.until(lambda: nothing_is_left(it))
+            assert all(one.happened[-1] == "closed" for one in store.lease_caches) and not it.bench.children
+
+    run(main())
+
+
+def test_a_pause_ends_what_is_held(tmp_path: Path, store: FakeStore) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            call = it.call()
+            await reserved(call, NEEDS, hold=True)
+            assert isinstance(await answer(call), Fetched)
+            it.worker.pause.begin(end_leases=True)
+            lost = await answer(call)
+            assert isinstance(lost, Lost) and lost.code == PAUSED
             await it.until(lambda: nothing_is_left(it))
 
     run(main())

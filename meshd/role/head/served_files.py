@@ -1,0 +1,114 @@
+"""Which file of a model is loaded: its own, or a smaller one where that does not fit after a loss.
+
+Smaller ones are quantisations of the same model: they have its vocabulary, so that open answers go on. The
+model's own file is tried first in each life; it is the first one, too, that must have been loaded.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from meshd.base import log
+from meshd.base.errors import UserError
+from meshd.model.gguf import Header
+from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.weights_index import WeightsIndex
+from meshd.store.interface import ProgressCallback, WeightsFile
+
+_ARCHITECTURE = "general.architecture"
+_VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+LOG = log.get("serve")
+
+
+class ServedFiles:
+    """Of one head."""
+
+    def __init__(self, own: WeightsFile, smaller: Sequence[WeightsFile] = ()) -> None:
+        """Raises UserError when one of `smaller` is another model."""
+        for file in smaller:
+            check_same_model(file.headers[0], own.headers[0], name=file.name, own=own.name)
+        self._files = (own, *smaller)
+        self._at = 0
+        self._was_loaded = asyncio.Event()  # the model's own
+        self._why = ""
+        self.layers: ModelLayers = read_layers(own.headers, name=own.name)
+        self.index: WeightsIndex | None = None
+        """With `layers`, of the file that was known last."""
+
+    @property
+    def current(self) -> WeightsFile:
+        """To be loaded, or loaded."""
+        return self._files[self._at]
+
+    @property
+    def own(self) -> WeightsFile:
+        """The model's."""
+        return self._files[0]
+
+    @property
+    def note(self) -> str:
+        """What people should know of the current one; empty for the model's own."""
+        if not self._at:
+            return ""
+        return f"`{self.current.name}` in place of `{self.own.name}`: {self._why}"
+
+    def begin(self) -> None:
+        """As if nothing had ever been loaded: what does not fit is waited for."""
+        self._was_loaded.clear()
+        self.lost()
+
+    def loaded(self) -> None:
+        """The current one is."""
+        if not self._at:
+            self._was_loaded.set()
+
+    def lost(self) -> None:
+        """What was loaded is not any more: the model's own is tried first."""
+        self._at, self._why = 0, ""
+
+    def does_not_fit(self, why: str) -> bool:
+        """Whether a smaller one than the current one is tried now; else it is the model's own again."""
+        if self._was_loaded.is_set() and self._at + 1 < len(self._files):
+            self._why = self._why or why
+            self._at += 1
+            return True
+        self.lost()
+        return False
+
+    async def know(self, on_progress: ProgressCallback) -> bool:
+        """Know the current one by content; whether it is another than before. Raises UserError.
+
+        Costs nothing while the file is as it was.
+        """
+        file, before = self.current, self.index
+        self.index = await file.index(on_progress)
+        if not file.paths_unchanged():  # llama-server opens the path, the workers know what was there
+            raise UserError(
+                f"`{file.name}` was replaced by another file",
+                hint="restart `meshd serve` to serve it",
+            )
+        self.layers = read_layers(file.headers, name=file.name)
+        return before is not None and before.fingerprint != self.index.fingerprint
+
+    async def know_smaller(self) -> None:
+        """Read them once, when the model's own is loaded: a loss is no time to begin with that."""
+        await self._was_loaded.wait()
+        for file in self._files[1:]:
+            try:
+                await file.index()
+            except UserError as error:  # it is said again when it is needed
+                LOG.warning("weights_unknown", why=error.what, hint=error.hint)
+
+
+def check_same_model(header: Header, served: Header, *, name: str, own: str) -> None:
+    """Raises UserError if a file cannot go on with the answers of the served one."""
+    kinds = header.text(_ARCHITECTURE), served.text(_ARCHITECTURE)
+    if kinds[0] != kinds[1]:
+        raise UserError(
+            f"`{name}` cannot take the place of `{own}`: it is `{kinds[0]}`, not `{kinds[1]}`",
+            hint="give smaller quantisations of the same model with `--fallback-model`",
+        )
+    if any(header.digests.get(key) != served.digests.get(key) for key in _VOCABULARY):
+        raise UserError(
+            f"`{name}` cannot take the place of `{own}`: it has another vocabulary",
+            hint="give smaller quantisations of the same model with `--fallback-model`",
+        )

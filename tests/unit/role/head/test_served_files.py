@@ -1,0 +1,113 @@
+"""Smaller quantisations that take the place of a model that fits no more."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.model.status import ModelState
+from meshd.peer.interface import PeerState
+from meshd.role.head.cycle import Serve
+from meshd.role.head.served_files import ServedFiles
+
+from tests.gguf_bytes import gguf, language_model, parse
+from tests.sim.loop import run
+from tests.unit.role.head.scene import Scene, scene
+from tests.unit.role.rig import cpu_lines
+from tests.unit.role.stubs import FakeFile
+
+WHY = "no split fits"
+
+
+def named(name: str, *, layers: int = 4) -> FakeFile:
+    file = FakeFile(layers=layers)
+    file.name = name
+    return file
+
+
+def test_the_next_smaller_one_each_time_and_the_own_one_after_each_life() -> None:
+    own, one, two = named("own"), named("one"), named("two")
+    files = ServedFiles(own, [one, two])
+    assert files.current is own and files.note == ""
+    files.loaded()
+    files.lost()
+    assert files.does_not_fit(WHY) and files.current is one
+    assert files.does_not_fit("nor does that") and files.current is two
+    assert files.note == f"`two` in place of `own`: {WHY}"
+    assert not files.does_not_fit("nothing fits") and files.current is own, "that is waited for"
+    assert files.does_not_fit(WHY)
+    files.loaded()
+    assert files.current is one
+    files.lost()
+    assert files.current is own and files.note == ""
+
+
+def test_none_before_the_own_one_was_loaded() -> None:
+    """Workers may still be on their way."""
+    files = ServedFiles(named("own"), [named("one")])
+    assert not files.does_not_fit(WHY)
+    files.loaded()
+    files.begin()
+    assert not files.does_not_fit(WHY), "it was unloaded since"
+    assert not ServedFiles(named("own")).does_not_fit(WHY)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"architecture": "qwen2"}, "it is `qwen2`, not `llama`"), ({"vocabulary": 65}, "another vocabulary")],
+)
+def test_another_model_is_refused_at_the_start(change: dict[str, object], why: str) -> None:
+    other = named("other")
+    other.headers = (parse(gguf(*language_model(**change))),)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="`other` cannot take the place of `own`") as caught:
+        ServedFiles(named("own"), [other])
+    assert why in caught.value.what and "--fallback-model" in caught.value.hint
+
+
+def fallback_scene(it: Scene) -> None:
+    """Two workers, of which the model needs both."""
+    it.serve = Serve(it.bench.runtime, named("own", layers=500), it.options, None, [named("one")])
+    for name in ("anna", "bert"):
+        it.worker(name)
+        it.workers[name].device_lines = cpu_lines(free_mib=120)
+
+
+def test_a_smaller_one_is_served_until_the_worker_is_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, devices=("none",)) as it:
+            fallback_scene(it)
+            it.start()
+            await it.until(ModelState.READY)
+            assert it.serve.model_status.fallback == "" and it.serve.model_name == "own"
+            bert = it.workers["bert"].mesh
+            bert.say(PeerState.LOST)
+            it.llama.die("a worker is lost")
+            await it.until(ModelState.LOADING, "`one` in place of `own`: `own` does not fit: it needs ")
+            await it.until(ModelState.READY, "`one` in place of `own`: `own` does not fit: it needs ")
+            status = it.serve.model_status
+            assert (status.fallback, status.name) == ("one", "own")
+            assert {part.node for part in status.split if part.layers} == {"anna"}
+            it.llama.die("something else")
+            await it.until(ModelState.LOADING)
+            await it.until(ModelState.READY, "`one` in place of")
+            bert.since = asyncio.get_running_loop().time()
+            bert.say(PeerState.CONNECTED)
+            await it.until(ModelState.LOADING, "worker bert is here", seconds=100)
+            await it.until(ModelState.READY)
+            assert it.serve.model_status.fallback == ""
+
+    run(main())
+
+
+def test_what_does_not_fit_at_the_start_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, devices=("none",)) as it:
+            fallback_scene(it)
+            it.workers["bert"].mesh.say(PeerState.KNOWN)
+            it.start()
+            await it.until(ModelState.FAILED)
+            it.workers["bert"].mesh.say(PeerState.CONNECTED)
+            await it.until(ModelState.READY)
+            assert it.serve.model_status.fallback == ""
+
+    run(main())
