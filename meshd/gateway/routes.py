@@ -48,18 +48,24 @@ _GENERATE = Route("POST", counts=True, computes=True)
 _COMPUTE = Route("POST", computes=True)
 _ASK = Route("POST")
 _LOOK = Route("GET")
+_RESPOND = Route("POST", counts=True, computes=True, form=StreamForm.RESPONSES)
 
 ROUTES: Mapping[str, Route] = {
     "/v1/chat/completions": _GENERATE,
     "/v1/completions": _GENERATE,
-    "/v1/responses": Route("POST", counts=True, computes=True, form=StreamForm.RESPONSES),
+    "/v1/responses": _RESPOND,
     "/v1/messages": Route("POST", counts=True, computes=True, form=StreamForm.ANTHROPIC),
+    "/v1/chat/completions/input_tokens": _ASK,
+    "/v1/responses/input_tokens": _ASK,
     "/v1/messages/count_tokens": _ASK,
     "/v1/embeddings": _COMPUTE,
     "/v1/rerank": _COMPUTE,
     "/v1/reranking": _COMPUTE,
     # llama.cpp's own
     "/chat/completions": _GENERATE,
+    "/chat/completions/input_tokens": _ASK,
+    "/responses": _RESPOND,
+    "/responses/input_tokens": _ASK,
     "/completion": _GENERATE,
     "/completions": _GENERATE,
     "/infill": _GENERATE,

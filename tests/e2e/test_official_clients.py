@@ -81,6 +81,9 @@ def _openai_chats(url: str) -> None:
         plain: Any = {"model": "any", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
         whole = ai.chat.completions.create(**plain, max_tokens=16)
         assert whole.usage is not None and 0 < whole.usage.completion_tokens <= 16
+        body = {"messages": plain["messages"]}
+        counted = ai.post("/chat/completions/input_tokens", body=body, cast_to=dict[str, Any])
+        assert counted["input_tokens"] == whole.usage.prompt_tokens
         chunks = list(ai.chat.completions.create(**plain, max_tokens=16, stream=True))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert text == whole.choices[0].message.content != ""
@@ -116,6 +119,8 @@ def _openai_responses(url: str) -> None:
     with openai_client(url) as ai:
         said = ai.responses.create(model="any", input=QUESTION, max_output_tokens=16, temperature=0)
         assert said.output_text and said.usage is not None and said.usage.output_tokens > 0
+        counted = ai.responses.input_tokens.count(model="any", input=QUESTION)
+        assert counted.input_tokens == said.usage.input_tokens
         with ai.responses.create(
             model="any", input=QUESTION, max_output_tokens=16, temperature=0, stream=True
         ) as stream:

@@ -1,23 +1,52 @@
 """The allow-list of paths."""
 
+import re
+
 from meshd.gateway.events import StreamForm
 from meshd.gateway.own_answers import HEALTH_PATHS, MODELS_PATHS
 from meshd.gateway.routes import ROUTES
 
+from tests.pinned_source import pinned_source
+
 # Registered by llama-server, and why they are not passed on.
-FORBIDDEN = {
-    "/slots": "shows prompts of others",
-    "/slots/0": "saves and restores files",
-    "/lora-adapters": "changes the model for everyone",
-    "/models/load": "loads files",
-    "/models/unload": "ends the model",
-    "/v1/chat/completions/control": "interferes with requests of others",
-    "/v1/stream": "shows answers of others",
-    "/v1/streams/lookup": "shows answers of others",
-    "/v1/audio/transcriptions": "takes no JSON",
-    "/cors-proxy": "fetches any address",
-    "/tools": "runs commands, reads and writes files",
+REFUSED = {
+    "POST /props": "changes the defaults for everyone",
+    "GET /slots": "shows prompts of others",
+    "POST /slots/:id_slot": "saves and restores files",
+    "GET /lora-adapters": "of no use where they cannot be changed",
+    "POST /lora-adapters": "changes the model for everyone",
+    "POST /models": "fetches from elsewhere",
+    "DELETE /models": "removes files",
+    "POST /models/load": "loads files",
+    "POST /models/unload": "ends the model",
+    "GET /models/sse": "of llama-server's own router, which meshd does not use",
+    "POST /v1/chat/completions/control": "interferes with requests of others",
+    "GET /v1/stream": "shows answers of others",
+    "DELETE /v1/stream": "ends answers of others",
+    "POST /v1/streams/lookup": "shows answers of others",
+    "POST /v1/audio/transcriptions": "takes no JSON",
+    "POST /audio/transcriptions": "takes no JSON",
+    "GET /cors-proxy": "fetches any address",
+    "POST /cors-proxy": "fetches any address",
+    "GET /tools": "runs commands, reads and writes files",
+    "POST /tools": "runs commands, reads and writes files",
 }
+_REGISTERED = re.compile(r'\bctx_http\.(get|post|del)\s*\(\s*"([^"]+)"')
+_METHODS = {"get": "GET", "post": "POST", "del": "DELETE"}
+TOKENS_COUNTED = {
+    *("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", "/v1/responses/input_tokens"),
+    *("/responses/input_tokens", "/v1/messages/count_tokens"),
+}
+OWN = HEALTH_PATHS | MODELS_PATHS
+
+
+def test_each_route_of_the_pinned_llama_server_is_passed_on_answered_or_refused() -> None:
+    source = pinned_source("tools/server/server.cpp")
+    registered = {f"{_METHODS[method]} {path}" for method, path in _REGISTERED.findall(source)}
+    assert len(registered) > 40, "they are written otherwise now"
+    passed_on = {f"{route.method} {path}" for path, route in ROUTES.items()}
+    assert passed_on <= registered
+    assert registered - passed_on - {f"GET {path}" for path in OWN} == REFUSED.keys()
 
 
 def test_what_openai_clients_need_is_there() -> None:
@@ -28,7 +57,10 @@ def test_what_openai_clients_need_is_there() -> None:
 
 
 def test_what_may_hurt_is_not() -> None:
-    assert not FORBIDDEN.keys() & {*ROUTES, *HEALTH_PATHS, *MODELS_PATHS}
+    open_to_all = {f"{route.method} {path}" for path, route in ROUTES.items()} | {
+        f"GET {path}" for path in OWN
+    }
+    assert not REFUSED.keys() & open_to_all
 
 
 def test_properties_can_only_be_looked_at() -> None:
@@ -45,19 +77,24 @@ def test_tokens_are_counted_where_they_are_generated() -> None:
         "/v1/responses",
     } <= counted
     assert not counted & {"/tokenize", "/detokenize", "/v1/embeddings", "/props", "/v1/rerank"}
+    assert not counted & TOKENS_COUNTED
 
 
 def test_requests_wait_for_a_turn_where_llama_server_computes() -> None:
     waits = {path for path, route in ROUTES.items() if route.computes}
     assert waits >= {path for path, route in ROUTES.items() if route.counts}
     assert {"/v1/embeddings", "/v1/rerank", "/embedding", "/reranking"} <= waits
-    assert not waits & {"/tokenize", "/apply-template", "/v1/messages/count_tokens", "/props"}
+    assert not waits & {"/tokenize", "/apply-template", "/props", *TOKENS_COUNTED}
 
 
 def test_own_answers_are_not_passed_on() -> None:
-    assert not ROUTES.keys() & (HEALTH_PATHS | MODELS_PATHS)
+    assert not ROUTES.keys() & OWN
 
 
 def test_dialects_belong_to_their_paths() -> None:
     other = {path: route.form for path, route in ROUTES.items() if route.form is not StreamForm.OPENAI}
-    assert other == {"/v1/responses": StreamForm.RESPONSES, "/v1/messages": StreamForm.ANTHROPIC}
+    assert other == {
+        "/responses": StreamForm.RESPONSES,
+        "/v1/responses": StreamForm.RESPONSES,
+        "/v1/messages": StreamForm.ANTHROPIC,
+    }
