@@ -4,7 +4,7 @@ import re
 
 from meshd.gateway.events import StreamForm
 from meshd.gateway.own_answers import HEALTH_PATHS, MODELS_PATHS
-from meshd.gateway.routes import ROUTES
+from meshd.gateway.paths import ROUTES
 
 from tests.pinned_source import pinned_source
 
@@ -24,8 +24,6 @@ REFUSED = {
     "GET /v1/stream": "shows answers of others",
     "DELETE /v1/stream": "ends answers of others",
     "POST /v1/streams/lookup": "shows answers of others",
-    "POST /v1/audio/transcriptions": "takes no JSON",
-    "POST /audio/transcriptions": "takes no JSON",
     "GET /cors-proxy": "fetches any address",
     "POST /cors-proxy": "fetches any address",
     "GET /tools": "runs commands, reads and writes files",
@@ -75,6 +73,7 @@ def test_tokens_are_counted_where_they_are_generated() -> None:
         "/completion",
         "/v1/messages",
         "/v1/responses",
+        "/v1/audio/transcriptions",
     } <= counted
     assert not counted & {"/tokenize", "/detokenize", "/v1/embeddings", "/props", "/v1/rerank"}
     assert not counted & TOKENS_COUNTED
@@ -97,4 +96,11 @@ def test_dialects_belong_to_their_paths() -> None:
         "/responses": StreamForm.RESPONSES,
         "/v1/responses": StreamForm.RESPONSES,
         "/v1/messages": StreamForm.ANTHROPIC,
+        "/audio/transcriptions": StreamForm.TRANSCRIPT,
+        "/v1/audio/transcriptions": StreamForm.TRANSCRIPT,
     }
+
+
+def test_only_sounds_come_as_forms() -> None:
+    forms = {path for path, route in ROUTES.items() if route.is_form}
+    assert forms == {"/audio/transcriptions", "/v1/audio/transcriptions"}
