@@ -23,7 +23,7 @@ _PIECE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedBody:
     """`model` is as the client gave it, of any type. `sampling`: `sampling_fields` of a JSON object.
 
     `can_grow`: fields may be added to the body.
@@ -36,13 +36,13 @@ class Asked:
     can_grow: bool = False
 
 
-def read_json(body: bytes) -> Asked:
+def read_json(body: bytes) -> AskedBody:
     """Of a JSON object. Raises HttpRefusal."""
     asked = parse_object(body)
     if has_remote_media(asked):
         message = "nothing is fetched for a request: send images and sounds as data URLs (`data:…`)"
         raise HttpRefusal(Failure(400, message, code="remote_media_not_allowed"))
-    return Asked(
+    return AskedBody(
         asked.get("model"),
         asked.get("stream") is True,
         asked.get("seed") not in (None, ANY_SEED),
@@ -51,7 +51,7 @@ def read_json(body: bytes) -> Asked:
     )
 
 
-async def read_form(body: bytes, content_type: str) -> Asked:
+async def read_form(body: bytes, content_type: str) -> AskedBody:
     """Of multipart/form-data (RFC 7578). Raises HttpRefusal.
 
     Its values are text: llama-server takes those that it knows for numbers. None can be added to it, since it
@@ -64,7 +64,7 @@ async def read_form(body: bytes, content_type: str) -> Asked:
     except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         # aiohttp has no error of its own for a form that cannot be read
         raise _bad("one of its parts is broken, or it ends early") from error
-    return Asked(values.get("model"), values.get("stream") == "true")
+    return AskedBody(values.get("model"), values.get("stream") == "true")
 
 
 async def _values(body: bytes, content_type: str, names: tuple[str, ...]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.asked import Asked, read_form, read_json
+from meshd.gateway.asked import AskedBody, read_form, read_json
 from meshd.gateway.failure import HttpRefusal
 
 BOUNDARY = "b0undary"
@@ -23,7 +23,7 @@ END = f"--{BOUNDARY}--\r\n".encode()
 FILE = part("file", SOUND, '; filename="a.wav"')
 
 
-def form(body: bytes, kind: str = TYPE) -> Asked:
+def form(body: bytes, kind: str = TYPE) -> AskedBody:
     return asyncio.run(read_form(body, kind))
 
 
@@ -37,8 +37,8 @@ def why_not(body: bytes, kind: str = TYPE) -> str:
 
 def test_of_an_object_what_the_gateway_acts_on() -> None:
     asked = read_json(b'{"model": "m", "stream": true, "seed": 5, "top_k": 3, "messages": []}')
-    assert asked == Asked("m", stream=True, has_seed=True, sampling={"top_k": 3}, can_grow=True)
-    assert read_json(b'{"seed": -1, "stream": "true"}') == Asked(None, stream=False, can_grow=True)
+    assert asked == AskedBody("m", stream=True, has_seed=True, sampling={"top_k": 3}, can_grow=True)
+    assert read_json(b'{"seed": -1, "stream": "true"}') == AskedBody(None, stream=False, can_grow=True)
     assert not read_json(b"{}").can_grow
     assert not read_json(b'{"prompt": "' + b"x" * (1 << 20) + b'"}').can_grow
 
@@ -46,19 +46,19 @@ def test_of_an_object_what_the_gateway_acts_on() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_a_form_the_model_and_whether_it_streams(order: int) -> None:
     parts = [FILE, part("model", b"m\xc3\xbcller"), part("stream", b"true"), part("seed", b"5")][::order]
-    assert form(b"".join(parts) + END) == Asked("müller", stream=True)
-    assert form(FILE + END) == Asked(None, stream=False)
-    assert form(part("stream", b"True") + END) == Asked(None, stream=False)
+    assert form(b"".join(parts) + END) == AskedBody("müller", stream=True)
+    assert form(FILE + END) == AskedBody(None, stream=False)
+    assert form(part("stream", b"True") + END) == AskedBody(None, stream=False)
 
 
 def test_what_clients_send_can_be_read() -> None:
-    async def scenario() -> Asked:
+    async def scenario() -> AskedBody:
         data = aiohttp.FormData({"model": "tiny", "stream": "true"})
         data.add_field("file", SOUND, filename="a.wav", content_type="audio/wav")
         payload = data()
         return await read_form(await payload.as_bytes(), payload.headers["Content-Type"])
 
-    assert asyncio.run(scenario()) == Asked("tiny", stream=True)
+    assert asyncio.run(scenario()) == AskedBody("tiny", stream=True)
 
 
 def test_forms_that_are_none_or_too_much_are_refused() -> None:
