@@ -23,7 +23,6 @@ from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.native.processors import llama_threads
 from meshd.store.hash_cache import HashCache
-from meshd.store.header_file import HeaderFile
 from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
@@ -81,7 +80,10 @@ async def _open(
     header_only: bool = False,
 ) -> ModelFile:
     assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
-    if header_only:  # the verb has left out this node's devices: here are no layers to compute with
+    if header_only:
+        from meshd.store.header_file import HeaderFile  # which no worker needs
+
+        # the verb has left out this node's devices: here are no layers to compute with
         file: ModelFile = await HeaderFile.open_header(path)
     else:
         file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))
