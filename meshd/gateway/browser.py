@@ -21,7 +21,8 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[^/@\s]{1,260}")
 # Names of headers that a preflight may ask for; the OpenAI client sends about ten `x-stainless-*`.
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]{1,64}(\s*,\s*[A-Za-z0-9-]{1,64}){0,63}")
 
-
+JSON_TYPE = "application/json"
+FORM_TYPE = "multipart/form-data"
 _OWN_SITES = ("same-origin", "none")  # a page of ours; the user, by an address or a bookmark
 
 
@@ -147,7 +148,16 @@ def opens_page(headers: Mapping[str, str]) -> bool:
 
 def is_json(content_type: str | None) -> bool:
     """True for `application/json`, with or without parameters."""
-    return (content_type or "").partition(";")[0].strip().lower() == "application/json"
+    return _kind(content_type) == JSON_TYPE
+
+
+def is_form(content_type: str | None) -> bool:
+    """True for `multipart/form-data`. A page can send that unasked: only Origin tells whose page it is."""
+    return _kind(content_type) == FORM_TYPE
+
+
+def _kind(content_type: str | None) -> str:
+    return (content_type or "").partition(";")[0].strip().lower()
 
 
 def preflight_headers(origin: str, *, asked: str | None, private_network: bool) -> dict[str, str]:

@@ -22,6 +22,7 @@ class StreamForm(StrEnum):
     """The dialect of a stream: how it carries text and errors."""
 
     OPENAI = "openai"  # data: {"error": {...}}; llama.cpp's own streams too
+    TRANSCRIPT = "transcript"  # as those, of what is said in a sound
     RESPONSES = "responses"  # event: error, the fields at the top (OpenAI's Responses API)
     ANTHROPIC = "anthropic"  # event: error, data: {"type": "error", "error": {...}}
 
@@ -35,6 +36,7 @@ _DRAFTED = ("draft_n", "draft_n_accepted")  # only where something was drafted
 _LARGEST_FIGURE = 1e12  # of tokens and of milliseconds
 _PIECES = {
     StreamForm.OPENAI: re.compile(rb'"(?:content|reasoning_content|text|arguments)"\s*:\s*"[^"]'),
+    StreamForm.TRANSCRIPT: re.compile(rb'"type"\s*:\s*"transcript\.text\.delta"'),
     StreamForm.RESPONSES: re.compile(rb'"type"\s*:\s*"response\.[a-z_.]{1,40}\.delta"'),
     StreamForm.ANTHROPIC: re.compile(rb'"type"\s*:\s*"content_block_delta"'),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from meshd.gateway.answer_meter import AnswerMeter
 from meshd.gateway.body import with_fields
+from meshd.gateway.browser import JSON_TYPE
 from meshd.gateway.events import StreamForm, TokenCount
 from meshd.gateway.interface import ModelTurn, Readiness, Upstream
 from meshd.gateway.kept_answer import KeptAnswer
@@ -67,6 +68,7 @@ class ProxiedCall:
     began: float = 0.0  # when the request came, by the loop's clock
     meter: AnswerMeter = field(default_factory=AnswerMeter)
     kept: KeptAnswer | None = None
+    content_type: str = JSON_TYPE  # of the body
 
     def whole(self) -> "ProxiedCall":
         """The same with its whole body, once the model is there. Raises HttpRefusal."""

@@ -312,7 +312,7 @@ class Proxy:
         # only these: X-Conversation-Id for one would make llama-server go on without a client
         headers = {"Accept-Encoding": "identity"}
         if call.body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = call.content_type
         async with open_session(call.upstream.connect) as session:
             answer = await send_call(session, call.method, call.path, call.body, headers)
             try:

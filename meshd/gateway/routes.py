@@ -1,80 +1,40 @@
-"""Which paths the API has, who may call them, and what is answered without llama-server.
-
-An allow-list: paths that write files, change slots, adapters or properties, show other users' prompts
-or fetch from elsewhere are not in it.
-"""
+"""Who may call the API, what is answered without llama-server, and what is passed on to which."""
 
 import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
 
 from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
+from meshd.gateway.asked import read_form, read_json
 from meshd.gateway.auth import KeyRing, given_keys
-from meshd.gateway.body import LARGEST_COPY, Bodies, parse_object
-from meshd.gateway.browser import BrowserGuard, foreign_headers, is_json, opens_page, preflight_headers
+from meshd.gateway.body import Bodies
+from meshd.gateway.browser import (
+    FORM_TYPE,
+    JSON_TYPE,
+    BrowserGuard,
+    foreign_headers,
+    is_form,
+    is_json,
+    opens_page,
+    preflight_headers,
+)
 from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor, member_of
-from meshd.gateway.events import StreamForm
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.interface import Models, Upstream
 from meshd.gateway.kept_proxy import KeptProxy
 from meshd.gateway.one_model import TurnAtOnce
 from meshd.gateway.own_answers import HEALTH_PATHS, OwnAnswers, check_ready
+from meshd.gateway.paths import ROUTES, Route
 from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
-from meshd.gateway.remote_media import has_remote_media
-from meshd.model.device_sampling import sampling_fields
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A path that is passed on. `counts`: its answers hold generated tokens; `computes`: they take one of
-    llama-server's slots, for which requests wait."""
-
-    method: str
-    counts: bool = False
-    computes: bool = False
-    form: StreamForm = StreamForm.OPENAI
-
-
-_GENERATE = Route("POST", counts=True, computes=True)
-_COMPUTE = Route("POST", computes=True)
-_ASK = Route("POST")
-_LOOK = Route("GET")
-
-ROUTES: Mapping[str, Route] = {
-    "/v1/chat/completions": _GENERATE,
-    "/v1/completions": _GENERATE,
-    "/v1/responses": Route("POST", counts=True, computes=True, form=StreamForm.RESPONSES),
-    "/v1/messages": Route("POST", counts=True, computes=True, form=StreamForm.ANTHROPIC),
-    "/v1/messages/count_tokens": _ASK,
-    "/v1/embeddings": _COMPUTE,
-    "/v1/rerank": _COMPUTE,
-    "/v1/reranking": _COMPUTE,
-    # llama.cpp's own
-    "/chat/completions": _GENERATE,
-    "/completion": _GENERATE,
-    "/completions": _GENERATE,
-    "/infill": _GENERATE,
-    "/embedding": _COMPUTE,
-    "/embeddings": _COMPUTE,
-    "/rerank": _COMPUTE,
-    "/reranking": _COMPUTE,
-    "/tokenize": _ASK,
-    "/detokenize": _ASK,
-    "/apply-template": _ASK,
-    "/props": _LOOK,
-    "/metrics": _LOOK,
-}
-
-_ANY_SEED = -1  # llama-server takes another one each time
 _SEEDS = 1 << 31
 
 _HEADERS = {
@@ -201,9 +161,7 @@ class Router:
         if route is None:
             raise HttpRefusal(Failure(404, f"the API has no path `{path[:200]}`", code="unknown_path"))
         _demand_method(method, route.method)
-        if route.method == "POST" and not is_json(request.headers.get("Content-Type")):
-            message = "the body must be JSON: send `Content-Type: application/json`"
-            raise HttpRefusal(Failure(415, message, code="unsupported_media_type"))
+        _demand_type(request.headers.get("Content-Type"), route)
         return await self._pass_on(request, path, route, extra, key)
 
     def _check_key(self, request: web.BaseRequest) -> bytes:
@@ -262,15 +220,12 @@ class Router:
         held: ExitStack,
         key: bytes,
     ) -> web.StreamResponse:
-        asked = parse_object(body)
-        if has_remote_media(asked):
-            message = "nothing is fetched for a request: send images and sounds as data URLs (`data:…`)"
-            raise HttpRefusal(Failure(400, message, code="remote_media_not_allowed"))
-        model, stream = self._own.find(asked.get("model"), given_keys(request.headers)), asked.get("stream")
-        may = route.counts and bool(asked) and len(body) <= LARGEST_COPY
-        needs_seed = self._seeds and may and asked.get("seed") in (None, _ANY_SEED)
-        looked_at = sampling_fields(asked)
-        del asked  # it is far larger than the body, and the model may have to be waited for
+        kind = request.headers["Content-Type"] if route.is_form else JSON_TYPE
+        asked = await read_form(body, kind) if route.is_form else read_json(body)
+        model = self._own.find(asked.model, given_keys(request.headers))
+        may, stream, looked_at = route.counts and asked.can_grow, asked.stream, asked.sampling
+        needs_seed = self._seeds and may and not asked.has_seed
+        del asked  # a name of a model may be as long as the body
         if self._models.only is None:
             held.enter_context(self._tally.use_of(model.upstream))
         if not self._models.on_demand and not self._waits(request, key):
@@ -282,7 +237,7 @@ class Router:
             "POST",
             path,
             body,
-            stream is True,
+            stream,
             route.counts,
             route.form,
             extra,
@@ -292,6 +247,7 @@ class Router:
             own_seed=needs_seed,
             added=partial(_added, model.upstream, looked_at, seed=needs_seed, may=may),
             began=asyncio.get_running_loop().time(),
+            content_type=kind,
         )
         if route.computes:
             return await self._queued.forward(request, call, key)
@@ -316,6 +272,18 @@ def _demand_method(method: str, wanted: str) -> None:
     if method != wanted:
         message = f"use {wanted} for this path"
         raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
+
+
+def _demand_type(given: str | None, route: Route) -> None:
+    """Raises HttpRefusal."""
+    if route.method != "POST" or (is_form(given) if route.is_form else is_json(given)):
+        return
+    wanted = (
+        f"a form: send `Content-Type: {FORM_TYPE}`"
+        if route.is_form
+        else f"JSON: send `Content-Type: {JSON_TYPE}`"
+    )
+    raise HttpRefusal(Failure(415, f"the body must be {wanted}", code="unsupported_media_type"))
 
 
 def _preflight(request: web.BaseRequest, extra: Mapping[str, str], *, allowed: bool) -> web.Response:

@@ -89,7 +89,7 @@ class SentEvents:
         self._at, self._ids_now, self._run_began = 0, [], None
         if not self._is_whole:
             return None
-        asked: object = json.loads(body)
+        asked: object = None if self._sent is None else json.loads(body)  # of others it may be no JSON
         rest = continued(asked, self._sent) if self._sent is not None and isinstance(asked, dict) else None
         same = self._can_compare and isinstance(asked, dict) and self._is_to_be_the_same(asked)
         if rest is not None and self._sent is not None and not same:

@@ -1,4 +1,4 @@
-"""llama-server is killed under a stream of each of the API's dialects: the client's view of the answer."""
+"""A process is killed under a stream of each of the API's dialects: the client's view of the answer."""
 
 import asyncio
 import http.client
@@ -10,16 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from meshd.role.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.api_client import Api
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import SAME_BATCHES, SAME_THREADS, Fleet, api_of, child_pid, play
+from tests.e2e.used_tool import used_tool
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 QUESTION = [{"role": "user", "content": "Name some animals, and say what each of them eats."}]
 CHAT = {"messages": QUESTION, "max_tokens": 60, "temperature": 0, "stream_options": {"include_usage": True}}
 SCHEMA = {"type": "object", "properties": {"animal": {"type": "string"}}, "required": ["animal"]}
+# A call that takes some sixty tokens, so that what is lost is lost in the middle of its arguments.
+WEEK = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"]},
+        "days": {"type": "array", "items": {"enum": ["sun", "rain"]}, "minItems": 12, "maxItems": 12},
+    },
+    "required": ["city", "days"],
+}
+_USED = [
+    turn
+    for city in ("Rome", "Paris")
+    for turn in used_tool("week", city, {"city": city, "days": ["sun", "rain"] * 6})
+]
+FORCED = {"temperature": 0, "logit_bias": {"{": 30}}
 REQUESTS: dict[str, tuple[str, dict[str, object]]] = {
     "chat": ("/v1/chat/completions", CHAT),
     "chat with a seed": ("/v1/chat/completions", CHAT | {"temperature": 1, "seed": 11}),
@@ -35,6 +52,28 @@ REQUESTS: dict[str, tuple[str, dict[str, object]]] = {
         {"input": "Name some animals.", "max_output_tokens": 60, "temperature": 0},
     ),
 }
+CALLS: dict[str, tuple[str, dict[str, object]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        CHAT
+        | FORCED
+        | {"max_tokens": 200, "tool_choice": "required"}
+        | {"tools": [{"type": "function", "function": {"name": "week", "parameters": WEEK}}]},
+    ),
+    "messages": (
+        "/v1/messages",
+        {"max_tokens": 200, "tool_choice": {"type": "any"}, "temperature": 0}
+        | {"messages": [*_USED, {"role": "user", "content": "Weather in Rome?"}]}
+        | {"tools": [{"name": "week", "description": "of a city", "input_schema": WEEK}]},
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": "Name some animals.", "max_output_tokens": 200, "tool_choice": "required"}
+        | FORCED
+        | {"tools": [{"type": "function", "name": "week", "parameters": WEEK}]},
+    ),
+}
+TEMPLATE = Path(__file__).with_name("tools.jinja")
 HIT_AFTER = 12  # events
 
 Event = dict[str, Any]
@@ -69,7 +108,7 @@ def text_of(events: list[Event]) -> str:
             found += choice.get("text") or choice.get("delta", {}).get("content") or ""
         delta = event.get("delta")
         if isinstance(delta, dict) and event.get("type") == "content_block_delta":
-            found += delta["text"]
+            found += delta.get("text", "")
         if event.get("type") == "response.output_text.delta":
             found += str(delta)
     return found
@@ -91,30 +130,69 @@ def usage_of(events: list[Event]) -> list[tuple[int, int]]:
     return [(one["prompt_tokens"], one["completion_tokens"]) for one in usages if "prompt_tokens" in one]
 
 
+def arguments_of(events: list[Event]) -> str:
+    """Of any dialect: those of the one call."""
+    found = ""
+    for event in events:
+        for choice in event.get("choices", ()):
+            for call in choice.get("delta", {}).get("tool_calls", ()):
+                found += call["function"].get("arguments") or ""
+        if event.get("type") == "content_block_delta":
+            found += event["delta"].get("partial_json", "")
+        if event.get("type") == "response.function_call_arguments.delta":
+            found += event["delta"]
+    return found
+
+
+async def _undisturbed_and_hit(
+    folder: Path, path: str, asked: dict[str, object], *options: str, lost: str = "llama-server"
+) -> tuple[list[Event], list[Event]]:
+    """The events of an answer, and of the same one under which a process was killed."""
+    body = asked | {"stream": True, "cache_prompt": False}
+    async with Fleet(folder) as fleet:
+        token, [worker] = await fleet.workers(smollm2())
+        given = ("--continue-answers", "100", *SAME_THREADS, *options, *SAME_BATCHES)
+        head = await fleet.head(smollm2(), *given, token=token)
+        api = api_of(await fleet.ready(head))
+        whole = await asyncio.to_thread(_events, api, path, body, lambda _: None)
+        at = worker if lost == CHILD_NAME else head
+        pid = child_pid(await at.status(), lost)
+
+        def hit(number: int) -> None:
+            if number == HIT_AFTER:
+                os.kill(pid, signal.SIGKILL)
+
+        seen = await asyncio.to_thread(_events, api, path, body, hit)
+        assert child_pid(await at.status(), lost) != pid
+        log = (head.spec.home / "logs" / "meshd.log").read_text()
+        assert log.count("upstream_lost") == 1, "the answer was over before"
+        return whole, seen
+
+
+def _check_one_answer(whole: list[Event], seen: list[Event]) -> None:
+    assert len(seen) > HIT_AFTER
+    assert text_of(seen) == text_of(whole)
+    assert kinds_of(seen) == kinds_of(whole)
+    assert len(ids_of(seen)) == len(ids_of(whole)) <= 1
+    assert usage_of(seen) == usage_of(whole)
+
+
 @pytest.mark.parametrize("case", REQUESTS)
 def test_a_client_sees_one_answer(tmp_path: Path, case: str) -> None:
-    path, asked = REQUESTS[case]
-    body = asked | {"stream": True, "cache_prompt": False}
+    whole, seen = play(_undisturbed_and_hit(tmp_path, *REQUESTS[case]))
+    _check_one_answer(whole, seen)
+    assert text_of(whole)
 
-    async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
-            token, _ = await fleet.workers(smollm2())
-            options = ("--continue-answers", "100", *SAME_THREADS, *SAME_BATCHES)
-            head = await fleet.head(smollm2(), *options, token=token)
-            api = api_of(await fleet.ready(head))
-            whole = await asyncio.to_thread(_events, api, path, body, lambda _: None)
-            pid = child_pid(await head.status(), "llama-server")
 
-            def hit(number: int) -> None:
-                if number == HIT_AFTER:
-                    os.kill(pid, signal.SIGKILL)
-
-            seen = await asyncio.to_thread(_events, api, path, body, hit)
-            assert len(seen) > HIT_AFTER
-            assert child_pid(await head.status(), "llama-server") != pid
-            assert text_of(seen) == text_of(whole) != ""
-            assert kinds_of(seen) == kinds_of(whole)
-            assert len(ids_of(seen)) == len(ids_of(whole)) <= 1
-            assert usage_of(seen) == usage_of(whole)
-
-    play(check())
+@pytest.mark.parametrize(
+    ("case", "lost"), [*((case, "llama-server") for case in CALLS), ("chat", CHILD_NAME)]
+)
+def test_a_client_sees_one_call_of_a_tool(tmp_path: Path, case: str, lost: str) -> None:
+    template = ("--chat-template-file", str(TEMPLATE))
+    whole, seen = play(_undisturbed_and_hit(tmp_path, *CALLS[case], *template, lost=lost))
+    _check_one_answer(whole, seen)
+    had = arguments_of(seen[:HIT_AFTER])
+    assert had and len(had) < len(arguments_of(whole)) // 2, "not in the middle of the arguments"
+    assert arguments_of(seen) == arguments_of(whole)
+    arguments = json.loads(arguments_of(seen))
+    assert arguments["city"] in ("Paris", "Rome") and len(arguments["days"]) == 12

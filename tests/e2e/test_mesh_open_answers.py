@@ -42,6 +42,16 @@ PROMPTS = (
     "line 10: x\nline 11: x\nline 12: x\nline 13: x\nline 14: x\n",
     "1. a\n2. a\n3. a\n4. a\n5. a\n6. a\n7. a\n",
 )
+# Each line repeats enough of the one before for drafts (12 tokens), and counts; at least 1.3 ahead.
+REPEATING = tuple(
+    "".join(line.replace("N", str(first + number)) for number in range(8))
+    for first, line in (
+        (10, "line N: the sun is up, the sky is blue and the sea is still.\n"),
+        (20, '{"id": N, "kind": "tree", "height": 12, "leaves": "green", "old": true}\n'),
+        (40, "user-N,active,2024-01-01,Paris,France,admin,yes,no,no\n"),
+        (60, "step N: open the door, walk in, close the door, walk out.\n"),
+    )
+)
 TOKENS = 100
 GRACE = counts(10, 120)  # 120 is the default
 AWAY_SECONDS = counts(14, 200)
@@ -49,6 +59,7 @@ FOUND_SECONDS = 10.0  # until a process is known to be lost, or another path is 
 EXPLAINED_SECONDS = 15.5  # a stream that stands still for longer says why
 RETURN_SECONDS = 30.0  # until a path that works again is taken
 ONE_THREAD = ("-t", "1")  # many of these meshes run side by side
+DEFAULTS = ("--split", "auto", "--speculate", "auto")  # which Fleet.spec sets otherwise
 HEAD_OPTIONS = ("--grace", str(GRACE), "--continue-answers", "300", "--", *ONE_THREAD, *SAME_BATCHES)
 VICTIM = "worker-0"
 
@@ -60,7 +71,8 @@ class Kind:
     """`aim` finds what to hit; after `away` seconds `back` undoes it.
 
     `out`: for how many seconds nobody can go on. `least`: with fewer workers the model waits. `relayed`:
-    members pass bytes on for each other. `pause`: the model stays loaded.
+    members pass bytes on for each other. `pause`: the model stays loaded. `defaults`: meshd chooses the
+    workers, and llama-server drafts.
     """
 
     lost: str
@@ -73,10 +85,21 @@ class Kind:
     least: int = 1
     relayed: bool = False
     pause: bool = False
+    defaults: bool = False
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return REPEATING if self.defaults else PROMPTS
+
+
+async def _used(place: Trio) -> LocalNode:
+    """The first worker that has layers: with the defaults they may all be on the other one."""
+    using = {part.node for part in model_of(await place.head.status()).split}
+    return next(worker for worker in place.workers if worker.spec.name in using)
 
 
 async def _at_mesh_server(number: signal.Signals, place: Trio) -> Blow:
-    return partial(os.kill, child_pid(await place.workers[0].status(), CHILD_NAME), number)
+    return partial(os.kill, child_pid(await (await _used(place)).status(), CHILD_NAME), number)
 
 
 async def _at_llama_server(number: signal.Signals, place: Trio) -> Blow:
@@ -97,7 +120,7 @@ def _first_tunnel(server: int) -> int:
 
 
 async def _at_daemon(number: signal.Signals, place: Trio) -> Blow:
-    worker = place.workers[0]
+    worker = await _used(place)
     assert worker.pid is not None
     if number is signal.SIGKILL:
         place.fleet.forget(worker)
@@ -170,6 +193,18 @@ FOR_LONG: Mapping[str, Kind] = {
     ),
 }
 
+WITH_DEFAULTS: Mapping[str, Kind] = {
+    "mesh-server-killed": Kind(
+        "mesh-server", "kill -9, defaults", 4, partial(_at_mesh_server, signal.SIGKILL), defaults=True
+    ),
+    "llama-server-killed": Kind(
+        "llama-server", "kill -9, defaults", 4, partial(_at_llama_server, signal.SIGKILL), defaults=True
+    ),
+    "worker-killed": Kind(
+        "worker", "kill -9, defaults", 4, partial(_at_daemon, signal.SIGKILL), out=GRACE, defaults=True
+    ),
+}
+
 
 def _runs(name: str, kinds: Mapping[str, Kind]) -> Sequence[object]:
     """In a soak all runs of each kind."""
@@ -192,8 +227,14 @@ def test_what_is_away_for_long(tmp_path: Path, kind: Kind) -> None:
     _check(tmp_path, kind)
 
 
+@pytest.mark.parametrize("kind", _runs("what is lost with the defaults", WITH_DEFAULTS))
+def test_what_is_lost_with_the_defaults(tmp_path: Path, kind: Kind) -> None:
+    """As users have it: the other kinds use all workers, and nothing is drafted."""
+    _check(tmp_path, kind)
+
+
 def _check(folder: Path, kind: Kind) -> None:
-    texts = [stock_text(smollm2(), TOKENS, prompt, ("-c", "8192", *ONE_THREAD)) for prompt in PROMPTS]
+    texts = [stock_text(smollm2(), TOKENS, prompt, ("-c", "8192", *ONE_THREAD)) for prompt in kind.prompts]
     options = () if kind.relayed else ("--no-relaying",)
 
     async def check() -> None:
@@ -201,21 +242,26 @@ def _check(folder: Path, kind: Kind) -> None:
         async with trio(
             folder,
             smollm2(),
-            head_options=HEAD_OPTIONS,
+            head_options=(*(DEFAULTS if kind.defaults else ()), *HEAD_OPTIONS),
             seed=SEED,
             min_workers=kind.least,
             worker_options=("--threads", "1"),
             options=options,
         ) as place:
             await place.fleet.ready(place.head)
-            await place.head.until(_uses_both)  # one that joins late is taken in at a quiet moment
-            assert await place.api.complete(PROMPTS[0], TOKENS) == texts[0]
+            # one that joins late is taken in at a quiet moment
+            await place.head.until(model_ready if kind.defaults else _uses_both)
+            assert await place.api.complete(kind.prompts[0], TOKENS) == texts[0]
             with interruption(kind.lost, kind.how) as noted:
                 noted.within = kind.out + FOUND_SECONDS + again_within(began)
                 await _interrupted(place, kind, texts, noted)
-            text, _ = await place.api.complete_through_503(PROMPTS[0], TOKENS, seconds=noted.within)
+            text, _ = await place.api.complete_through_503(kind.prompts[0], TOKENS, seconds=noted.within)
             assert text == texts[0]
             assert crashes(place.head) == 0
+            speculation = model_of(await place.head.status()).speculation
+            assert speculation is not None
+            assert (speculation.drafted > 0) is (speculation.free > 0), "lines that repeat were not drafted"
+            assert kind.defaults or not speculation.free
 
     play(check(), seconds=900.0)
 
@@ -232,7 +278,7 @@ async def _interrupted(place: Trio, kind: Kind, texts: Sequence[str], noted: Int
     async def all_run() -> None:
         status = await place.head.status()
         assert status.api is not None
-        assert status.api.running == len(PROMPTS), "an answer had ended before"
+        assert status.api.running == len(kind.prompts), "an answer had ended before"
 
     def hit() -> None:
         blow()
@@ -247,7 +293,7 @@ async def _interrupted(place: Trio, kind: Kind, texts: Sequence[str], noted: Int
 
     async with asyncio.TaskGroup() as group:
         group.create_task(undo())
-        answers = group.create_task(answers_under(place.api, hit, PROMPTS, TOKENS, when_open=all_run))
+        answers = group.create_task(answers_under(place.api, hit, kind.prompts, TOKENS, when_open=all_run))
     streams, noted.seconds = answers.result()
     for streamed, text, stood in zip(streams, texts, noted.seconds, strict=True):
         whole = streamed.error == "" and streamed.done and streamed.tokens == TOKENS

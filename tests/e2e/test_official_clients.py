@@ -21,6 +21,7 @@ from tests.e2e.nodes import SAME_THREADS, Fleet, api_of, play
 from tests.e2e.random_models import random_model
 from tests.e2e.random_parts import WIDTH
 from tests.e2e.random_projector import random_projector
+from tests.e2e.used_tool import used_tool
 
 if TYPE_CHECKING:  # their import takes long, and each process of `pytest -n` imports all tests
     from anthropic import Anthropic
@@ -81,6 +82,9 @@ def _openai_chats(url: str) -> None:
         plain: Any = {"model": "any", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
         whole = ai.chat.completions.create(**plain, max_tokens=16)
         assert whole.usage is not None and 0 < whole.usage.completion_tokens <= 16
+        body = {"messages": plain["messages"]}
+        counted = ai.post("/chat/completions/input_tokens", body=body, cast_to=dict[str, Any])
+        assert counted["input_tokens"] == whole.usage.prompt_tokens
         chunks = list(ai.chat.completions.create(**plain, max_tokens=16, stream=True))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert text == whole.choices[0].message.content != ""
@@ -116,6 +120,8 @@ def _openai_responses(url: str) -> None:
     with openai_client(url) as ai:
         said = ai.responses.create(model="any", input=QUESTION, max_output_tokens=16, temperature=0)
         assert said.output_text and said.usage is not None and said.usage.output_tokens > 0
+        counted = ai.responses.input_tokens.count(model="any", input=QUESTION)
+        assert counted.input_tokens == said.usage.input_tokens
         with ai.responses.create(
             model="any", input=QUESTION, max_output_tokens=16, temperature=0, stream=True
         ) as stream:
@@ -140,9 +146,14 @@ def _anthropic_messages(url: str) -> None:
         assert whole.content[0].type == "text" and text == whole.content[0].text != ""
         assert final.usage.output_tokens == whole.usage.output_tokens
         tool: Any = {"name": "weather", "description": "of a city", "input_schema": WEATHER}
+        turns = [
+            turn
+            for city in ("Rome", "Paris")
+            for turn in used_tool("weather", city, {"city": city, "days": 1})
+        ]
         called = ai.messages.create(
             model="any",
-            messages=[*_used("Rome"), *_used("Paris"), {"role": "user", "content": "Weather in Rome?"}],
+            messages=[*turns, {"role": "user", "content": "Weather in Rome?"}],
             max_tokens=100,
             tools=[tool],
             **greedy,
@@ -150,18 +161,6 @@ def _anthropic_messages(url: str) -> None:
         (used,) = [block for block in called.content if block.type == "tool_use"]
         assert used.name == "weather" and used.input == {"city": "Rome", "days": 1}
         assert called.stop_reason == "tool_use"
-
-
-def _used(city: str) -> list[Any]:
-    """A turn in which the tool was used: a small model does what it has seen itself do."""
-    call = {"type": "tool_use", "id": f"toolu_{city}", "name": "weather", "input": {"city": city, "days": 1}}
-    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "sunny"}
-    return [
-        {"role": "user", "content": f"Weather in {city}?"},
-        {"role": "assistant", "content": [call]},
-        {"role": "user", "content": [result]},
-        {"role": "assistant", "content": "It is sunny."},
-    ]
 
 
 def _pi_reads_and_goes_on(url: str) -> None:

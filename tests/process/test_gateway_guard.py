@@ -6,7 +6,7 @@ import json
 import pytest
 from meshd.gateway.api_key import ApiKey
 from meshd.gateway.interface import GatewayConfig
-from meshd.gateway.routes import ROUTES
+from meshd.gateway.paths import ROUTES
 
 from tests.process.gateway_fake import World, says, world
 

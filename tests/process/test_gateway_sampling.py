@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from meshd.gateway import routes
+from meshd.gateway import asked
 from meshd.model.device_sampling import DeviceSampling
 
 from tests.process.gateway_fake import says, world
@@ -55,7 +55,7 @@ def test_a_large_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy would count for no limit."""
     body = b'{"prompt": "aaaa"}'
     for most, is_copied in ((len(body), True), (len(body) - 1, False)):
-        monkeypatch.setattr(routes, "LARGEST_COPY", most)
+        monkeypatch.setattr(asked, "LARGEST_COPY", most)
         assert (asyncio.run(sent("/completion", body, EXACT)) != body) is is_copied
 
 

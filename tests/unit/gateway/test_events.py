@@ -104,6 +104,11 @@ def test_other_dialects_are_counted() -> None:
     assert anthropic.total == 1
     anthropic.feed(data({"type": "message_delta", "usage": {"output_tokens": 3}}))
     assert anthropic.total == 3
+    transcript = TokenCount(StreamForm.TRANSCRIPT)
+    transcript.feed(data({"type": "transcript.text.delta", "delta": "a"}))
+    assert transcript.total == 1
+    transcript.feed(data({"type": "transcript.text.done", "text": "ab", "usage": {"output_tokens": 2}}))
+    assert transcript.total == 2
 
 
 @given(st.text())

@@ -39,6 +39,7 @@ def test_an_event_is_one_event_whatever_the_message(message: str) -> None:
     ("form", "name", "message_at"),
     [
         (StreamForm.OPENAI, None, ("error", "message")),
+        (StreamForm.TRANSCRIPT, None, ("error", "message")),
         (StreamForm.RESPONSES, "error", ("message",)),
         (StreamForm.ANTHROPIC, "error", ("error", "message")),
     ],

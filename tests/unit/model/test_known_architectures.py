@@ -1,37 +1,28 @@
 """Which architectures can be served, compared with the pinned source where it lies in the cache."""
 
-import os
 import re
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.build.pin import read_pin
-from meshd.build.tree import Tree
-from meshd.config.tree import find_cache
 from meshd.model import architectures
 from meshd.model.file_types import FILE_TYPES
 from meshd.model.known_architectures import KNOWN_ARCHITECTURES, check_architecture, check_projector
 
 from tests.gguf_bytes import gguf, parse
-
-
-def _source(name: str) -> str:
-    """A file of the pinned llama.cpp, from a tree that a build left."""
-    for folder in (find_cache(os.environ) / "native").glob("upstream-*"):
-        if Tree(folder).holds(read_pin().commit):
-            return (folder / "src" / name).read_text(encoding="utf-8")
-    pytest.skip("the cache has no source of the pinned llama.cpp (`meshd native build` leaves one)")
+from tests.pinned_source import pinned_source
 
 
 def test_the_list_is_that_of_the_pinned_source() -> None:
-    text = _source("src/llama-arch.cpp")
+    text = pinned_source("src/llama-arch.cpp")
     table = text[text.index("LLM_ARCH_NAMES = {") :]
     names = set(re.findall(r'LLM_ARCH_\w+,\s*"([^"]+)"', table[: table.index("};")]))
     assert names - {"clip", "(unknown)"} == KNOWN_ARCHITECTURES
 
 
 def test_file_types_are_those_of_the_pinned_source() -> None:
-    found = re.findall(r"^\s*LLAMA_FTYPE_(?:MOSTLY|ALL)_(\w+)\s*=\s*(\d+),", _source("include/llama.h"), re.M)
+    found = re.findall(
+        r"^\s*LLAMA_FTYPE_(?:MOSTLY|ALL)_(\w+)\s*=\s*(\d+),", pinned_source("include/llama.h"), re.M
+    )
     assert {int(number): name for name, number in found} == dict(FILE_TYPES)
 
 

@@ -1,0 +1,106 @@
+"""The allow-list of paths."""
+
+import re
+
+from meshd.gateway.events import StreamForm
+from meshd.gateway.own_answers import HEALTH_PATHS, MODELS_PATHS
+from meshd.gateway.paths import ROUTES
+
+from tests.pinned_source import pinned_source
+
+# Registered by llama-server, and why they are not passed on.
+REFUSED = {
+    "POST /props": "changes the defaults for everyone",
+    "GET /slots": "shows prompts of others",
+    "POST /slots/:id_slot": "saves and restores files",
+    "GET /lora-adapters": "of no use where they cannot be changed",
+    "POST /lora-adapters": "changes the model for everyone",
+    "POST /models": "fetches from elsewhere",
+    "DELETE /models": "removes files",
+    "POST /models/load": "loads files",
+    "POST /models/unload": "ends the model",
+    "GET /models/sse": "of llama-server's own router, which meshd does not use",
+    "POST /v1/chat/completions/control": "interferes with requests of others",
+    "GET /v1/stream": "shows answers of others",
+    "DELETE /v1/stream": "ends answers of others",
+    "POST /v1/streams/lookup": "shows answers of others",
+    "GET /cors-proxy": "fetches any address",
+    "POST /cors-proxy": "fetches any address",
+    "GET /tools": "runs commands, reads and writes files",
+    "POST /tools": "runs commands, reads and writes files",
+}
+_REGISTERED = re.compile(r'\bctx_http\.(get|post|del)\s*\(\s*"([^"]+)"')
+_METHODS = {"get": "GET", "post": "POST", "del": "DELETE"}
+TOKENS_COUNTED = {
+    *("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", "/v1/responses/input_tokens"),
+    *("/responses/input_tokens", "/v1/messages/count_tokens"),
+}
+OWN = HEALTH_PATHS | MODELS_PATHS
+
+
+def test_each_route_of_the_pinned_llama_server_is_passed_on_answered_or_refused() -> None:
+    source = pinned_source("tools/server/server.cpp")
+    registered = {f"{_METHODS[method]} {path}" for method, path in _REGISTERED.findall(source)}
+    assert len(registered) > 40, "they are written otherwise now"
+    passed_on = {f"{route.method} {path}" for path, route in ROUTES.items()}
+    assert passed_on <= registered
+    assert registered - passed_on - {f"GET {path}" for path in OWN} == REFUSED.keys()
+
+
+def test_what_openai_clients_need_is_there() -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
+        assert ROUTES[path].method == "POST"
+    assert "/v1/models" in MODELS_PATHS
+    assert "/health" in HEALTH_PATHS
+
+
+def test_what_may_hurt_is_not() -> None:
+    open_to_all = {f"{route.method} {path}" for path, route in ROUTES.items()} | {
+        f"GET {path}" for path in OWN
+    }
+    assert not REFUSED.keys() & open_to_all
+
+
+def test_properties_can_only_be_looked_at() -> None:
+    assert {path for path, route in ROUTES.items() if route.method == "GET"} == {"/props", "/metrics"}
+
+
+def test_tokens_are_counted_where_they_are_generated() -> None:
+    counted = {path for path, route in ROUTES.items() if route.counts}
+    assert {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/completion",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/audio/transcriptions",
+    } <= counted
+    assert not counted & {"/tokenize", "/detokenize", "/v1/embeddings", "/props", "/v1/rerank"}
+    assert not counted & TOKENS_COUNTED
+
+
+def test_requests_wait_for_a_turn_where_llama_server_computes() -> None:
+    waits = {path for path, route in ROUTES.items() if route.computes}
+    assert waits >= {path for path, route in ROUTES.items() if route.counts}
+    assert {"/v1/embeddings", "/v1/rerank", "/embedding", "/reranking"} <= waits
+    assert not waits & {"/tokenize", "/apply-template", "/props", *TOKENS_COUNTED}
+
+
+def test_own_answers_are_not_passed_on() -> None:
+    assert not ROUTES.keys() & OWN
+
+
+def test_dialects_belong_to_their_paths() -> None:
+    other = {path: route.form for path, route in ROUTES.items() if route.form is not StreamForm.OPENAI}
+    assert other == {
+        "/responses": StreamForm.RESPONSES,
+        "/v1/responses": StreamForm.RESPONSES,
+        "/v1/messages": StreamForm.ANTHROPIC,
+        "/audio/transcriptions": StreamForm.TRANSCRIPT,
+        "/v1/audio/transcriptions": StreamForm.TRANSCRIPT,
+    }
+
+
+def test_only_sounds_come_as_forms() -> None:
+    forms = {path for path, route in ROUTES.items() if route.is_form}
+    assert forms == {"/audio/transcriptions", "/v1/audio/transcriptions"}
