@@ -93,7 +93,8 @@ class SentEvents:
         rest = continued(asked, self._sent) if self._sent is not None and isinstance(asked, dict) else None
         same = self._can_compare and isinstance(asked, dict) and self._is_to_be_the_same(asked)
         if rest is not None and self._sent is not None and not same:
-            self._run, self._before, self._sent.echo = _RunKind.REST, self._sent.count, self._sent.text
+            self._run, self._before = _RunKind.REST, self._sent.count
+            self._sent.goes_on()
             return json.dumps(rest).encode()
         self._run = _RunKind.SAME
         return body if self._can_compare else None

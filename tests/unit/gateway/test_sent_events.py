@@ -187,6 +187,13 @@ def test_an_id_becomes_the_one_that_had_its_place(first: list[str], draw: st.Dat
     assert made.unsent(event("a", "aaaaaaaa") + tool_calls(*second), 0.0) == tool_calls(*first)
 
 
+def test_a_number_of_many_digits_in_the_rest_is_passed_on() -> None:
+    made = sent(event("a", "aaaaaaaa"))
+    assert made.next_request(body()) is not None
+    usage = {"completion_tokens": 10**4300 - 1}
+    assert b"9" * 4300 in made.unsent(event("b", "aaaaaaaa", usage=usage), 0.0)
+
+
 def test_text_is_never_taken_for_an_id() -> None:
     text = '"id":"chatcmpl-bbbbbbbb"'
     made = sent(event("a", "aaaaaaaa"))
