@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from meshd.base.peer_limits import API_BODY_VALUES
 from meshd.gateway.failure import Failure, HttpRefusal
 
 BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds memory for nothing
 LEAST_RATE = 2048  # bytes a second on average, after those first seconds
+_STRING = re.compile(rb'"[^"]*"?')  # of JSON without escapes
 LARGEST_COPY = 1 << 20  # of a body that gets more fields: the copy counts for no limit
 
 
@@ -94,7 +97,10 @@ async def _continue(request: web.BaseRequest) -> None:
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """This JSON object. Raises Refusal (400) when it is none."""
+    """This JSON object. Raises Refusal: 400 when it is none, 413 when it has too many values."""
+    if _values(body) > API_BODY_VALUES.most:
+        message = f"the body has more than {API_BODY_VALUES.most} values: send long prompts as text"
+        raise HttpRefusal(Failure(413, message, code="too_many_values"))
     try:
         # the encoding is given: json would guess UTF-16 and UTF-32, llama-server does not
         parsed: object = json.loads(body.decode("utf-8"))
@@ -103,6 +109,25 @@ def parse_object(body: bytes) -> dict[str, object]:
     if not isinstance(parsed, dict):
         raise HttpRefusal(Failure(400, "the body is not a JSON object", code="invalid_json"))
     return parsed
+
+
+def _values(body: bytes) -> int:
+    """At least as many as this JSON has values, and lists and objects besides, up to where it is none.
+
+    To find out by parsing would stop all other requests for seconds, and take gigabytes.
+    """
+    marks = _marks(body)
+    if marks <= API_BODY_VALUES.most:
+        return marks
+    # text may have as many; without escapes each quotation mark begins or ends a string, two for each value
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = bare.count(b'"') // 2
+    return strings if strings > 2 * API_BODY_VALUES.most else _marks(_STRING.sub(b"", bare))
+
+
+def _marks(data: bytes) -> int:
+    """One before each value: the first one of a list or object, or a later one."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
