@@ -6,29 +6,42 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from aiohttp import web
 
 from meshd.base.peer_limits import API_BODY_VALUES
+from meshd.gateway.client_connections import member_of
 from meshd.gateway.failure import Failure, HttpRefusal
 
 BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds memory for nothing
 LEAST_RATE = 2048  # bytes a second on average, after those first seconds
+LARGE_BODY = 1 << 20  # what comes beyond that must come faster
+LEAST_RATE_OF_LARGE = 64 << 10
 _STRING = re.compile(rb'"[^"]*"?')  # of JSON without escapes
 LARGEST_COPY = 1 << 20  # of a body that gets more fields: the copy counts for no limit
 
 
-class Bodies:
-    """Reads bodies; those of one key hold at most `most_of_key` bytes, all together `most_together`."""
+class _Caller(NamedTuple):
+    """Whose body it is: of a key's digest, over the mesh or not."""
 
-    def __init__(
-        self, *, most_each: int, most_together: int, most_of_key: int, silence: float | None = None
-    ) -> None:
+    is_member: bool
+    key: bytes
+
+
+class Bodies:
+    """Reads bodies; one caller may hold as much as it leaves free for the others.
+
+    So there is always room for another one. All that call over the mesh hold at most half: who serves the
+    model is not kept out by members.
+    """
+
+    def __init__(self, *, most_each: int, most_together: int, silence: float | None = None) -> None:
         self._most_each = most_each
-        self._most_together = max(most_together, most_each)
-        self._most_of_key = max(most_of_key, most_each)
+        self._most_together = max(most_together, 2 * most_each)  # a whole one, and as much for others
+        self._most_of_members = max(most_together // 2, 2 * most_each)
         self._silence = BODY_SILENCE_SECONDS if silence is None else silence
-        self._of: Counter[bytes] = Counter()
+        self._of: Counter[_Caller] = Counter()
         self.held = 0
 
     @asynccontextmanager
@@ -40,6 +53,7 @@ class Bodies:
         announced = request.content_length
         if announced is not None and announced > self._most_each:
             raise HttpRefusal(self._too_long())
+        caller = _Caller(member_of(request) is not None, key)
         counted, began = 0, asyncio.get_running_loop().time()
         chunks: list[bytes] = []
         try:
@@ -47,27 +61,31 @@ class Bodies:
             while chunk := await self._next(request):
                 if counted + len(chunk) > self._most_each:
                     raise HttpRefusal(self._too_long())
-                if asyncio.get_running_loop().time() - began > self._silence + counted / LEAST_RATE:
+                if asyncio.get_running_loop().time() - began > self._silence + _longest(counted):
                     raise HttpRefusal(Failure(408, "the body arrives too slowly", code="body_stalled"))
-                if not self._fits(len(chunk), key):
+                if not self._fits(len(chunk), caller):
                     raise HttpRefusal(_too_much())
                 counted += len(chunk)
-                self._hold(len(chunk), key)
+                self._hold(len(chunk), caller)
                 chunks.append(chunk)
             whole = b"".join(chunks)
             chunks.clear()
             yield whole
         finally:
-            self._hold(-counted, key)
+            self._hold(-counted, caller)
 
-    def _fits(self, more: int, key: bytes) -> bool:
-        return self.held + more <= self._most_together and self._of[key] + more <= self._most_of_key
+    def _fits(self, more: int, caller: _Caller) -> bool:
+        free, of_caller = self._most_together - self.held, self._of[caller]
+        if caller.is_member:
+            of_members = sum(held for one, held in self._of.items() if one.is_member)
+            free = min(free, self._most_of_members - of_members)
+        return of_caller + more <= free - more
 
-    def _hold(self, more: int, key: bytes) -> None:
+    def _hold(self, more: int, caller: _Caller) -> None:
         self.held += more
-        self._of[key] += more
-        if not self._of[key]:
-            del self._of[key]
+        self._of[caller] += more
+        if not self._of[caller]:
+            del self._of[caller]
 
     async def _next(self, request: web.BaseRequest) -> bytes:
         try:
@@ -81,6 +99,12 @@ class Bodies:
 
     def _too_long(self) -> Failure:
         return Failure(413, f"the body is larger than {self._most_each} bytes", code="body_too_large")
+
+
+def _longest(counted: int) -> float:
+    """Seconds that so many bytes may take."""
+    large = max(0, counted - LARGE_BODY)
+    return (counted - large) / LEAST_RATE + large / LEAST_RATE_OF_LARGE
 
 
 def _too_much() -> Failure:
