@@ -137,12 +137,10 @@ API_USERS_KNOWN = Share(
     "node",
     "the one with the least is forgotten",
 )
-API_BODY_VALUES = Share(
-    "values in the JSON of one request, each of which takes far more memory than bytes",
-    2 << 20,
-    "node",
-    "it gets 413",
+API_STUCK_SECONDS = Share(
+    "seconds for 64 KiB of an answer that waits for a client", 300, "peer", "it is cut off"
 )
+API_BODY_VALUES = Share("values in the JSON of one request to the API", 2 << 20, "node", "it gets 413")
 _KEPT = "answers kept for clients that come back"
 KEPT_ANSWERS = Share(_KEPT, 256, "node", "the key that has most loses its oldest")
 KEPT_ANSWERS_MIB = Share(f"MiB of {_KEPT}", 256, "node", "the key that has most loses its oldest")

@@ -13,7 +13,7 @@ from io import StringIO
 from typing import TypeGuard
 
 _MOST_KEPT = 4 << 20  # letters and tokens of an answer: 131,072 tokens have about half a million letters
-_MOST_NUMBER = 1 << 31  # of tokens, and of a token: llama-server's are 32 bits
+_NUMBERS = 1 << 31  # of tokens, and tokens themselves: those of llama-server have 32 bits
 
 
 class Dialect(StrEnum):
@@ -221,7 +221,7 @@ def _counted(values: Mapping[str, object], more: Mapping[str, int]) -> dict[str,
 
 def _is_number(value: object) -> TypeGuard[int]:
     """One that llama-server can mean. Who answers may be another node, and a sum may have too many digits."""
-    return type(value) is int and 0 <= value < _MOST_NUMBER
+    return type(value) is int and 0 <= value < _NUMBERS
 
 
 def _text(of: Mapping[str, object], name: str) -> str:
