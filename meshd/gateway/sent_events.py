@@ -69,6 +69,7 @@ class SentEvents:
         self._is_whole = True
         self._run = _RunKind.FIRST
         self._at = 0  # events of this run
+        self.made_again = 0  # events that the client had, and that were made once more
         self._before = 0  # tokens that the client had when it began
         self._run_began: float | None = None  # with its first event
         self._taken = 0.0  # seconds from there to the last one, in the longest run
@@ -150,6 +151,7 @@ class SentEvents:
         if self._at <= len(self._digests):
             if self._digests[self._at - 1] != digest:
                 self._differs(f"its event {self._at} is another one")
+            self.made_again = max(self.made_again, self._at)
             return b""
         self._can_compare = self._can_compare and len(self._digests) < _MOST_EVENTS
         if self._can_compare:

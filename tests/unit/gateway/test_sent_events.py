@@ -59,8 +59,10 @@ def test_the_same_again_is_compared_and_only_what_is_new_is_sent() -> None:
     asked = body(seed=3)
     assert made.next_request(asked) == asked
     assert made.unsent(typed("response.output_text.delta", "x", "bbbb"), 0.0) == b""
+    assert made.made_again == 1
     with_new = typed("response.output_text.delta", "y", "bbbb") + typed("response.done", "z", "bbbb")
     assert made.unsent(with_new, 0.0) == typed("response.done", "z", "aaaa")
+    assert made.made_again == 2, "the third is new"
     made.run_ended()
 
 
