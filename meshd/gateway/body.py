@@ -55,7 +55,7 @@ class Bodies:
             raise HttpRefusal(self._too_long())
         caller = _Caller(member_of(request) is not None, key)
         counted, began = 0, asyncio.get_running_loop().time()
-        chunks: list[bytes] = []
+        held = bytearray()  # no list: pieces of a few bytes would take many times their size
         try:
             await _continue(request)
             while chunk := await self._next(request):
@@ -67,9 +67,9 @@ class Bodies:
                     raise HttpRefusal(_too_much())
                 counted += len(chunk)
                 self._hold(len(chunk), caller)
-                chunks.append(chunk)
-            whole = b"".join(chunks)
-            chunks.clear()
+                held += chunk
+            whole = bytes(held)
+            held.clear()
             yield whole
         finally:
             self._hold(-counted, caller)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from unittest import mock
 
 import pytest
@@ -148,19 +149,20 @@ def test_a_whole_body_is_possible_however_little_is_allowed() -> None:
 class Trickle:
     """A body that comes at so many bytes a second, on a virtual clock."""
 
-    def __init__(self, size: int, rate: int) -> None:
+    def __init__(self, size: int, rate: int, *, every: float = 1.0) -> None:
         self._rate = rate
         self._left = size
+        self._every = every
 
     async def readany(self) -> bytes:
         size = min(self._left, self._rate)
         self._left -= size
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(self._every)
         return b"x" * size
 
 
-async def received(size: int, rate: int) -> int:
-    content = Trickle(size, rate)
+async def received(size: int, rate: int, *, every: float = 1.0) -> int:
+    content = Trickle(size, rate, every=every)
     request = mock.Mock(spec=web.BaseRequest, content_length=None, headers={}, content=content, protocol=None)
     async with default_bodies().read(request, b"") as body:
         return len(body)
@@ -178,6 +180,18 @@ def test_a_body_that_hardly_comes_is_refused(size: int, rate: int) -> None:
     with pytest.raises(HttpRefusal) as refused:
         run(received(size, rate))
     assert refused.value.failure.code == "body_stalled"
+
+
+def test_a_body_in_tiny_pieces_takes_no_more_memory_than_it_counts() -> None:
+    async def main() -> int:
+        tracemalloc.start()
+        try:
+            await received(20_000, 2, every=0.0)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert run(main()) < 200_000
 
 
 def test_the_largest_body_has_half_an_hour() -> None:
