@@ -29,6 +29,7 @@ if _HIDDEN:
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 FLUSH_SECONDS = 0.5  # at the end, for what stderr has not taken yet
 MAX_LOG_BYTES = 4 << 20  # of the file; the one before it is kept beside it, so twice as much at most
+_MOST_VALUE_LETTERS = 4000  # of one field: a reason may be a peer's, and is to leave room for other lines
 SECRET_FIELDS = frozenset({"token", "secret", "key", "password", "authorization", "api_key"})
 
 
@@ -45,10 +46,18 @@ def _redact(_logger: object, _method: str, event: MutableMapping[str, object]) -
     for name, value in event.items():
         if name in SECRET_FIELDS:
             event[name] = "[redacted]"
-        elif isinstance(value, str) and not value.isprintable():
-            # a name or reason of a peer must neither end the line nor move the cursor
-            event[name] = value.encode("unicode_escape").decode()
+        elif isinstance(value, str):
+            event[name] = _written(value)
     return event
+
+
+def _written(text: str) -> str:
+    """A name or reason of a peer must neither end the line, nor move the cursor, nor fill the file."""
+    cut = len(text) - _MOST_VALUE_LETTERS
+    shown = text[:_MOST_VALUE_LETTERS] if cut > 0 else text
+    if not shown.isprintable():
+        shown = shown.encode("unicode_escape").decode()
+    return f"{shown}… ({cut} more)" if cut > 0 else shown
 
 
 _shares = LineShares()

@@ -3,6 +3,8 @@ Pure.
 
 An issuer is an inviter, or one invite of the root; all members that it admitted share its limits.
 
+Over 350 lines: it is one table.
+
 docs/security.md shows this table. Every limit against a member is here and nowhere else; the sizes of single
 messages are in wire/limits.py.
 """
@@ -137,9 +139,15 @@ API_USERS_KNOWN = Share(
     "node",
     "the one with the least is forgotten",
 )
+API_STUCK_SECONDS = Share(
+    "seconds for 64 KiB of an answer that waits for a client", 300, "peer", "it is cut off"
+)
+API_BODY_VALUES = Share("values in the JSON of one request to the API", 2 << 20, "node", "it gets 413")
 _KEPT = "answers kept for clients that come back"
-KEPT_ANSWERS = Share(_KEPT, 256, "node", "the key that has most loses its oldest")
-KEPT_ANSWERS_MIB = Share(f"MiB of {_KEPT}", 256, "node", "the key that has most loses its oldest")
+KEPT_ANSWERS = Share(_KEPT, 256, "node", "the key that has most answers loses its oldest")
+KEPT_ANSWERS_OF_KEY = Share(_KEPT, 192, "key", "it loses its oldest")
+KEPT_ANSWERS_MIB = Share(f"MiB of {_KEPT}", 256, "node", "the key that has most MiB loses its oldest")
+KEPT_ANSWERS_OF_KEY_MIB = Share(f"MiB of {_KEPT}", 192, "key", "it loses its oldest")
 KEPT_ANSWER_MIB = Share("MiB of one such answer", 16, "node", "it is not kept any longer")
 
 # Addresses to dial (wire/dialable.py).

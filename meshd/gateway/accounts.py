@@ -86,8 +86,8 @@ class Accounts:
         account, wall = self._account(key), self._wall()
         account.answers += 1
         account.prompt_tokens += meter.prompt or 0
-        account.generated_tokens += meter.generated
-        account.quota.add_tokens((meter.prompt or 0) + meter.generated, wall)
+        account.generated_tokens += meter.computed
+        account.quota.add_tokens((meter.prompt or 0) + meter.computed, wall)
         if self._log is not None:
             self._log.write(
                 LoggedAnswer(
@@ -97,7 +97,7 @@ class Accounts:
                     path=path,
                     prompt_tokens=meter.prompt,
                     cached_tokens=meter.cached,
-                    generated_tokens=meter.generated,
+                    generated_tokens=meter.computed,
                     waited_s=round(turn.waited, 3),
                     computed_s=round(turn.computed, 3),
                     status=meter.status,

@@ -22,11 +22,13 @@ CLIENT_GONE = 499  # nginx's word for a client that has hung up; no client ever 
 class AnswerMeter:
     """Of one request. `status`: of the whole answer, other than what its first line says; 0: that.
 
-    `generated` counts tokens. What llama-server says of the prompt it says at the end: None before.
+    `generated` counts tokens; `again` those that its client had from before, and that were computed once more
+    (about one for each event). What llama-server says of the prompt it says at the end: None before.
     """
 
     status: int = 0
     generated: int = 0
+    again: int = 0
     _last: bytes = b""  # events of a stream
     _said: dict[bytes, int] = field(default_factory=dict)
 
@@ -44,6 +46,11 @@ class AnswerMeter:
     def hung_up(self) -> None:
         """The client has: before the last event, or on it."""
         self.status = 200 if _END.search(self._last) else CLIENT_GONE
+
+    @property
+    def computed(self) -> int:
+        """Tokens of the answer that this request took."""
+        return self.generated + self.again
 
     @property
     def prompt(self) -> int | None:

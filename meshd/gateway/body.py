@@ -2,30 +2,46 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from aiohttp import web
 
+from meshd.base.peer_limits import API_BODY_VALUES
+from meshd.gateway.client_connections import member_of
 from meshd.gateway.failure import Failure, HttpRefusal
 
 BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds memory for nothing
 LEAST_RATE = 2048  # bytes a second on average, after those first seconds
+LARGE_BODY = 1 << 20  # what comes beyond that must come faster
+LEAST_RATE_OF_LARGE = 64 << 10
+_STRING = re.compile(rb'"[^"]*"?')  # of JSON without escapes
 LARGEST_COPY = 1 << 20  # of a body that gets more fields: the copy counts for no limit
 
 
-class Bodies:
-    """Reads bodies; those of one key hold at most `most_of_key` bytes, all together `most_together`."""
+class _Caller(NamedTuple):
+    """Whose body it is: of a key's digest, over the mesh or not."""
 
-    def __init__(
-        self, *, most_each: int, most_together: int, most_of_key: int, silence: float | None = None
-    ) -> None:
+    is_member: bool
+    key: bytes
+
+
+class Bodies:
+    """Reads bodies; one caller may hold as much as it leaves free for the others.
+
+    So there is always room for another one. All that call over the mesh hold at most half: who serves the
+    model is not kept out by members.
+    """
+
+    def __init__(self, *, most_each: int, most_together: int, silence: float | None = None) -> None:
         self._most_each = most_each
-        self._most_together = max(most_together, most_each)
-        self._most_of_key = max(most_of_key, most_each)
+        self._most_together = max(most_together, 2 * most_each)  # a whole one, and as much for others
+        self._most_of_members = max(most_together // 2, 2 * most_each)
         self._silence = BODY_SILENCE_SECONDS if silence is None else silence
-        self._of: Counter[bytes] = Counter()
+        self._of: Counter[_Caller] = Counter()
         self.held = 0
 
     @asynccontextmanager
@@ -37,34 +53,39 @@ class Bodies:
         announced = request.content_length
         if announced is not None and announced > self._most_each:
             raise HttpRefusal(self._too_long())
+        caller = _Caller(member_of(request) is not None, key)
         counted, began = 0, asyncio.get_running_loop().time()
-        chunks: list[bytes] = []
+        held = bytearray()  # no list: pieces of a few bytes would take many times their size
         try:
             await _continue(request)
             while chunk := await self._next(request):
                 if counted + len(chunk) > self._most_each:
                     raise HttpRefusal(self._too_long())
-                if asyncio.get_running_loop().time() - began > self._silence + counted / LEAST_RATE:
+                if asyncio.get_running_loop().time() - began > self._silence + _longest(counted):
                     raise HttpRefusal(Failure(408, "the body arrives too slowly", code="body_stalled"))
-                if not self._fits(len(chunk), key):
+                if not self._fits(len(chunk), caller):
                     raise HttpRefusal(_too_much())
                 counted += len(chunk)
-                self._hold(len(chunk), key)
-                chunks.append(chunk)
-            whole = b"".join(chunks)
-            chunks.clear()
+                self._hold(len(chunk), caller)
+                held += chunk
+            whole = bytes(held)
+            held.clear()
             yield whole
         finally:
-            self._hold(-counted, key)
+            self._hold(-counted, caller)
 
-    def _fits(self, more: int, key: bytes) -> bool:
-        return self.held + more <= self._most_together and self._of[key] + more <= self._most_of_key
+    def _fits(self, more: int, caller: _Caller) -> bool:
+        free, of_caller = self._most_together - self.held, self._of[caller]
+        if caller.is_member:
+            of_members = sum(held for one, held in self._of.items() if one.is_member)
+            free = min(free, self._most_of_members - of_members)
+        return of_caller + more <= free - more
 
-    def _hold(self, more: int, key: bytes) -> None:
+    def _hold(self, more: int, caller: _Caller) -> None:
         self.held += more
-        self._of[key] += more
-        if not self._of[key]:
-            del self._of[key]
+        self._of[caller] += more
+        if not self._of[caller]:
+            del self._of[caller]
 
     async def _next(self, request: web.BaseRequest) -> bytes:
         try:
@@ -78,6 +99,12 @@ class Bodies:
 
     def _too_long(self) -> Failure:
         return Failure(413, f"the body is larger than {self._most_each} bytes", code="body_too_large")
+
+
+def _longest(counted: int) -> float:
+    """Seconds that so many bytes may take."""
+    large = max(0, counted - LARGE_BODY)
+    return (counted - large) / LEAST_RATE + large / LEAST_RATE_OF_LARGE
 
 
 def _too_much() -> Failure:
@@ -94,7 +121,10 @@ async def _continue(request: web.BaseRequest) -> None:
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """This JSON object. Raises Refusal (400) when it is none."""
+    """This JSON object. Raises Refusal: 400 when it is none, 413 when it has too many values."""
+    if _values(body) > API_BODY_VALUES.most:
+        message = f"the body has more than {API_BODY_VALUES.most} values: send long prompts as text"
+        raise HttpRefusal(Failure(413, message, code="too_many_values"))
     try:
         # the encoding is given: json would guess UTF-16 and UTF-32, llama-server does not
         parsed: object = json.loads(body.decode("utf-8"))
@@ -103,6 +133,25 @@ def parse_object(body: bytes) -> dict[str, object]:
     if not isinstance(parsed, dict):
         raise HttpRefusal(Failure(400, "the body is not a JSON object", code="invalid_json"))
     return parsed
+
+
+def _values(body: bytes) -> int:
+    """At least as many as this JSON has values, and lists and objects besides, up to where it is none.
+
+    To find out by parsing would stop all other requests for seconds, and take gigabytes.
+    """
+    marks = _marks(body)
+    if marks <= API_BODY_VALUES.most:
+        return marks
+    # text may have as many; without escapes each quotation mark begins or ends a string, two for each value
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = bare.count(b'"') // 2
+    return strings if strings > 2 * API_BODY_VALUES.most else _marks(_STRING.sub(b"", bare))
+
+
+def _marks(data: bytes) -> int:
+    """One before each value: the first one of a list or object, or a later one."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:

@@ -3,6 +3,8 @@
 Anybody who reaches the port can connect. A connection is a stranger's until a request on it was let in (with
 a key, where keys are asked for). When strangers are too many the oldest goes, of the same address first: a
 client with a key sends it at once, and is a stranger for some milliseconds.
+
+Whoever does not read its answers is cut off, whatever was being written.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from meshd.base.hosts import is_loopback
 from meshd.base.peer_limits import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS, API_STRANGERS_OF_ADDRESS
 from meshd.base.unproven_connections import UnprovenConnections
 from meshd.base.work_slots import Release, Slots
+from meshd.gateway.answer_backlog import AnswerBacklog
 from meshd.gateway.interface import MemberCaller
 
 STRANGER_SECONDS = 10.0  # for a whole request head
@@ -34,6 +37,7 @@ class RequestGate:
             most=API_STRANGERS.most, most_of_one=API_STRANGERS_OF_ADDRESS.most
         )
         self._since: dict[Visitor, float] = {}
+        self._visitors: set[Visitor] = set()
         self._places = Slots(API_CLIENTS, API_CLIENTS_OF_KEY)
 
     def arrive(self, visitor: "Visitor", transport: asyncio.BaseTransport) -> None:
@@ -41,6 +45,7 @@ class RequestGate:
         host, port = _address(transport)
         # one machine has many users: what counts as one address is meant for those of a network
         place = f"{host} {port}" if is_loopback(host) else host
+        self._visitors.add(visitor)
         self._since[visitor] = asyncio.get_running_loop().time()
         if visitor.member is None:  # the mesh knows its members, and has counted this one
             self._strangers.arrive(visitor, host=place, send_away=visitor.send_away)
@@ -57,17 +62,20 @@ class RequestGate:
 
     def leave(self, visitor: "Visitor") -> None:
         """It is gone."""
+        self._visitors.discard(visitor)
         self._since.pop(visitor, None)
         self._strangers.leave(visitor)
         if visitor.release is not None:
             visitor.release()
 
     async def serve(self) -> None:
-        """Send strangers away who take too long, until cancelled."""
+        """Send strangers away who take too long, and clients who do not read, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             late = asyncio.get_running_loop().time() - STRANGER_SECONDS
             for visitor in [one for one, since in self._since.items() if since < late]:
+                visitor.send_away()
+            for visitor in [one for one in self._visitors if one.is_stuck()]:
                 visitor.send_away()
 
 
@@ -97,6 +105,7 @@ class Visitor(web.RequestHandler):
         self._door = door
         self.member = member
         self._wire: asyncio.BaseTransport | None = None
+        self._backlog: AnswerBacklog | None = None
         self.release: Release | None = None  # of its place among those who are known
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -109,6 +118,26 @@ class Visitor(web.RequestHandler):
         """See asyncio.Protocol."""
         self._door.leave(self)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol. What is written waits from now on, for this client."""
+        super().pause_writing()
+        self._backlog = AnswerBacklog(self._untaken)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().resume_writing()
+        self._backlog = None
+
+    def is_stuck(self) -> bool:
+        """Whether it takes nothing of what waits for it; to be asked once a second."""
+        if self._backlog is None and self._wire is not None and self._wire.is_closing():
+            self._backlog = AnswerBacklog(self._untaken)  # the rest would keep it open
+        return self._backlog is not None and self._backlog.is_stuck(self._untaken)
+
+    @property
+    def _untaken(self) -> int:
+        return self._wire.get_write_buffer_size() if isinstance(self._wire, asyncio.Transport) else 0
 
     def send_away(self) -> None:
         """End it at once."""

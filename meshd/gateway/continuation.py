@@ -5,11 +5,15 @@ a chat it is the beginning of the assistant's message. Fewer tokens remain to be
 the end count all of them.
 """
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from io import StringIO
+from typing import TypeGuard
 
-_MOST_LETTERS = 4 << 20  # letters of an answer that are kept: 131,072 tokens have about half a million
+_MOST_KEPT = 4 << 20  # letters and tokens of an answer: 131,072 tokens have about half a million letters
+_NUMBERS = 1 << 31  # of tokens, and tokens themselves: those of llama-server have 32 bits
 
 
 class Dialect(StrEnum):
@@ -40,22 +44,24 @@ class SentText:
     """What a client has been sent. `is_text` False: more than text, of more than one answer, or too much."""
 
     dialect: Dialect
-    tokens: list[int] = field(default_factory=list)
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
     count: int = 0  # of tokens, or of pieces where it is not told
     is_text: bool = True
     is_over: bool = False
     echo: str = ""  # of the text that was asked to be continued: some dialects begin with it once more
-    _said: list[str] = field(default_factory=list)
-    _thought: list[str] = field(default_factory=list)
-    _letters: int = 0
+    echoed: int = 0  # so many letters of it have come
+    # not lists: of short pieces those would hold many times their letters
+    _said: StringIO = field(default_factory=StringIO)
+    _thought: StringIO = field(default_factory=StringIO)
+    _kept: int = 0
 
     @property
     def text(self) -> str:
-        return "".join(self._said)
+        return self._said.getvalue()
 
     @property
     def reasoning(self) -> str:
-        return "".join(self._thought)
+        return self._thought.getvalue()
 
     def see(self, event: Mapping[str, object]) -> None:
         """One event, by its JSON."""
@@ -68,16 +74,18 @@ class SentText:
                 self._anthropic(event)
             case _:
                 self._choices(event)
-        if self._letters > _MOST_LETTERS:
+        if self._kept > _MOST_KEPT:
             self.is_text = False
         if not self.is_text:
-            self._said, self._thought, self.tokens = [], [], []
+            self._said, self._thought, self.tokens = StringIO(), StringIO(), array("i")
+
+    def goes_on(self) -> None:
+        """The rest of what it is now will be asked for."""
+        self.echo, self.echoed = self.text, 0
 
     def _add(self, said: str, thought: str = "") -> bool:
         """Whether there is any."""
-        self._said += [said] if said else []
-        self._thought += [thought] if thought else []
-        self._letters += len(said) + len(thought)
+        self._kept += self._said.write(said) + self._thought.write(thought)
         return bool(said or thought)
 
     def _native(self, event: Mapping[str, object]) -> None:
@@ -85,8 +93,9 @@ class SentText:
         self.is_text &= event.get("index", 0) == 0
         tokens, count = event.get("tokens"), event.get("tokens_predicted")
         if isinstance(tokens, list):
-            self.tokens += [one for one in tokens if isinstance(one, int)]
-        if isinstance(count, int):
+            self.tokens.extend(one for one in tokens if _is_number(one))
+            self._kept += len(tokens)
+        if _is_number(count):
             self.count = count
         self._add(_text(event, "content"))
 
@@ -192,22 +201,27 @@ def _anthropic_rest(event: dict[str, object], sent: SentText, before: int) -> di
     if isinstance(usage, dict):
         return {**event, "usage": _counted(usage, {"output_tokens": before})}
     added = _text(delta, "text") if isinstance(delta, dict) else ""
-    if not isinstance(delta, dict) or not added or not sent.echo:
+    if not isinstance(delta, dict) or not added or sent.echoed == len(sent.echo):
         return event
-    echo, sent.echo = sent.echo, ""
-    if echo.startswith(added):
-        sent.echo = echo.removeprefix(added)
+    if sent.echo.startswith(added, sent.echoed):
+        sent.echoed += len(added)
         return None
-    return {**event, "delta": {**delta, "text": added.removeprefix(echo)}}
+    rest, sent.echoed = sent.echo[sent.echoed :], len(sent.echo)  # no more of it comes
+    return {**event, "delta": {**delta, "text": added.removeprefix(rest)}}
 
 
 def _counted(values: Mapping[str, object], more: Mapping[str, int]) -> dict[str, object]:
     found = dict(values)
     for name, by in more.items():
         value = found.get(name)
-        if isinstance(value, int):
+        if _is_number(value):
             found[name] = value + by
     return found
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    """One that llama-server can mean. Who answers may be another node, and a sum may have too many digits."""
+    return type(value) is int and 0 <= value < _NUMBERS
 
 
 def _text(of: Mapping[str, object], name: str) -> str:

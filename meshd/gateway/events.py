@@ -15,7 +15,8 @@ EVENT_BYTES = 256 << 10
 
 # Where the blank line after an event ends; a CRLF blank line contains `\n\r\n` (WHATWG HTML, 9.2.5).
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
-_EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r)", re.DOTALL)
+# The end of the data ends an event, too: else each byte of an unfinished one would be tried as a beginning.
+_EVENT = re.compile(rb".+?(?:\n\r?\n|\r\r|\Z)", re.DOTALL)
 
 
 class StreamForm(StrEnum):
@@ -84,12 +85,8 @@ class EventSplitter:
 
 def whole_events(data: bytes) -> Iterator[bytes]:
     """Each event of these with its blank line; the last one may be without."""
-    cut = 0
     for found in _EVENT.finditer(data):
-        cut = found.end()
         yield found[0]
-    if cut < len(data):
-        yield data[cut:]
 
 
 def exact_tokens(body: bytes | bytearray) -> int:

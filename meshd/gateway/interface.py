@@ -209,8 +209,9 @@ class GatewayConfig:
     """`port` 0 picks a free one; beyond loopback keys are demanded. `allowed_hosts` are extra Host names.
 
     `allowed_origins` are whole origins (`https://chat.example`). `max_body_bytes` bounds one request,
-    `max_bodies_bytes` all that are held together; `max_requests` may be under way at once, waiting
-    for their turn or not; for their turn they wait for `max_wait_seconds` at most.
+    `max_bodies_bytes` all that are held together, of which those of members may take half; `max_requests`
+    may be under way at once, waiting for their turn or not; for their turn they wait for `max_wait_seconds`
+    at most.
     `keepalive_seconds` of silence in a stream are followed by a comment line. For `continue_seconds` an
     answer waits for a model that was lost under it, and goes on then. `fails_over`: where one upstream is
     lost or refuses, another one may answer at once.
@@ -222,7 +223,7 @@ class GatewayConfig:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 64 << 20
-    max_bodies_bytes: int = 128 << 20
+    max_bodies_bytes: int = 256 << 20
     max_requests: int = 256
     max_wait_seconds: float = 600.0
     keepalive_seconds: float = 10.0

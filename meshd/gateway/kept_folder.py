@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +20,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from meshd.base.log import get
-from meshd.base.peer_limits import KEPT_ANSWER_MIB, KEPT_ANSWERS, KEPT_ANSWERS_MIB
+from meshd.base.peer_limits import (
+    KEPT_ANSWER_MIB,
+    KEPT_ANSWERS,
+    KEPT_ANSWERS_MIB,
+    KEPT_ANSWERS_OF_KEY,
+    KEPT_ANSWERS_OF_KEY_MIB,
+)
 from meshd.gateway.failure import Failure, HttpRefusal
 from meshd.gateway.kept_journal import Read
 
 KEPT_ANSWERS_NAME = "kept-answers"
 KEPT_SECONDS = 600.0  # after the last byte, or after its client asked last
 _MOST_KEPT_BYTES = KEPT_ANSWERS_MIB.most << 20
+_MOST_KEPT_OF_KEY = KEPT_ANSWERS_OF_KEY_MIB.most << 20
 _MOST_KEPT_OF_ONE = KEPT_ANSWER_MIB.most << 20
 _KEPT_SWEEP_SECONDS = 20.0
 _GIVE_UP_SECONDS = 1.0  # for the last event of a client whose answer another one takes over
@@ -54,6 +61,20 @@ class _KnownAnswer:
     touched: float
 
 
+class _Tally:
+    """How much there is of something: in all, and of each key."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.of: Counter[str] = Counter()
+
+    def add(self, whose: str, by: int) -> None:
+        self.total += by
+        self.of[whose] += by
+        if not self.of[whose]:
+            del self.of[whose]
+
+
 class KeptFolder:
     """In `path`; `wall` gives unix seconds. `open` it first; `serve` must run."""
 
@@ -61,14 +82,15 @@ class KeptFolder:
         self._path = path
         self._wall = wall
         self._known: dict[str, _KnownAnswer] = {}
-        self._bytes = 0  # of all together
+        self._answers, self._bytes = _Tally(), _Tally()
         self._used: dict[str, KeptFile] = {}
         self._trouble = ""
 
     async def open(self) -> None:
         """Find what an earlier daemon has left."""
-        self._known = await asyncio.to_thread(lambda: dict(self._left()))
-        self._bytes = sum(one.size for one in self._known.values())
+        for name, size, touched in await asyncio.to_thread(lambda: list(self._left())):
+            self._count(name, size)
+            self._known[name].touched = touched
         self._sweep()
 
     async def serve(self) -> None:
@@ -103,19 +125,23 @@ class KeptFolder:
         known = self._known.get(name)
         if (known.size if known is not None else 0) + by > _MOST_KEPT_OF_ONE:
             return False
-        if not self._make_room(by, is_new=known is None):
+        if not self._make_room(_whose(name), by, is_new=known is None):
             return False
-        if known is None:
-            known = self._known[name] = _KnownAnswer(_whose(name), 0, self._wall())
-        known.size += by
-        self._bytes += by
+        self._count(name, by)
         return True
 
     def resize(self, name: str, size: int) -> None:
         """It has so many bytes left."""
-        known = self._known.setdefault(name, _KnownAnswer(_whose(name), 0, self._wall()))
-        self._bytes += size - known.size
-        known.size = size
+        known = self._known.get(name)
+        self._count(name, size - (known.size if known is not None else 0))
+
+    def _count(self, name: str, by: int) -> None:
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = _KnownAnswer(_whose(name), 0, self._wall())
+            self._answers.add(known.whose, 1)
+        known.size += by
+        self._bytes.add(known.whose, by)
 
     def remove(self, name: str) -> None:
         """One that cannot be removed is tried again later."""
@@ -125,7 +151,8 @@ class KeptFolder:
             self.failed(error)
             return
         if (known := self._known.pop(name, None)) is not None:
-            self._bytes -= known.size
+            self._answers.add(known.whose, -1)
+            self._bytes.add(known.whose, -known.size)
 
     def make(self) -> None:
         """The folder. Raises OSError."""
@@ -142,37 +169,48 @@ class KeptFolder:
         """The next trouble is news."""
         self._trouble = ""
 
-    def _left(self) -> Iterator[tuple[str, _KnownAnswer]]:
+    def _left(self) -> Iterator[tuple[str, int, float]]:
         with suppress(OSError), os.scandir(self._path) as found:
             for one in found:
                 about = one.stat(follow_symlinks=False)
                 if _NAME.fullmatch(one.name) and stat.S_ISREG(about.st_mode):
-                    yield one.name, _KnownAnswer(_whose(one.name), about.st_size, about.st_mtime)
+                    yield one.name, about.st_size, about.st_mtime
 
     def _sweep(self) -> None:
         now = self._wall()
         for name, known in list(self._known.items()):
             if name not in self._used and abs(now - known.touched) > KEPT_SECONDS:
                 self.remove(name)
-        self._make_room(0, is_new=False)
+        self._make_room("", 0, is_new=False)
 
-    def _make_room(self, by: int, *, is_new: bool) -> bool:
-        """False where all that is there is in use."""
-        while len(self._known) + is_new > KEPT_ANSWERS.most or self._bytes + by > _MOST_KEPT_BYTES:
-            spare = self._spare()
+    def _make_room(self, whose: str, by: int, *, is_new: bool) -> bool:
+        """For so many bytes of this key. False where all that may go is in use."""
+        while (what := self._excess(whose, by, is_new=is_new)) is not None:
+            spare = self._spare(what)
             if spare is not None:
                 self.remove(spare)
             if spare is None or spare in self._known:
                 return False
         return True
 
-    def _spare(self) -> str | None:
-        """Of those that nobody uses the oldest of the key that has most."""
-        sizes: Counter[str] = Counter()
-        for one in self._known.values():
-            sizes[one.whose] += one.size
-        spare = {name: one for name, one in self._known.items() if name not in self._used}
-        return min(spare, key=lambda name: (-sizes[spare[name].whose], spare[name].touched), default=None)
+    def _excess(self, whose: str, by: int, *, is_new: bool) -> Mapping[str, int] | None:
+        """Of what there would be too much: what each key has of it, or what this one has."""
+        for there, more, most_of_key, most in (
+            (self._answers, int(is_new), KEPT_ANSWERS_OF_KEY.most, KEPT_ANSWERS.most),
+            (self._bytes, by, _MOST_KEPT_OF_KEY, _MOST_KEPT_BYTES),
+        ):
+            if there.of[whose] + more > most_of_key:
+                return {whose: there.of[whose]}
+            if there.total + more > most:
+                return there.of
+        return None
+
+    def _spare(self, had: Mapping[str, int]) -> str | None:
+        """Of these keys' answers that nobody uses the oldest of the key that has most."""
+        spare = {
+            name: one for name, one in self._known.items() if name not in self._used and one.whose in had
+        }
+        return min(spare, key=lambda name: (-had[spare[name].whose], spare[name].touched), default=None)
 
 
 class KeptFile:

@@ -230,7 +230,10 @@ class Proxy:
             if call.kept is not None:
                 call.kept.drop()
             sent.in_pieces()
-        return sent.unsent(ready, asyncio.get_running_loop().time())
+        unsent = sent.unsent(ready, asyncio.get_running_loop().time())
+        if call.is_begun:  # its client came back: else a loss is why it is made again
+            call.meter.again = sent.made_again
+        return unsent
 
     async def _send(self, call: ProxiedCall, reply: StreamReply, ready: bytes, count: TokenCount) -> None:
         # what was generated counts, whether or not the client is still there

@@ -14,15 +14,15 @@ _ADDRESSES = ("url", "data")
 
 def has_remote_media(asked: Mapping[str, object]) -> bool:
     """Whether a part of this request is media that is neither a data URL nor base64."""
-    unseen: list[object] = [asked]
+    unseen: list[list[object] | dict[str, object]] = [dict(asked)]
     while unseen:
         value = unseen.pop()
-        if isinstance(value, list):
-            unseen += value
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             if value.get("type") in _PARTS and any(_is_remote(value.get(name)) for name in _HOLDERS):
                 return True
-            unseen += value.values()
+            value = list(value.values())
+        # the tokens of a long prompt are left out at once
+        unseen += [one for one in value if isinstance(one, list | dict)]
     return False
 
 

@@ -36,7 +36,7 @@ _OF_A_RUN = frozenset(
     }
 )
 _PROGRESS = "prompt_progress"  # as often as time passes
-_ID = re.compile(rb'"(?:id|item_id|call_id|response_id)"\s*:\s*"([A-Za-z0-9_-]{8,100})"')
+_ID = re.compile(rb'("(?:id|item_id|call_id|response_id)"\s*:\s*")([A-Za-z0-9_-]{8,100})"')
 _CREATED = re.compile(rb'("created(?:_at)?"\s*:\s*)(\d{1,12})')
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 
@@ -69,10 +69,11 @@ class SentEvents:
         self._is_whole = True
         self._run = _RunKind.FIRST
         self._at = 0  # events of this run
+        self.made_again = 0  # events that the client had, and that were made once more
         self._before = 0  # tokens that the client had when it began
         self._run_began: float | None = None  # with its first event
         self._taken = 0.0  # seconds from there to the last one, in the longest run
-        self._ids_now: list[bytes] = []
+        self._ids_before: dict[bytes, bytes] = {}  # by those of this run
 
     def in_pieces(self) -> None:
         """Part of an event comes: no other run can be joined to that. Raises OtherAnswer in another run."""
@@ -86,14 +87,15 @@ class SentEvents:
         if self._run is _RunKind.FIRST:
             self._read_first()
         self._can_compare = self._can_compare and self._run is not _RunKind.REST
-        self._at, self._ids_now, self._run_began = 0, [], None
+        self._at, self._ids_before, self._run_began = 0, {}, None
         if not self._is_whole:
             return None
         asked: object = None if self._sent is None else json.loads(body)  # of others it may be no JSON
         rest = continued(asked, self._sent) if self._sent is not None and isinstance(asked, dict) else None
         same = self._can_compare and isinstance(asked, dict) and self._is_to_be_the_same(asked)
         if rest is not None and self._sent is not None and not same:
-            self._run, self._before, self._sent.echo = _RunKind.REST, self._sent.count, self._sent.text
+            self._run, self._before = _RunKind.REST, self._sent.count
+            self._sent.goes_on()
             return json.dumps(rest).encode()
         self._run = _RunKind.SAME
         return body if self._can_compare else None
@@ -149,6 +151,7 @@ class SentEvents:
         if self._at <= len(self._digests):
             if self._digests[self._at - 1] != digest:
                 self._differs(f"its event {self._at} is another one")
+            self.made_again = max(self.made_again, self._at)
             return b""
         self._can_compare = self._can_compare and len(self._digests) < _MOST_EVENTS
         if self._can_compare:
@@ -177,17 +180,18 @@ class SentEvents:
         raise OtherAnswer(what)
 
     def _know_ids(self, event: bytes) -> None:
-        for one in _ID.findall(event):
-            if one not in self._ids_now and len(self._ids_now) < _MOST_IDS:
-                self._ids_now.append(one)
-                if len(self._ids) < len(self._ids_now):
+        for _, one in _ID.findall(event):
+            at = len(self._ids_before)
+            if one not in self._ids_before and at < _MOST_IDS:
+                if at == len(self._ids):
                     self._ids.append(one)
+                self._ids_before[one] = self._ids[at]
         if not self._created and (found := _CREATED.search(event)) is not None:
             self._created = found[2]
 
     def _as_before(self, event: bytes) -> bytes:
-        for now, before in zip(self._ids_now, self._ids, strict=False):
-            event = event.replace(now, before)
+        # each id once: one that is made of others must not grow by them
+        event = _ID.sub(lambda found: found[1] + self._ids_before.get(found[2], found[2]) + b'"', event)
         return _CREATED.sub(lambda found: found[1] + (self._created or found[2]), event)
 
 

@@ -168,11 +168,7 @@ class Gateway:
         config = self._config
         claimed = self._claimed or await ApiPort.claim(config)
         self._port = claimed.port
-        bodies = Bodies(
-            most_each=config.max_body_bytes,
-            most_together=config.max_bodies_bytes,
-            most_of_key=self._keys.share_of(config.max_bodies_bytes),
-        )
+        bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
         door = RequestGate()
         queued = QueuedProxy(self._proxy, self._turns, self._accounts)
         router = Router(

@@ -1,15 +1,23 @@
 """A llama-server that is not ready, and errors that it answers with, as a client is told them."""
 
+import asyncio
 import json
 
 import aiohttp
 
 from meshd.gateway.failure import Failure
-from meshd.gateway.upstream import HELD_ANSWER_BYTES, read_some
+from meshd.gateway.upstream import read_some
+
+# Who refuses may be another node: what it says is parsed while others wait, logged and passed on.
+_MOST_REFUSAL_BYTES = 1 << 20
+_MOST_WHY_LETTERS = 2000
+_REFUSAL_SECONDS = 10.0  # until all of it has come: who refuses computes nothing
 
 
 def told_failure(body: bytes) -> Failure | None:
-    """llama-server's error object; None where there is none."""
+    """llama-server's error object; None where there is none, or it is too long."""
+    if len(body) > _MOST_REFUSAL_BYTES:
+        return None
     try:
         parsed: object = json.loads(body)
     except (ValueError, RecursionError):
@@ -19,7 +27,13 @@ def told_failure(body: bytes) -> Failure | None:
         return None
     code = error.get("code")
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    return Failure(status, str(error.get("message", "")), type=str(error.get("type", "server_error")))
+    why, kind = (_short(error.get(*field)) for field in (("message", ""), ("type", "server_error")))
+    return Failure(status, why, type=kind)
+
+
+def _short(told: object) -> str:
+    text = told if isinstance(told, str) else json.dumps(told)
+    return text if len(text) <= _MOST_WHY_LETTERS else f"{text[:_MOST_WHY_LETTERS]}…"
 
 
 def plain_failure(status: int, body: bytes) -> Failure:
@@ -33,6 +47,10 @@ def plain_failure(status: int, body: bytes) -> Failure:
 async def failure_in(answer: aiohttp.ClientResponse) -> Failure:
     """The failure that a plain answer tells of, where its status comes too late. Raises UpstreamLost."""
     held = bytearray()
-    while len(held) <= HELD_ANSWER_BYTES and (data := await read_some(answer)):
-        held += data
+    try:
+        async with asyncio.timeout(_REFUSAL_SECONDS):
+            while len(held) <= _MOST_REFUSAL_BYTES and (data := await read_some(answer)):
+                held += data
+    except TimeoutError:
+        pass  # what has come must do
     return told_failure(bytes(held)) or plain_failure(answer.status, bytes(held))

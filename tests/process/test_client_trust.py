@@ -51,6 +51,17 @@ def test_no_page_of_a_hostile_head_runs_in_a_browser() -> None:
     run(main())
 
 
+def test_a_head_that_refuses_at_length_is_quoted_in_part() -> None:
+    async def main() -> None:
+        async with scene() as here:
+            await here.head("one", says(503, {"error": {"message": "x" * 900_000, "code": 503}}))
+            async with await here.post(stream=True) as said:
+                assert said.status == 503
+                assert "xxx" in (await said.json())["error"]["message"] and said.content.total_bytes < 10_000
+
+    run(main())
+
+
 def test_only_members_that_may_use_the_mesh_are_let_in_and_followed() -> None:
     async def main() -> None:
         async with scene(roles=frozenset({Role.WORK})) as here:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from meshd.gateway.api_key import ApiKey, KeyLimits
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.kept_folder import KeptFolder
 from meshd.gateway.one_model import OneModel
@@ -16,6 +17,7 @@ from tests.conformance.run import run, until
 from tests.process.client_scene import scene
 from tests.process.gateway_fake import DONE, chunk, event, last_chunk, serving
 from tests.process.kept_scene import ALL, CHAT, CONFIG, KEY, Model, Place, data_of, first, numbered, play
+from tests.process.test_gateway_continued import dies_after
 
 
 @pytest.mark.parametrize("temperature", [0, 1], ids=["greedy", "sampled"])
@@ -39,9 +41,41 @@ def test_the_next_daemon_sends_what_the_client_lacks_and_the_rest(temperature: i
             assert data_of(again) == numbered(*ALL), "without Last-Event-ID all of it"
             assert len(place.asked) == 2, "it is over: nobody is asked"
         lines = [json.loads(line) for line in (place.folder / "answers.jsonl").read_text().splitlines()]
-        assert [(one["generated_tokens"], one["status"]) for one in lines] == [(2, 499), (1, 200)]
+        taken = 1 if temperature else 3  # computed for the client that came back
+        assert [(one["generated_tokens"], one["status"]) for one in lines] == [(2, 499), (taken, 200)]
 
     play(check, Model())
+
+
+def test_what_is_made_again_for_a_client_that_comes_back_counts_for_its_quota() -> None:
+    """Else it could have the same seconds computed as often as it likes, for a token each time."""
+    config = replace(CONFIG, api_keys=(ApiKey("anna-secret", "anna", KeyLimits(tokens_per_day=8)),))
+
+    async def check(place: Place) -> None:
+        async with place.daemon(config) as gateway:
+            await place.events(2, secret="anna-secret")
+            await until(lambda: gateway.status.keys[0].active == 0)
+            assert gateway.status.keys[0].tokens_today == 2
+            place.server.let_go.set()
+            assert data_of(await place.whole(secret="anna-secret", last="2")) == numbered(*ALL)[2:]
+            used = gateway.status.keys[0]
+            assert (used.prompt_tokens, used.generated_tokens, used.tokens_today) == (3, 2 + 3, 8)
+            assert gateway.status.tokens == 3, "each token is counted once"
+            assert await place.refused(secret="anna-secret") == (429, "insufficient_quota")
+
+    play(check, Model())
+
+
+def test_what_is_made_again_after_a_loss_does_not() -> None:
+    config = replace(CONFIG, api_keys=(ApiKey("anna-secret", "anna"),))
+
+    async def check(place: Place) -> None:
+        async with place.daemon(config) as gateway:
+            assert data_of(await place.whole(secret="anna-secret")) == numbered(*ALL)
+            assert len(place.asked) == 2
+            assert gateway.status.keys[0].generated_tokens == 3
+
+    play(check, dies_after(*ALL[:2], then=tuple(ALL)))
 
 
 def test_without_a_key_nothing_is_kept_and_nothing_is_numbered() -> None:

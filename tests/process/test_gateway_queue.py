@@ -215,7 +215,7 @@ def test_a_model_that_is_lost_before_the_turn_is_told_where_answers_do_not_wait(
     "config",
     [
         GatewayConfig(port=0, api_keys=KEYS, max_requests=3),
-        GatewayConfig(port=0, api_keys=KEYS, max_body_bytes=10_000, max_bodies_bytes=20_000),
+        GatewayConfig(port=0, api_keys=KEYS, max_body_bytes=10_000, max_bodies_bytes=30_000),
     ],
 )
 def test_two_requests_of_one_key_leave_room_for_one_of_another(config: GatewayConfig) -> None:

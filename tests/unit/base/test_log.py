@@ -61,6 +61,23 @@ def test_a_peers_text_cannot_end_a_line_or_move_the_cursor(form: str) -> None:
     assert text.count("\n") == 1 and "\x1b" not in text
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("letter", ["x", "\n", "\U0001f600\x1b"])
+def test_a_peers_text_cannot_fill_the_file(form: str, letter: str) -> None:
+    stream = io.StringIO()
+    log.set_up(form=form, stream=stream)
+    EARLY.warning("link_lost", why=letter * 100_000)
+    assert "more)" in stream.getvalue() and len(stream.getvalue()) < 50_000
+
+
+def test_a_value_that_is_not_too_long_is_whole() -> None:
+    stream = io.StringIO()
+    log.set_up(form="json", stream=stream)
+    EARLY.warning("link_lost", why="x" * 4000)
+    EARLY.warning("link_lost", why="x" * 4000 + "yz")
+    assert [line["why"] for line in lines(stream)] == ["x" * 4000, "x" * 4000 + "… (2 more)"]
+
+
 def test_a_file_is_kept_beside_the_stream(tmp_path: Path) -> None:
     stream, path = io.StringIO(), tmp_path / "home" / "logs" / "meshd.log"
     log.set_up(stream=stream, file=path)

@@ -1,12 +1,21 @@
 """What a body asks for."""
 
+import asyncio
 import json
+import tracemalloc
+from unittest import mock
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.body import parse_object, with_fields
+from meshd.base.peer_limits import Share
+from meshd.gateway import body as body_module
+from meshd.gateway.body import Bodies, _Caller, _longest, parse_object, with_fields
 from meshd.gateway.failure import HttpRefusal
+from meshd.gateway.interface import GatewayConfig
+
+from tests.sim.loop import run
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -40,3 +49,150 @@ def test_anything_else_is_refused_as_a_400(body: bytes) -> None:
 def test_bodies_made_to_hurt_are_refused(body: bytes) -> None:
     with pytest.raises(HttpRefusal):
         parse_object(body)
+
+
+MARKS = st.text('"\\,[{}]:ab', max_size=6)
+MARKED = st.recursive(
+    MARKS | st.integers(0, 9) | st.none(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(MARKS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def marks(value: object) -> int:
+    """One for each list and object, and one for each value in them but the first."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return 1 + max(0, len(inner) - 1) + sum(map(marks, inner))
+
+
+@given(
+    st.dictionaries(MARKS, MARKED, max_size=4), st.integers(0, 12), st.sampled_from([b"", b"x", b'"', b"\\"])
+)
+def test_values_are_counted_and_text_is_not(asked: dict[str, object], most: int, behind: bytes) -> None:
+    body = json.dumps(asked).encode()
+    with mock.patch.object(body_module, "API_BODY_VALUES", Share("", most, "node", "")):
+        if marks(asked) <= most:
+            assert parse_object(body) == asked
+            return
+        with pytest.raises(HttpRefusal) as refused:
+            parse_object(body + behind)
+    assert (refused.value.failure.status, refused.value.failure.code) == (413, "too_many_values")
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b"1.5,", b'"",', b'{"":[]},'])
+def test_a_body_of_values_that_take_gigabytes_is_not_parsed(
+    unit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", lambda _text: pytest.fail("it stops everything meanwhile"))
+    with pytest.raises(HttpRefusal) as refused:
+        parse_object(b'{"prompt":[' + unit * ((16 << 20) // len(unit)) + b"0]}")
+    assert refused.value.failure.status == 413
+
+
+@pytest.mark.parametrize("text", ['a "quoted, [word]", \\ \n', ",", "[[", '\\"'])
+def test_a_long_prompt_may_have_any_letters(text: str) -> None:
+    body = json.dumps({"prompt": text * ((8 << 20) // len(text))}).encode()
+    assert set(parse_object(body)) == {"prompt"}
+
+
+def test_a_long_prompt_may_be_tokens() -> None:
+    body = json.dumps({"prompt": [1] * (1 << 20)}).encode()
+    assert set(parse_object(body)) == {"prompt"}
+
+
+OWNER = _Caller(False, b"")
+
+
+def member(name: int) -> _Caller:
+    return _Caller(True, b"member %d" % name)
+
+
+def default_bodies() -> Bodies:
+    config = GatewayConfig()
+    return Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+
+
+def take_all(bodies: Bodies, caller: _Caller, *, step: int = 64 << 10) -> int:
+    """As many bytes as it may hold."""
+    while bodies._fits(step, caller):
+        bodies._hold(step, caller)
+    return bodies._of[caller]
+
+
+def test_one_caller_alone_may_hold_a_whole_body_or_two() -> None:
+    assert take_all(default_bodies(), member(1)) == 64 << 20
+    assert take_all(default_bodies(), OWNER) == 128 << 20
+
+
+@given(st.lists(st.integers(1, 10), max_size=20))
+def test_members_who_hold_all_they_can_leave_room_for_others(greedy: list[int]) -> None:
+    bodies = default_bodies()
+    for name in greedy:
+        take_all(bodies, member(name), step=16 << 10)
+    assert bodies._fits(16 << 10, member(11)), "each takes half of what is left"
+    assert take_all(bodies, OWNER) >= 64 << 20, "a whole body"
+    assert bodies._fits(64 << 10, _Caller(False, b"another key"))
+    assert bodies.held <= 256 << 20
+    for caller, held in list(bodies._of.items()):
+        bodies._hold(-held, caller)
+    assert bodies.held == 0 and not bodies._of
+
+
+def test_a_whole_body_is_possible_however_little_is_allowed() -> None:
+    for caller in (OWNER, member(1)):
+        bodies = Bodies(most_each=1000, most_together=1)
+        assert bodies._fits(1000, caller) and not bodies._fits(1001, caller)
+
+
+class Trickle:
+    """A body that comes at so many bytes a second, on a virtual clock."""
+
+    def __init__(self, size: int, rate: int, *, every: float = 1.0) -> None:
+        self._rate = rate
+        self._left = size
+        self._every = every
+
+    async def readany(self) -> bytes:
+        size = min(self._left, self._rate)
+        self._left -= size
+        await asyncio.sleep(self._every)
+        return b"x" * size
+
+
+async def received(size: int, rate: int, *, every: float = 1.0) -> int:
+    content = Trickle(size, rate, every=every)
+    request = mock.Mock(spec=web.BaseRequest, content_length=None, headers={}, content=content, protocol=None)
+    async with default_bodies().read(request, b"") as body:
+        return len(body)
+
+
+@pytest.mark.parametrize(("size", "rate"), [(1 << 20, 2 << 10), (3 << 20, 8 << 10), (27 << 20, 32 << 10)])
+def test_a_body_may_come_slowly(size: int, rate: int) -> None:
+    assert run(received(size, rate)) == size
+
+
+@pytest.mark.parametrize(
+    ("size", "rate"), [(1 << 20, 1), (3 << 20, 2 << 10), (3 << 20, 4 << 10), (64 << 20, 32 << 10)]
+)
+def test_a_body_that_hardly_comes_is_refused(size: int, rate: int) -> None:
+    with pytest.raises(HttpRefusal) as refused:
+        run(received(size, rate))
+    assert refused.value.failure.code == "body_stalled"
+
+
+def test_a_body_in_tiny_pieces_takes_no_more_memory_than_it_counts() -> None:
+    async def main() -> int:
+        tracemalloc.start()
+        try:
+            await received(20_000, 2, every=0.0)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert run(main()) < 200_000
+
+
+def test_the_largest_body_has_half_an_hour() -> None:
+    assert _longest(64 << 20) < 1800

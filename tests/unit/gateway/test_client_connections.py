@@ -18,6 +18,16 @@ class Wire(asyncio.Transport):
     def __init__(self, host: str, port: int) -> None:
         super().__init__({"peername": (host, port)})
         self.cut = False
+        self.waiting = 0
+        self.closing = False
+
+    def is_closing(self) -> bool:
+        """See asyncio.Transport."""
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        """See asyncio.Transport."""
+        return self.waiting
 
     def abort(self) -> None:
         """See asyncio.Transport."""
@@ -98,6 +108,76 @@ def test_a_stranger_has_ten_seconds(seconds: float, cut: list[int]) -> None:
         assert street.door.know(street.come(FAR), b"key")
         await asyncio.sleep(seconds)
         assert street.cut == cut
+        sweep.cancel()
+
+    run(main())
+
+
+class Reader:
+    """A client for which more waits as soon as it has taken what waited, as asyncio's transports have it."""
+
+    def __init__(self, street: Street, piece: int) -> None:
+        self._visitor = street.come(FAR)
+        self._wire = street.wires[-1]
+        self._piece = piece
+        street.door.know(self._visitor, b"key")
+        self._write()
+
+    def _write(self) -> None:
+        self._wire.waiting += self._piece
+        self._visitor.pause_writing()
+
+    def take(self, count: int) -> None:
+        while count:
+            taken = min(count, self._wire.waiting)
+            self._wire.waiting -= taken
+            count -= taken
+            if self._wire.waiting < 16_000:
+                self._visitor.resume_writing()
+                self._write()
+
+
+async def cut_after(taken: int, every: int, *, piece: int = 100_000) -> int | None:
+    """When a client is cut that takes so much every so many seconds of twenty minutes."""
+    street = Street()
+    sweep = asyncio.get_running_loop().create_task(street.door.serve())
+    reader = Reader(street, piece)
+    for second in range(1, 1200):
+        await asyncio.sleep(SWEEP_SECONDS)
+        if street.cut:
+            break
+        if second % every == 0:
+            reader.take(taken)
+    sweep.cancel()
+    return second if street.cut else None
+
+
+@pytest.mark.parametrize(("taken", "every"), [(0, 1), (1, 1), (200, 1), (50_000, 250)])
+@pytest.mark.parametrize("piece", [100_000, 8 << 20])
+def test_a_client_that_takes_too_little_of_its_answer_is_cut(taken: int, every: int, piece: int) -> None:
+    assert run(cut_after(taken, every, piece=piece)) in range(300, 305)
+
+
+@pytest.mark.parametrize(("taken", "every"), [(240, 1), (84_000, 1), (1_000_000, 1), (90_000, 290)])
+@pytest.mark.parametrize("piece", [100_000, 8 << 20])
+def test_a_client_that_reads_slowly_is_not(taken: int, every: int, piece: int) -> None:
+    assert run(cut_after(taken, every, piece=piece)) is None
+
+
+def test_a_client_for_which_writing_does_not_wait_may_stay_until_it_is_closed() -> None:
+    async def main() -> None:
+        street = Street()
+        sweep = asyncio.get_running_loop().create_task(street.door.serve())
+        street.door.know(street.come(FAR), b"key")
+        [wire] = street.wires
+        wire.waiting = 5
+        await asyncio.sleep(2000)
+        assert street.cut == []
+        wire.closing = True
+        await asyncio.sleep(310)
+        assert street.cut == [0]
+        street.door.leave(street.visitors[0])
+        assert not street.door._visitors
         sweep.cancel()
 
     run(main())

@@ -1,8 +1,11 @@
 """Requests for the rest of an answer."""
 
+import json
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.gateway.continuation import Dialect, SentText, as_the_rest, continued
 
 CHAT: Mapping[str, object] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -113,7 +116,7 @@ def test_messages_go_on_and_their_beginning_is_not_said_twice() -> None:
     rest = continued(CHAT, sent)
     assert rest is not None and "continue_final_message" not in rest
     assert rest["messages"] == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So be"}]
-    sent.echo = sent.text
+    sent.goes_on()
     assert as_the_rest({"type": "message_start"}, sent, 1) is None
     assert as_the_rest(dict(BEGIN), sent, 1) is None
     assert as_the_rest(delta("So"), sent, 1) is None
@@ -121,6 +124,20 @@ def test_messages_go_on_and_their_beginning_is_not_said_twice() -> None:
     assert as_the_rest(delta("So be"), sent, 1) == delta("So be"), "only the beginning"
     over: dict[str, object] = {"type": "message_delta", "usage": {"output_tokens": 4}}
     assert as_the_rest(over, sent, 1) == {"type": "message_delta", "usage": {"output_tokens": 5}}
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=8))
+def test_what_comes_again_is_left_out_to_where_it_differs(before: str, pieces: list[str]) -> None:
+    sent = anthropic(BEGIN, *([delta(before)] if before else []))
+    sent.goes_on()
+    echo, came, told = sent.echo, "", []
+    for piece in pieces:
+        if (event := as_the_rest(delta(piece), sent, 1)) is not None:
+            told.append(event)
+        came += piece
+        assert sent.echo is echo, "it is not copied for each event"
+        assert bool(told) == (not before.startswith(came))
+    assert told[1:] == [delta(piece) for piece in pieces[len(pieces) - len(told) + 1 :]]
 
 
 @pytest.mark.parametrize("kind", ["thinking", "tool_use"])
@@ -140,3 +157,31 @@ def test_more_text_than_is_kept_is_not_continued() -> None:
     for _ in range(4):
         sent.see({"choices": [{"index": 0, "delta": {"content": "b" * (1 << 20)}}]})
     assert (sent.is_text, sent.text) == (False, "")
+
+
+def test_more_tokens_than_are_kept_are_not_continued() -> None:
+    """Those of an answer that has no text: the list grows with each of its events."""
+    sent = native(("a", 1))
+    for _ in range(5):
+        sent.see({"index": 0, "content": "", "tokens": [7] * (1 << 20)})
+    assert (sent.is_text, len(sent.tokens)) == (False, 0)
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 31, 10**4299, True, 1.5, "1", None], ids=lambda one: str(one)[:9])
+def test_what_no_token_can_be_is_not_kept(token: object) -> None:
+    sent = native(("a", 1))
+    sent.see({"index": 0, "content": "b", "tokens": [token], "tokens_predicted": 2})
+    assert list(sent.tokens) == [1]
+    assert continued({"prompt": "The"}, sent) == {"prompt": "The" + "ab"}
+
+
+@pytest.mark.parametrize("number", [10**4300 - 1, 1 - 10**4300, 1 << 31], ids=lambda one: str(one)[:9])
+def test_numbers_that_no_answer_has_are_not_added_to(number: int) -> None:
+    """A sum of more than 4300 digits cannot be written: it would be an error that nobody expects."""
+    sent = native((" a", 7))
+    end: dict[str, object] = {"content": "", "tokens_predicted": number, "tokens_evaluated": number}
+    counted = as_the_rest(end, sent, 1)
+    assert counted == end and json.dumps(counted)
+    sent.see(end)
+    rest = continued({"prompt": "The", "n_predict": 10**4300 - 1}, sent)
+    assert rest is not None and json.dumps(rest)

@@ -2,11 +2,20 @@
 
 import itertools
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.events import EventSplitter, StreamForm, TokenCount, answer_timings, exact_tokens
+from meshd.gateway.events import (
+    _EVENT,
+    EventSplitter,
+    StreamForm,
+    TokenCount,
+    answer_timings,
+    exact_tokens,
+    whole_events,
+)
 from meshd.gateway.interface import AnswerTimings
 
 LINE_ENDS = ("\n", "\r\n", "\r")
@@ -71,6 +80,35 @@ def test_between_events_is_true_when_the_last_byte_let_out_ended_one(ends: list[
     for end in ends:
         splitter.feed(b"data: x\n\n" if end else b"data: x")
         assert splitter.between_events == end
+
+
+FEW_BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"data: b"]), max_size=20).map(b"".join)
+
+
+def cut_by_blank_lines(data: bytes) -> list[bytes]:
+    """The same by its definition: an event is at least a byte, and its blank line."""
+    blank, events = re.compile(rb"\n\r?\n|\r\r"), []
+    while data:
+        found = blank.search(data, 1)
+        end = len(data) if found is None else found.end()
+        events.append(data[:end])
+        data = data[end:]
+    return events
+
+
+@given(FEW_BYTES)
+def test_each_event_has_its_blank_line_and_the_last_may_be_without(data: bytes) -> None:
+    events = list(whole_events(data))
+    assert events == cut_by_blank_lines(data)
+    assert b"".join(events) == data
+
+
+@given(FEW_BYTES, st.integers(0, 1000))
+def test_one_try_at_any_byte_finds_an_event(data: bytes, at: int) -> None:
+    """A try that fails would be repeated at each of the bytes behind: the time would grow as their square."""
+    start = at % (len(data) + 1)
+    found = _EVENT.match(data, start)
+    assert (found is not None) == (start < len(data))
 
 
 def data(fields: object) -> bytes:

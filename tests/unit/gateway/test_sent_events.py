@@ -59,8 +59,10 @@ def test_the_same_again_is_compared_and_only_what_is_new_is_sent() -> None:
     asked = body(seed=3)
     assert made.next_request(asked) == asked
     assert made.unsent(typed("response.output_text.delta", "x", "bbbb"), 0.0) == b""
+    assert made.made_again == 1
     with_new = typed("response.output_text.delta", "y", "bbbb") + typed("response.done", "z", "bbbb")
     assert made.unsent(with_new, 0.0) == typed("response.done", "z", "aaaa")
+    assert made.made_again == 2, "the third is new"
     made.run_ended()
 
 
@@ -158,6 +160,40 @@ def test_progress_and_comments_are_of_one_run() -> None:
     assert made.next_request(body(tools=[{}], tool_choice="required", seed=1)) is not None
     assert made.unsent(progress + progress + event("a", "bbbbbbbb"), 0.0) == b""
     assert made.unsent(event("b", "bbbbbbbb") + event("c", "bbbbbbbb"), 0.0) == event("c", "aaaaaaaa")
+
+
+def tool_calls(*ids: str) -> bytes:
+    return b"data: " + json.dumps({"calls": [{"id": one} for one in ids]}).encode() + b"\n\n"
+
+
+def test_ids_that_are_made_of_others_do_not_grow() -> None:
+    """Of who answers twice: each id of the first run is several times the next id of the second."""
+    names = [letter * 8 for letter in "ABCDEFGH"]
+    made = sent(*[tool_calls(name * 12) for name in names[1:]])
+    asked = body(temperature=0)
+    assert made.next_request(asked) == asked
+    for name in names[:-1]:
+        assert made.unsent(tool_calls(name), 0.0) == b""
+    assert made.unsent(tool_calls(names[0]), 0.0) == tool_calls(names[1] * 12)
+
+
+@given(st.lists(st.text("AB", min_size=8, max_size=100), min_size=1, max_size=8), st.data())
+def test_an_id_becomes_the_one_that_had_its_place(first: list[str], draw: st.DataObject) -> None:
+    first = list(dict.fromkeys(first))
+    ids = st.text("AB", min_size=8, max_size=100)
+    second = draw.draw(st.lists(ids, min_size=len(first), max_size=len(first), unique=True))
+    made = sent(*map(tool_calls, first), event("a", "aaaaaaaa"))
+    assert made.next_request(body(tools=[{}], tool_choice="required", seed=1)) is not None
+    for one in second:
+        assert made.unsent(tool_calls(one), 0.0) == b""
+    assert made.unsent(event("a", "aaaaaaaa") + tool_calls(*second), 0.0) == tool_calls(*first)
+
+
+def test_a_number_of_many_digits_in_the_rest_is_passed_on() -> None:
+    made = sent(event("a", "aaaaaaaa"))
+    assert made.next_request(body()) is not None
+    usage = {"completion_tokens": 10**4300 - 1}
+    assert b"9" * 4300 in made.unsent(event("b", "aaaaaaaa", usage=usage), 0.0)
 
 
 def test_text_is_never_taken_for_an_id() -> None:
