@@ -19,7 +19,8 @@ from meshd.library.members.ask_models import ask_tensors
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
-from meshd.library.members.pull_model import HoldersLost, HolderTasks, ModelPull, PullStep
+from meshd.library.members.pull_model import HolderTasks, ModelPull
+from meshd.library.members.pull_state import HoldersLost, PullStep
 from meshd.model.cursor import MAX_HEADER_BYTES
 from meshd.model.gguf import Header, read_header
 from meshd.model.gguf_names import HEADER_SUFFIX

@@ -4,8 +4,7 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base import log
@@ -14,11 +13,12 @@ from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
-from meshd.library.members.ask_models import MemberModels, ask_members, ask_pieces
+from meshd.library.members.ask_models import ask_members, ask_pieces
 from meshd.library.members.fetch_pieces import PieceFetcher
 from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
+from meshd.library.members.pull_state import Holder, HoldersLost, PullState, PullStep, nobody_has
 from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MeshName, ModelName
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
@@ -32,50 +32,6 @@ _LOOKED_AT = 64  # pieces in one step
 _JOIN_SECONDS = 10.0  # how long members that must read their file first are waited for
 HolderTasks = Sequence[asyncio.Task[None]]
 LOG = log.get("library")
-
-
-class PullStep(StrEnum):
-    """What a pull is doing; the words are part of `meshd model pull --json`."""
-
-    ASKING = "asking"
-    LOOKING = "looking"  # at what is there from before
-    FETCHING = "fetching"
-    CHECKING = "checking"  # the tensors of the whole file
-    DONE = "done"
-    FAILED = "failed"
-
-
-@dataclass(slots=True)
-class Holder:
-    """A member that has the model. `bytes`: what it gave; `problem`: why it gives no more."""
-
-    node: str
-    bytes: int = 0
-    problem: str = ""
-
-
-@dataclass(slots=True)
-class PullState:
-    """As others see it while it runs. `before`: bytes that were there when it began."""
-
-    step: PullStep = PullStep.ASKING
-    name: str = ""
-    done: int = 0
-    total: int = 0
-    before: int = 0
-    rate: float = 0.0
-    holders: dict[PeerId, Holder] = field(default_factory=dict)
-    paths: tuple[Path, ...] = ()
-    fingerprint: str = ""
-    activity: str = ""
-
-
-class NobodyHasIt(UserError):
-    """No member has the model."""
-
-
-class HoldersLost(UserError):
-    """Those that had it give no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +83,7 @@ class ModelPull:
         if not found and lost is not None:
             raise lost.afresh()
         if not found:
-            raise _nobody(self._name, told, lied=len(self._excluded))
+            raise nobody_has(self._name, told, lied=len(self._excluded))
         one_each = list({offer.peer: offer for offer in found}.values())[: MODEL_HOLDERS.most]
         self.state.name = one_each[0].stem
         self.state.total = one_each[0].model.size
@@ -324,11 +280,3 @@ def _file_names(offer: MemberOffer) -> list[str]:
     if count == 1:
         return [offer.stem + GGUF_SUFFIX]
     return [f"{offer.stem}-{number:05d}-of-{count:05d}{GGUF_SUFFIX}" for number in range(1, count + 1)]
-
-
-def _nobody(name: ModelName, told: Sequence[MemberModels], *, lied: int) -> NobodyHasIt:
-    asked = ", ".join(one.node + (f" ({one.why_not})" if one.why_not else "") for one in told)
-    what = f"no member of the mesh has `{name}`" + (f"; asked: {asked}" if asked else ": none is connected")
-    if lied:
-        what = f"what members gave as `{name}` was something else"
-    return NobodyHasIt(what, hint="list what there is: `meshd model ls`")

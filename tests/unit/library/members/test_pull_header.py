@@ -9,7 +9,7 @@ import pytest
 from meshd.base.errors import MeshdError, UserError
 from meshd.library.headers import find_header, said_of
 from meshd.library.members.pull_header import HeaderPull
-from meshd.library.members.pull_model import NobodyHasIt, PullStep
+from meshd.library.members.pull_state import NobodyHasIt, PullStep
 from meshd.model.model_name import MeshName, parse_model_name
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.weights_index import fingerprint
