@@ -176,7 +176,7 @@ def _view(offer: MemberOffer) -> MemberModelView:
     return MemberModelView(
         node=offer.node,
         name=offer.stem,
-        names=model.names,
+        names=offer.names,
         bytes=model.size,
         files=model.files,
         quant=model.quant or None,

@@ -61,6 +61,8 @@ class _Beginning:
 class HeaderPull(ModelPull):
     """One pull of the header of a model; `run` it once, and `state` is as of the pull of a model."""
 
+    _by_content = False  # it covers no hashes of layers: whoever knows it could tell others
+
     async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
         if offer.model.files != 1:
             raise UserError(
@@ -198,7 +200,7 @@ def _wanted(index: PieceIndex, header: Header) -> set[int]:
 
 def _note(shard: Shard, index: PieceIndex, hashes: _Hashes) -> HeaderNote:
     return HeaderNote(
-        names=hashes.offer.model.names,
+        name=hashes.offer.stem,
         node=hashes.offer.node,
         content=index.content,
         fingerprint=hashes.fingerprint,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
@@ -46,9 +47,12 @@ class PullPlace:
 class ModelPull:
     """One pull of `name`; `run` it once. `rate` in bytes a second."""
 
+    _by_content: ClassVar[bool] = True  # a content id proves what comes, as a fingerprint does
+
     def __init__(self, mesh: Mesh, name: ModelName, place: PullPlace, *, rate: float | None = None) -> None:
         self._mesh = mesh
         self._name = name
+        self._digits = name.fingerprint if isinstance(name, MeshName) else ""
         self._place = place
         self._rate = rate
         self._excluded: set[PeerId] = set()
@@ -79,11 +83,12 @@ class ModelPull:
         self.state.step = PullStep.ASKING
         told = await ask_members(self._mesh)
         offers = [offer for one in told for offer in one.offers if offer.peer not in self._excluded]
-        found = fitting_offers(self._name, offers)
+        found = fitting_offers(self._name, offers, by_content=self._by_content)
         if not found and lost is not None:
             raise lost.afresh()
         if not found:
-            raise nobody_has(self._name, told, lied=len(self._excluded))
+            lied = len(self._excluded)
+            raise nobody_has(self._name, told, lied=lied, by_content=self._by_content)
         one_each = list({offer.peer: offer for offer in found}.values())[: MODEL_HOLDERS.most]
         self.state.name = one_each[0].stem
         self.state.total = one_each[0].model.size
@@ -148,7 +153,7 @@ class ModelPull:
             known.clear()
             await known.wait()
         contents = [index.content for index in self._indexes.values()]
-        if len(set(contents)) > 1 and not (isinstance(self._name, MeshName) and self._name.fingerprint):
+        if len(set(contents)) > 1 and not self._digits:
             kinds = {self._indexes[one.peer].content: one for one in offers if one.peer in self._indexes}
             raise ambiguous(str(self._name), list(kinds.values()))
         most = max(contents, key=contents.count)
@@ -255,7 +260,6 @@ class ModelPull:
             model.close()
 
     def _is_right(self, found: str, index: PieceIndex) -> bool:
-        wished = self._name.fingerprint if isinstance(self._name, MeshName) else ""
         told = {
             offer.model.fingerprint.hex()
             for offer in self._offers
@@ -263,8 +267,12 @@ class ModelPull:
         }
         if not found or (told and found not in told):
             return False
-        by_name = not wished or wished in self.state.name.lower()
-        return by_name or any(digits.startswith(wished) for digits in (found, index.content.hex()))
+        return self._is_wished(found, index)
+
+    def _is_wished(self, fingerprint: str, index: PieceIndex) -> bool:
+        """Whether it begins with the digits that the model was named by; members may say what they like."""
+        proven = (fingerprint, index.content.hex()) if self._by_content else (fingerprint,)
+        return any(one.startswith(self._digits) for one in proven)
 
     def _lost(self) -> HoldersLost:
         """Every holder has ended."""

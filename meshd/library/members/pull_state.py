@@ -8,7 +8,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.identity.keys import PeerId
 from meshd.library.members.ask_models import MemberModels
-from meshd.model.model_name import ModelName
+from meshd.model.model_name import MeshName, ModelName
 
 
 class PullStep(StrEnum):
@@ -55,10 +55,16 @@ class HoldersLost(UserError):
     """Those that had it give no more."""
 
 
-def nobody_has(name: ModelName, told: Sequence[MemberModels], *, lied: int) -> NobodyHasIt:
-    """The error that says who was asked; `lied`: members that had something else."""
+def nobody_has(name: ModelName, told: Sequence[MemberModels], *, lied: int, by_content: bool) -> NobodyHasIt:
+    """The error that says who was asked; `lied`: members that had something else.
+
+    `by_content`: the name may have been a content id.
+    """
     asked = ", ".join(one.node + (f" ({one.why_not})" if one.why_not else "") for one in told)
     what = f"no member of the mesh has `{name}`" + (f"; asked: {asked}" if asked else ": none is connected")
     if lied:
         what = f"what members gave as `{name}` was something else"
-    return NobodyHasIt(what, hint="list what there is: `meshd model ls`")
+    hint = "list what there is: `meshd model ls`"
+    if not by_content and isinstance(name, MeshName) and name.fingerprint:
+        hint += "; with `--header-only`, name a model by its fingerprint, not by its content id"
+    return NobodyHasIt(what, hint=hint)
