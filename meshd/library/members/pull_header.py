@@ -20,7 +20,7 @@ from meshd.library.members.offers import MemberOffer
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.library.members.pull_model import HolderTasks, ModelPull
-from meshd.library.members.pull_state import HoldersLost, PullStep
+from meshd.library.members.pull_state import HoldersLost, PullStep, UnusableContent
 from meshd.model.cursor import MAX_HEADER_BYTES
 from meshd.model.gguf import Header, read_header
 from meshd.model.gguf_names import HEADER_SUFFIX
@@ -65,7 +65,7 @@ class HeaderPull(ModelPull):
 
     async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
         if offer.model.files != 1:
-            raise UserError(
+            raise UnusableContent(
                 f"`{offer.stem}` is stored in {offer.model.files} files, which `--header-only` cannot serve",
                 hint="omit `--header-only`: then all of it comes from members first",
             )
@@ -100,13 +100,13 @@ class HeaderPull(ModelPull):
             read = functools.partial(read_header, beginning.pread, size=index.size, label=offer.stem)
             try:
                 header = await in_thread(read)
-            except UserError:
+            except UserError as error:
                 if not beginning.was_short or count in (index.count, _MOST_PIECES):
-                    raise
+                    raise UnusableContent(error.what, hint=error.hint) from None
                 count *= 2
                 continue
             if header.shard[1] != 1:
-                raise UserError(f"`{offer.stem}` is one part of several, and not a model")
+                raise UnusableContent(f"`{offer.stem}` is one part of several, and not a model")
             return header
 
     async def _take(self, files: PartFiles, index: PieceIndex, present: set[int], numbers: range) -> None:
@@ -154,7 +154,7 @@ class HeaderPull(ModelPull):
                 self._is_lost(offer.peer, error)
                 continue
             found = fingerprint([header], [digests])
-            if self._is_right(found, index) and offer.model.fingerprint.hex() in ("", found):
+            if self._is_wished(found, index) and offer.model.fingerprint.hex() in ("", found):
                 return _Hashes(offer, digests, found)
             self.state.holders[offer.peer].problem = _LIED
             LOG.warning("holder_lied", peer=offer.peer.short, why=_LIED)

@@ -19,7 +19,14 @@ from meshd.library.members.fetch_pieces import PieceFetcher
 from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
-from meshd.library.members.pull_state import Holder, HoldersLost, PullState, PullStep, nobody_has
+from meshd.library.members.pull_state import (
+    Holder,
+    HoldersLost,
+    PullState,
+    PullStep,
+    UnusableContent,
+    nobody_has,
+)
 from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MeshName, ModelName
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
@@ -30,6 +37,7 @@ from meshd.store.model_file import ModelFile
 from meshd.store.piece_cache import PieceCache
 
 _LOOKED_AT = 64  # pieces in one step
+_OTHER_FILE = "it has another file of that name"
 _JOIN_SECONDS = 10.0  # how long members that must read their file first are waited for
 HolderTasks = Sequence[asyncio.Task[None]]
 LOG = log.get("library")
@@ -59,33 +67,55 @@ class ModelPull:
         self._offers: Sequence[MemberOffer] = ()
         self._indexes: dict[PeerId, PieceIndex] = {}
         self._answered: set[PeerId] = set()  # with an index, or why there is none
+        self._index: PieceIndex | None = None  # the chosen one
         self._chosen: asyncio.Future[PieceFetcher] | None = None
         self._failure: UserError | None = None
         self.state = PullState()
 
     async def run(self) -> None:
         """Raises UserError and other MeshdErrors; what was fetched stays for the next time."""
-        lost: HoldersLost | None = None
+        failed: UserError | None = None
         while True:
-            offers = await self._find(lost)
+            offers = await self._find(failed)
             try:
                 if await self._pull(offers):
                     self.state.step = PullStep.DONE
                     return
             except ExceptionGroup as group:
                 error = first_error(group)
-                if not isinstance(error, HoldersLost):
+                at_fault = self._at_fault(error)
+                if not isinstance(error, UserError) or not at_fault:
                     raise error from None
-                lost = error  # others may have it, too
-                self._excluded |= {offer.peer for offer in offers}
+                self._excluded |= at_fault
+                if failed is None or isinstance(failed, HoldersLost | UnusableContent):
+                    failed = error  # what is wrong here says more than what members lack
 
-    async def _find(self, lost: HoldersLost | None) -> list[MemberOffer]:
+    def _at_fault(self, error: BaseException) -> set[PeerId]:
+        """The members without which it may work, as others have the model, too; empty where it would not.
+
+        Of a model that was named by digits, each of those that say they have it may lie. By any other name
+        they all were thought to have the same.
+        """
+        holders = self.state.holders
+        if isinstance(error, HoldersLost):
+            lost = {peer for peer, one in holders.items() if one.problem not in ("", _OTHER_FILE)}
+            return lost if self._digits and lost else set(holders)
+        if self._index is None or not self._digits:
+            return set()
+        if isinstance(error, UnusableContent):
+            return self._group(self._index)
+        return {one.peer for one in self._offers if one.model.size >= self._index.size}  # no room, say
+
+    def _group(self, index: PieceIndex) -> set[PeerId]:
+        return {peer for peer, other in self._indexes.items() if other == index}
+
+    async def _find(self, failed: UserError | None) -> list[MemberOffer]:
         self.state.step = PullStep.ASKING
         told = await ask_members(self._mesh)
         offers = [offer for one in told for offer in one.offers if offer.peer not in self._excluded]
         found = fitting_offers(self._name, offers, by_content=self._by_content)
-        if not found and lost is not None:
-            raise lost.afresh()
+        if not found and failed is not None:
+            raise failed.afresh()
         if not found:
             lied = len(self._excluded)
             raise nobody_has(self._name, told, lied=lied, by_content=self._by_content)
@@ -98,6 +128,7 @@ class ModelPull:
     async def _pull(self, offers: Sequence[MemberOffer]) -> bool:
         """False when what came is not what these members said: others are asked then."""
         self._offers, self._indexes, self._answered = offers, {}, set()
+        self._index = self._failure = None
         self._chosen = asyncio.get_running_loop().create_future()
         async with Owner() as owner:
             known = asyncio.Event()
@@ -106,8 +137,10 @@ class ModelPull:
                 for offer in offers
             ]
             try:
-                index = await self._choose(offers, known)
-                return await self._fetch(index, offers[0], holders)
+                self._index = index = await self._choose(offers, known)
+                offer = next(one for one in offers if self._indexes.get(one.peer) == index)
+                self.state.name = offer.stem
+                return await self._fetch(index, offer, holders)
             finally:
                 self._chosen.cancel()
                 owner.cancel()
@@ -128,7 +161,7 @@ class ModelPull:
             known.set()
             fetcher = await asyncio.shield(self._chosen)
             if index.content != fetcher.content:
-                holder.problem = "it has another file of that name"
+                holder.problem = _OTHER_FILE
                 return
             await fetcher.fetch(offer.peer)
         except TimeoutError:
@@ -235,11 +268,11 @@ class ModelPull:
             found, problem = "", error.what
         else:
             problem = "its fingerprint is another one than was said"
-        if not self._is_right(found, index):
-            for peer, other in self._indexes.items():
-                if other.content == index.content:
-                    self._excluded.add(peer)
-                    LOG.warning("holder_lied", peer=peer.short, why=problem)
+        liars = self._liars(found, index)
+        for peer in liars:
+            self._excluded.add(peer)
+            LOG.warning("holder_lied", peer=peer.short, why=problem)
+        if liars == self._group(index):
             await in_thread(files.discard)
             return False
         states = await in_thread(files.finish)
@@ -259,15 +292,13 @@ class ModelPull:
         finally:
             model.close()
 
-    def _is_right(self, found: str, index: PieceIndex) -> bool:
-        told = {
-            offer.model.fingerprint.hex()
-            for offer in self._offers
-            if offer.model.fingerprint and self._indexes.get(offer.peer) == index
-        }
-        if not found or (told and found not in told):
-            return False
-        return self._is_wished(found, index)
+    def _liars(self, found: str, index: PieceIndex) -> set[PeerId]:
+        """Of the members that have this content: those that said it was another model."""
+        group = self._group(index)
+        if not found or not self._is_wished(found, index):
+            return group
+        told = {one.peer: one.model.fingerprint.hex() for one in self._offers}
+        return {peer for peer in group if told[peer] not in ("", found)}
 
     def _is_wished(self, fingerprint: str, index: PieceIndex) -> bool:
         """Whether it begins with the digits that the model was named by; members may say what they like."""

@@ -55,6 +55,10 @@ class HoldersLost(UserError):
     """Those that had it give no more."""
 
 
+class UnusableContent(UserError):
+    """What its holders have is nothing that can be used; others may have it right."""
+
+
 def nobody_has(name: ModelName, told: Sequence[MemberModels], *, lied: int, by_content: bool) -> NobodyHasIt:
     """The error that says who was asked; `lied`: members that had something else.
 

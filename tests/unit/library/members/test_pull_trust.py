@@ -57,6 +57,8 @@ LIARS = {
     "content": Member(other(), hashes_of(other()), content=WANTED),
     "name and content": Member(other(), hashes_of(other()), content=WANTED, names=(WANTED.hex(),)),
     "second name": Member(other(), hashes_of(other()), names=(NAME, WANTED.hex(), f"hf:{WANTED.hex()}")),
+    "fingerprint": Member(other(), hashes_of(other()), WANTED),
+    "fingerprint and name": Member(other(), hashes_of(other()), WANTED, names=(WANTED.hex(),)),
 }
 
 

@@ -74,7 +74,10 @@ class Member:
     fingerprint: bytes = b""
     content: bytes = b""
     names: tuple[str, ...] = (NAME,)
-    why_not: str = ""
+    index: PieceIndex | None = None  # if it tells another one than that of `data`
+    gives: bool = True
+    why_no_pieces: str = ""
+    why_not: str = ""  # no hashes of tensors
     asked: int = 0
 
     def speaks_for(self, mesh: FakeMesh) -> None:
@@ -84,8 +87,10 @@ class Member:
     async def _answer(self, stream: Stream) -> None:
         messages = MessageStream(stream)
         match decode(await messages.receive()):
+            case AskPieces() if self.why_no_pieces:
+                await messages.send(NoPieces(self.why_no_pieces).encode())
             case AskPieces():
-                index = index_of(self.data)
+                index = self.index or index_of(self.data)
                 await messages.send(PiecesTold(index.sizes).encode())
                 await messages.send(PieceHashes(index.hashes).encode())
             case AskTensors():
@@ -95,10 +100,12 @@ class Member:
                 for digest in self.hashes:
                     await messages.send(TensorHashes(digest).encode())
             case _:
+                sizes = self.index.sizes if self.index is not None else (len(self.data),)
                 told = ToldModel(
                     bytes(16),
                     self.names,
-                    len(self.data),
+                    sum(sizes),
+                    len(sizes),
                     fingerprint=self.fingerprint,
                     content=self.content,
                 )
@@ -106,12 +113,13 @@ class Member:
         stream.write_eof()
 
     async def _give(self, stream: Stream) -> None:
-        while True:
+        while self.gives:
             request = bytes(await stream.read())
             stream.consumed(len(request))
             for at in range(0, len(request), 4):
                 begin = int.from_bytes(request[at : at + 4], "big") * PIECE_BYTES
                 await stream.write(HERE + self.data[begin : begin + PIECE_BYTES])
+        stream.reset(0, "no")
 
 
 @cache
