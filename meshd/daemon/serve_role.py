@@ -1,6 +1,7 @@
 """The role serve, from the settings: a head and its gateway.
 
-Both are imported where they are used: a worker's daemon knows this module, and does without aiohttp (11 MB).
+Both are imported where they are used, and so is what else only a head needs: a worker's daemon knows this
+module, and does without aiohttp (11 MB).
 """
 
 import contextlib
@@ -18,7 +19,6 @@ from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture, check_projector
 from meshd.model.status import ModelStatus
-from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.native.processors import llama_threads
@@ -50,10 +50,14 @@ class ServeRole:
 
     def threads(self, config: Config) -> int:
         """See RoleKind."""
+        from meshd.role.head.llama_args import read_llama_args
+
         return read_llama_args(config.serve.llama_args).threads or llama_threads()
 
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedServe":
         """See RoleKind."""
+        from meshd.role.head.llama_args import read_llama_args
+
         files = []
         for serve in _served(config):
             read_llama_args(serve.llama_args)
