@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.library import disk_space
+from meshd.library.members import ask_models, fetch_pieces, pull_header
 from meshd.library.members.pull_state import HoldersLost, NobodyHasIt
 from meshd.model.piece_index import HASH_BYTES, PIECE_BYTES, PieceIndex
 
@@ -158,6 +159,42 @@ def test_a_model_for_which_there_is_no_room(
         async with scene(tmp_path) as it:
             speaking(it, liar, first=first)
             pull = it.pull(BY_DIGITS)
+            await pull.run()
+            assert pull.state.fingerprint == WANTED.hex()
+
+    run(main())
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["liar first", "honest first"])
+@pytest.mark.parametrize("name", [NAME, BY_DIGITS])
+def test_one_that_stalls_keeps_no_header_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: bool
+) -> None:
+    """It always says something before its time is over: it gives a byte, or reads on."""
+    monkeypatch.setattr(fetch_pieces, "_SILENT_SECONDS", 1e6)
+    monkeypatch.setattr(ask_models, "_WORDLESS_SECONDS", 1e6)
+    monkeypatch.setattr(pull_header, "_READY_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            speaking(it, replace(HONEST, stalls=True), first=first)
+            pull = pull_of(it, name)
+            await pull.run()
+            assert pull.state.fingerprint == WANTED.hex()
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_those_that_read_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """If none knows the hashes at once."""
+    monkeypatch.setattr(pull_header, "_READY_SECONDS", 0.0)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            for number in range(count):
+                HONEST.speaks_for(it.mute(str(number)))
+            pull = pull_of(it)
             await pull.run()
             assert pull.state.fingerprint == WANTED.hex()
 

@@ -1,5 +1,6 @@
 """A member that says of its model what a test wants, and models to say it of."""
 
+import asyncio
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,6 +20,7 @@ from meshd.wire.models import (
     NoPieces,
     PieceHashes,
     PiecesTold,
+    ReadingModel,
     TensorHashes,
     ToldModel,
     decode,
@@ -76,6 +78,7 @@ class Member:
     names: tuple[str, ...] = (NAME,)
     index: PieceIndex | None = None  # if it tells another one than that of `data`
     gives: bool = True
+    stalls: bool = False  # with its pieces, and with hashes that it says it reads
     why_no_pieces: str = ""
     why_not: str = ""  # no hashes of tensors
     asked: int = 0
@@ -95,6 +98,9 @@ class Member:
                 await messages.send(PieceHashes(index.hashes).encode())
             case AskTensors():
                 self.asked += 1
+                if self.stalls:
+                    await messages.send(ReadingModel("0 %").encode())
+                    await asyncio.Event().wait()
                 if self.why_not:
                     await messages.send(NoPieces(self.why_not).encode())
                 for digest in self.hashes:
@@ -113,6 +119,8 @@ class Member:
         stream.write_eof()
 
     async def _give(self, stream: Stream) -> None:
+        if self.stalls:
+            await asyncio.Event().wait()
         while self.gives:
             request = bytes(await stream.read())
             stream.consumed(len(request))
