@@ -123,7 +123,7 @@ def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, hea
     except NotHere:
         pass
     from meshd.daemon.model_first import has_members
-    from meshd.library.members.pull_model import NobodyHasIt
+    from meshd.library.members.pull_state import NobodyHasIt
 
     only_members = given.startswith(MESH)
     if not only_members and not has_members(config):

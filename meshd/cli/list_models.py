@@ -12,7 +12,7 @@ from meshd.base.errors import MeshdError
 from meshd.cli.output import Json, Output
 from meshd.config import Config
 from meshd.model.gguf_names import GGUF_SUFFIX
-from meshd.model.model_name import MESH
+from meshd.model.model_name import LEAST_FINGERPRINT_DIGITS, MESH, is_digits
 
 if TYPE_CHECKING:
     from meshd.library.facts import ModelFacts
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from meshd.library.stores import Stores
 
 MEMBERS_SECONDS = 40.0  # members have 15 s, and those without a session 10 s more
-_DIGITS = 16  # of a fingerprint, in a name
-_LEAST_DIGITS = 10
 _NOWHERE = "not on this machine"
 
 
@@ -56,10 +54,11 @@ class ListedModel:
 def meant_views(text: str, views: Sequence[MemberModelView]) -> list[MemberModelView]:
     """Those that a name or ten or more digits of a fingerprint mean."""
     low = text.lower().removeprefix(MESH).removesuffix(GGUF_SUFFIX)
-    named = [one for one in views if low in {name.lower() for name in one.names}]
-    if named or len(low) < _LEAST_DIGITS:
-        return named
-    return [one for one in views if any((of or "").startswith(low) for of in (one.fingerprint, one.content))]
+    if is_digits(low):
+        return [
+            one for one in views if any((of or "").startswith(low) for of in (one.fingerprint, one.content))
+        ]
+    return [one for one in views if low in {name.lower() for name in one.names}]
 
 
 def members_models(home: Path, out: Output) -> MemberModelsReply | None:
@@ -133,7 +132,7 @@ def _name_of(one: ListedModel, listed: Sequence[ListedModel]) -> str:
     view = one.views[0]
     same = [other for other in listed if any(v.name.lower() == view.name.lower() for v in other.views)]
     digits = next((known for v in one.views if (known := v.fingerprint or v.content)), None)
-    return MESH + (view.name if len(same) == 1 or digits is None else digits[:_DIGITS])
+    return MESH + (view.name if len(same) == 1 or digits is None else digits[:LEAST_FINGERPRINT_DIGITS])
 
 
 def _state(model: "StoredModel", facts: "ModelFacts") -> str:

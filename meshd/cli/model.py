@@ -27,7 +27,7 @@ from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
 from meshd.cli.pull_model import begin_pull, keep_pulled, pull_from_members, rate_of
 from meshd.config import Config
-from meshd.model.model_name import MESH
+from meshd.model.model_name import MESH, is_digits
 
 if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them
     from meshd.admin.models_api import MemberModelView
@@ -169,7 +169,7 @@ def _show(given: Path | str, resolver: "Resolver", config: Config, args: Argumen
         meant = meant_views(str(given), views)
         if not meant:
             raise
-        return _show_members(meant, args, out)
+        return _show_members(meant, args, out, by_name=not is_digits(str(given).removeprefix(MESH)))
     own = ListedModel(model, _facts(model, config))
     own.views += [view for view in views if own.is_also(view)]
     details = _details(model, config)
@@ -206,7 +206,7 @@ def _lines(lines: Mapping[str, Json], out: Output) -> None:
             out.line(f"{label:<14} {value}")
 
 
-def _show_members(views: Sequence["MemberModelView"], args: Arguments, out: Output) -> int:
+def _show_members(views: Sequence["MemberModelView"], args: Arguments, out: Output, *, by_name: bool) -> int:
     """What members say of a model that is not here; they may mean different ones by a name."""
     if args.json:
         out.json({"schema": 1, "members": [to_json(view) for view in views]})
@@ -224,7 +224,8 @@ def _show_members(views: Sequence["MemberModelView"], args: Arguments, out: Outp
             "fingerprint": view.fingerprint or "not known yet on that node",
         }
         _lines(lines, out)
-    out.note(f"not on this machine: `meshd model pull {MESH}{views[0].name}` takes it from members")
+    name = views[0].name if by_name else "FINGERPRINT"
+    out.note(f"not on this machine: `meshd model pull {MESH}{name}` takes it from members")
     return 0
 
 

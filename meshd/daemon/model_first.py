@@ -21,7 +21,7 @@ from meshd.daemon.models import ModelExchange
 from meshd.daemon.role_runtime import find_native
 from meshd.daemon.roles import ROLES
 from meshd.identity.keystore import Home
-from meshd.library.members.pull_model import NobodyHasIt
+from meshd.library.members.pull_state import NobodyHasIt
 from meshd.model.model_name import MESH
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.native import NativeVersion

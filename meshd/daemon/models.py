@@ -22,7 +22,8 @@ from meshd.library.members.ask_models import ask_members
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullPlace, PullStep
+from meshd.library.members.pull_model import ModelPull, PullPlace
+from meshd.library.members.pull_state import NobodyHasIt, PullStep
 from meshd.library.members.tell_models import ModelsTeller
 from meshd.library.stores import Stores
 from meshd.model.model_name import ModelName, parse_model_name
@@ -178,7 +179,7 @@ def _view(offer: MemberOffer) -> MemberModelView:
     return MemberModelView(
         node=offer.node,
         name=offer.stem,
-        names=model.names,
+        names=offer.names,
         bytes=model.size,
         files=model.files,
         quant=model.quant or None,

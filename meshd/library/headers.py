@@ -32,7 +32,10 @@ def all_headers(folder: Path) -> Iterator[StoredModel]:
 
 
 def find_header(folder: Path, name: MeshName) -> StoredModel | None:
-    """The one that is called so, or has that fingerprint or content id."""
+    """The one that is called so, or has that fingerprint.
+
+    A content id would not do: it says nothing about the hashes of layers that are not here.
+    """
     for stored in all_headers(folder):
         with suppress(UserError):
             if _is_called(name, read_note(stored.paths[0])):
@@ -44,7 +47,7 @@ def said_of(path: Path) -> str:
     """For the user: which model this is, and who says so. Raises UserError."""
     note = read_note(path)
     return (
-        f"only the header of `{note.names[0]}` is here; fingerprint (as reported by {note.node}): "
+        f"only the header of `{note.name}` is here; fingerprint (as reported by {note.node}): "
         f"{note.fingerprint}"
     )
 
@@ -55,10 +58,9 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def _is_called(name: MeshName, note: HeaderNote) -> bool:
-    digits = name.fingerprint
-    if digits and any(one.startswith(digits) for one in (note.fingerprint, note.content.hex())):
-        return True
-    return name.text.lower().removesuffix(GGUF_SUFFIX) in {one.lower() for one in note.names}
+    if name.fingerprint:
+        return note.fingerprint.startswith(name.fingerprint)
+    return name.text.lower().removesuffix(GGUF_SUFFIX) == note.name.lower()
 
 
 def _bytes_on_disk(path: Path) -> int:

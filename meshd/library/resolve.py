@@ -98,10 +98,9 @@ class Resolver:
 
     def _mesh(self, name: MeshName) -> StoredModel:
         """What was pulled from members; a daemon asks them, and only `meshd model pull` asks that."""
-        low = name.text.lower().removesuffix(GGUF_SUFFIX)
         hashes = self._stores.meshd.parent / "weights"
         for one in folders.all_models(self._stores.meshd, ModelSource.MESHD):
-            if one.complete and (low == one.stem.lower() or _has_fingerprint(one, name.fingerprint, hashes)):
+            if one.complete and _is_called(name, one, hashes):
                 return one
         if (header := find_header(self._stores.meshd, name)) is not None:
             return header
@@ -177,8 +176,11 @@ def _words(model: StoredModel) -> set[str]:
     return words - {""}
 
 
-def _has_fingerprint(model: StoredModel, digits: str, hashes: Path) -> bool:
-    return bool(digits) and (facts_of(model, hashes).fingerprint or "").startswith(digits)
+def _is_called(name: MeshName, model: StoredModel, hashes: Path) -> bool:
+    """By its fingerprint, if it was named by that, and never by a file's name instead: members chose it."""
+    if name.fingerprint:
+        return (facts_of(model, hashes).fingerprint or "").startswith(name.fingerprint)
+    return model.stem.lower() == name.text.lower().removesuffix(GGUF_SUFFIX)
 
 
 def _expanded(text: str) -> Path:

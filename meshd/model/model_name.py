@@ -3,21 +3,28 @@
 `hf:ORG/REPO[:CHOICE]` is a repository of Hugging Face; CHOICE is a quantisation or a file of it.
 `ollama:NAME[:TAG]` is a model of Ollama, with its namespace or registry before NAME where it has one.
 `mesh:NAME` is a model that members of the mesh have, by its file's name or the beginning of its fingerprint.
+Ten or more hexadecimal digits are never a name there: a member could call its file as it likes.
 A text that can only be a path is one. Anything else is a bare name, which every store is asked for.
 """
 
 import re
 from dataclasses import dataclass
 
+from meshd.model.gguf_names import GGUF_SUFFIX
+
 HUB, OLLAMA, MESH = "hf:", "ollama:", "mesh:"
 _SCHEMES = (HUB, OLLAMA, MESH)
 MAX_MODEL_NAME_CHARS = 512
+FINGERPRINT_DIGITS = 64
+# 128 bits. With 12 digits, a graphics card finds another model that begins with them within hours
+LEAST_FINGERPRINT_DIGITS = 32
 OLLAMA_REGISTRY, OLLAMA_NAMESPACE, OLLAMA_TAG = "registry.ollama.ai", "library", "latest"
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _FILE_PART = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,250}")
 _OLLAMA_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
-_MESH_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,250}")
-_FINGERPRINT = re.compile(r"[0-9a-f]{10,64}")
+# room for what is added: `-00001-of-00002.gguf`, `.renamed` while it is pulled; a file's name has 255 bytes
+_MESH_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+ -]{0,199}")
+_DIGITS = re.compile(rf"[0-9a-f]{{10,{FINGERPRINT_DIGITS}}}")
 _OLLAMA_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,349}(?::[0-9]{1,5})?")
 
 
@@ -60,15 +67,14 @@ class OllamaName:
 
 @dataclass(frozen=True, slots=True)
 class MeshName:
-    """A model of members: a file's name with or without `.gguf`, or ten or more digits of a fingerprint."""
+    """A model of members: a file's name with or without `.gguf`, or 32 or more digits of a fingerprint."""
 
     text: str
 
     @property
     def fingerprint(self) -> str:
         """In small letters; empty for what can only be a name."""
-        low = self.text.lower()
-        return low if _FINGERPRINT.fullmatch(low) else ""
+        return self.text.lower() if is_digits(self.text) else ""
 
     def __str__(self) -> str:
         return MESH + self.text
@@ -142,14 +148,33 @@ def _is_ollama_part(part: str) -> bool:
 
 
 def _mesh(rest: str) -> MeshName:
-    if not is_file_name(rest):
+    if is_digits(rest):
+        if len(rest) < LEAST_FINGERPRINT_DIGITS:
+            raise ValueError(
+                f"expected at least {LEAST_FINGERPRINT_DIGITS} of the {FINGERPRINT_DIGITS} digits of a "
+                f"fingerprint, not {len(rest)}: other models can be made that begin with fewer"
+            )
+    elif not is_file_name(rest[: -len(GGUF_SUFFIX)] if rest.lower().endswith(GGUF_SUFFIX) else rest):
         raise ValueError("expected mesh:NAME, a model's file name, or mesh:FINGERPRINT")
     return MeshName(rest)
 
 
+def is_digits(text: str) -> bool:
+    """Whether it can only mean a fingerprint, or the beginning of one."""
+    return _DIGITS.fullmatch(text.lower()) is not None
+
+
 def is_file_name(text: str) -> bool:
-    """Whether a member's word for a model may name a file here: one part of a path, and no hidden one."""
-    return _MESH_NAME.fullmatch(text) is not None and ".." not in text
+    """Whether a member's word for a model may name a file here: one part of a path, no hidden one, no digits.
+
+    `text` is without its ending, for which there is room.
+    """
+    return _MESH_NAME.fullmatch(text) is not None and ".." not in text and not is_digits(text)
+
+
+def stem_of_ollama(name: str) -> str:
+    """What the file of a model of Ollama is called elsewhere: its blobs have no names."""
+    return name.removeprefix(OLLAMA).replace("/", "-").replace(":", "-")
 
 
 def split_models(text: str) -> list[str]:

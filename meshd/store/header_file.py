@@ -31,18 +31,18 @@ from meshd.store.model_file import ModelFile, opened
 from meshd.store.shard import Shard, close_all
 
 NOTE_SUFFIX = ".hashes"
-_NOTE_FORM = 1
+_NOTE_FORM = 2
 _CHECKSUM_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderNote:
-    """What is known of the model: `names` by which its member called it, that of its file first; `node` is
-    that member, by whose word `digests` are the hashes of all tensors, in the order of the header. `state`:
-    of the file, when what is there was right.
+    """What is known of the model: `name` of its member's file; `node` is that member, by whose word `digests`
+    are the hashes of all tensors, in the order of the header. `state`: of the file, when what is there was
+    right.
     """
 
-    names: tuple[str, ...]
+    name: str
     node: str
     content: bytes
     fingerprint: str
@@ -54,7 +54,7 @@ class HeaderNote:
         body = json.dumps(
             {
                 "version": _NOTE_FORM,
-                "names": self.names,
+                "name": self.name,
                 "node": self.node,
                 "content": self.content.hex(),
                 "fingerprint": self.fingerprint,
@@ -76,7 +76,7 @@ def decode_note(data: bytes) -> HeaderNote:
     try:
         digests = bytes.fromhex(fields["digests"])
         return HeaderNote(
-            names=(str(fields["names"][0]), *map(str, fields["names"][1:])),
+            name=str(fields["name"]),
             node=str(fields["node"]),
             content=bytes.fromhex(fields["content"]),
             fingerprint=str(fields["fingerprint"]),
@@ -113,7 +113,7 @@ class HeaderFile(ModelFile):
     """Implements WeightsFile. Make it with `open_header`."""
 
     def __init__(self, shards: Sequence[Shard], note: HeaderNote) -> None:
-        super().__init__(shards, _NotedHashes(note), name=note.names[0] + GGUF_SUFFIX)
+        super().__init__(shards, _NotedHashes(note), name=note.name + GGUF_SUFFIX)
         self._note = note
 
     @property
@@ -173,7 +173,7 @@ class _NotedHashes(HashCache):
         """Raises UserError for another state: what is not there cannot be hashed."""
         if state != self._note.state:
             raise UserError(
-                f"the header of `{self._note.names[0]}` was changed while it was used",
+                f"the header of `{self._note.name}` was changed while it was used",
                 hint="restart `meshd serve`: it is compared with what is known of it",
             )
         return self._note.digests

@@ -59,7 +59,7 @@ def test_two_members_give_one_model_at_once(tmp_path: Path) -> None:
             rows = json.loads((await homes.run("taker", "ls", "--json")).stdout)
             assert [(one["name"], len(one["nodes"])) for one in rows] == [(NAME, 3)]
             assert rows[0]["fingerprint"] == body["fingerprint"], "it was hashed on arrival"
-            again = await homes.run("taker", "pull", f"mesh:{body['fingerprint'][:12]}")
+            again = await homes.run("taker", "pull", f"mesh:{body['fingerprint'][:32]}")
             assert again.returncode == 0 and "is on this machine" in again.stderr
             other = await homes.run("one", "show", f"mesh:{NAME}")
             assert other.returncode == 0 and "taker" in other.stdout, other.stderr

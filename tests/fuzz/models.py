@@ -19,7 +19,7 @@ NAMES = (
     "ollama:hf.co/org/repo:Q4_K_M",
     "GLM-4.7-Flash-Q4_K_M.gguf",
     "mesh:GLM-4.7-Flash-Q4_K_M",
-    "mesh:0123456789abcdef:/m.gguf",
+    "mesh:0123456789abcdef0123456789abcdef:/m.gguf",
     "hf:a/b:Q8_0:/m/c.gguf:ollama:x:1b:glm",
 )
 MANIFEST = json.dumps(

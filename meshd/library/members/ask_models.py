@@ -108,9 +108,11 @@ async def ask_pieces(mesh: Mesh, offer: MemberOffer, on_progress: Callable[[str]
             if sum(answer.sizes) != offer.model.size or len(answer.sizes) != offer.model.files:
                 raise RemoteProtocolError("models: other files than were told of", code="models")
             first = await _next(messages)
-            return PieceIndex(
-                answer.sizes, await _hashes(messages, first, PieceHashes, count_pieces(answer.sizes))
-            )
+            hashes = await _hashes(messages, first, PieceHashes, count_pieces(answer.sizes))
+            index = PieceIndex(answer.sizes, hashes)
+            if offer.model.content not in (b"", index.content):
+                raise RemoteProtocolError("models: other pieces than were told of", code="models")
+            return index
     finally:
         messages.stream.reset(Code.CANCELLED, "that was the answer")
 

@@ -21,7 +21,7 @@ from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.stores import Stores
 from meshd.library.walk import is_file, size_of
 from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, quant_of
-from meshd.model.model_name import HUB, OLLAMA
+from meshd.model.model_name import HUB, OLLAMA, stem_of_ollama
 from meshd.model.piece_index import PieceIndex
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.piece_cache import PieceCache
@@ -209,6 +209,6 @@ def _names(stored: StoredModel) -> tuple[str, ...]:
     """The name of its file, then that with a scheme. Ollama's blobs have none, so theirs is made of it."""
     stem = stored.stem
     if stored.source is ModelSource.OLLAMA:
-        stem = stored.name.removeprefix(OLLAMA).replace("/", "-").replace(":", "-")
+        stem = stem_of_ollama(stored.name)
     with_scheme = (stored.name,) if stored.name.startswith((HUB, OLLAMA)) else ()
     return (stem, *with_scheme)

@@ -7,12 +7,21 @@ from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.identity.keys import PeerId
 from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
-from meshd.model.gguf_names import GGUF_SUFFIX, GgufFile, GgufModel, choose
-from meshd.model.model_name import BareName, HubName, MeshName, ModelName, is_file_name, parse_model_name
+from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, GgufFile, GgufModel, choose, is_model
+from meshd.model.model_name import (
+    HUB,
+    LEAST_FINGERPRINT_DIGITS,
+    OLLAMA,
+    BareName,
+    HubName,
+    MeshName,
+    ModelName,
+    is_file_name,
+    parse_model_name,
+    stem_of_ollama,
+)
 from meshd.wire.models import ToldModel
 
-_SHOWN_DIGITS = 16
-_ALL_DIGITS = 64  # of a fingerprint
 _LISTED = 8  # models that an error lists
 
 
@@ -26,25 +35,39 @@ class MemberOffer:
 
     @property
     def stem(self) -> str:
-        """What its files may be called here; empty if its name is none for a file."""
+        """What its files may be called here; empty if its name is none for a model's file."""
         name = self.model.names[0]
-        return name if is_file_name(name) else ""
+        file = name + GGUF_SUFFIX
+        return name if is_file_name(name) and is_model(file) and not SHARD.fullmatch(file) else ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which it may be asked for: `stem`, then those with a scheme.
+
+        Any other would let a member be found under one name, and leave its file here under another.
+        """
+        return (self.stem, *filter(self._is_own, self.model.names[1:]))
+
+    def _is_own(self, name: str) -> bool:
+        return name.startswith(HUB) or (name.startswith(OLLAMA) and stem_of_ollama(name) == self.stem)
 
 
-def fitting_offers(name: ModelName, offers: Iterable[MemberOffer]) -> list[MemberOffer]:
-    """Those that `name` means: one model, of one or several members; empty if none has it.
+def fitting_offers(
+    name: ModelName, offers: Iterable[MemberOffer], *, by_content: bool = True
+) -> list[MemberOffer]:
+    """Those that `name` means, of one or several members; empty if none has it.
 
-    Raises UserError where it means several.
+    All are of one model, as far as they tell. Digits are never a name; what begins with so many is one model,
+    whatever else is told of it, until what comes says which members lie. `by_content`: these may be of a
+    content id as well as of a fingerprint. Raises UserError for a name that means several models.
     """
     usable = [offer for offer in offers if offer.stem]
-    if isinstance(name, MeshName) and name.fingerprint:
-        found = [one for one in usable if _has_digits(one.model, name.fingerprint)]
-        if found or len(name.text) == _ALL_DIGITS:
-            return _same_model(str(name), found)
+    if isinstance(name, MeshName) and (digits := name.fingerprint):
+        return [one for one in usable if _has_digits(one.model, digits, by_content=by_content)]
     if isinstance(name, HubName):
         return _one_of(str(name), _of_hub(name, usable))
     words = _words_for(name)
-    return _one_of(str(name), [one for one in usable if words & _words(one.model)])
+    return _one_of(str(name), [one for one in usable if words & {word.lower() for word in one.names}])
 
 
 def digits_of(model: ToldModel) -> str:
@@ -52,12 +75,9 @@ def digits_of(model: ToldModel) -> str:
     return (model.fingerprint or model.content).hex()
 
 
-def _has_digits(model: ToldModel, digits: str) -> bool:
-    return any(one.hex().startswith(digits) for one in (model.fingerprint, model.content) if one)
-
-
-def _words(model: ToldModel) -> set[str]:
-    return {name.lower() for name in model.names}
+def _has_digits(model: ToldModel, digits: str, *, by_content: bool) -> bool:
+    told = (model.fingerprint, model.content) if by_content else (model.fingerprint,)
+    return any(one.hex().startswith(digits) for one in told)
 
 
 def _words_for(name: ModelName) -> set[str]:
@@ -76,7 +96,7 @@ def _of_hub(name: HubName, offers: Sequence[MemberOffer]) -> list[MemberOffer]:
     stems: dict[str, list[MemberOffer]] = {}
     models: dict[str, GgufModel] = {}
     for offer in offers:
-        for word in offer.model.names[1:]:
+        for word in offer.names[1:]:
             told = _parsed(word)
             if isinstance(told, HubName) and told.repository.lower() == name.repository.lower():
                 low = offer.stem.lower()
@@ -109,7 +129,7 @@ def ambiguous(text: str, offers: Sequence[MemberOffer]) -> UserError:
     """The error for a name that means several models."""
     listed = ", ".join(
         f"`{one.stem}` of {one.node} ({in_bytes(one.model.size)}"
-        + (f", {digits[:_SHOWN_DIGITS]})" if (digits := digits_of(one.model)) else ")")
+        + (f", {digits[:LEAST_FINGERPRINT_DIGITS]})" if (digits := digits_of(one.model)) else ")")
         for one in offers[:_LISTED]
     )
     more = f" and {len(offers) - _LISTED} more" if len(offers) > _LISTED else ""
@@ -118,13 +138,3 @@ def ambiguous(text: str, offers: Sequence[MemberOffer]) -> UserError:
         hint="name one by its fingerprint: `meshd model pull mesh:FINGERPRINT` (`meshd model ls --json` "
         "shows them; `meshd model verify NAME` on that node computes one)",
     )
-
-
-def _same_model(text: str, found: list[MemberOffer]) -> list[MemberOffer]:
-    """Those with these digits; of one model in different files, the files that most members have."""
-    if len({digits_of(one.model) for one in found if one.model.fingerprint}) > 1:
-        raise ambiguous(text, list({one.model.fingerprint: one for one in found}.values()))
-    layouts: dict[tuple[int, int], list[MemberOffer]] = {}
-    for one in found:
-        layouts.setdefault((one.model.size, one.model.files), []).append(one)
-    return max(layouts.values(), key=len, default=[])

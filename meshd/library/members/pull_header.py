@@ -7,20 +7,22 @@ that members tell of it. Which weights are computed with follows from these hash
 others unnoticed. What came is compared with them; of the layers, workers compare what they have.
 """
 
+import asyncio
 import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.tasks import cancel_and_wait, in_thread
+from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
 from meshd.identity.keys import PeerId
 from meshd.library.headers import HEADER_KIND
 from meshd.library.members.ask_models import ask_tensors
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
-from meshd.library.members.pull_model import HoldersLost, HolderTasks, ModelPull, PullStep
+from meshd.library.members.pull_model import HolderTasks, ModelPull
+from meshd.library.members.pull_state import HoldersLost, PullStep, UnusableContent
 from meshd.model.cursor import MAX_HEADER_BYTES
 from meshd.model.gguf import Header, read_header
 from meshd.model.gguf_names import HEADER_SUFFIX
@@ -32,6 +34,7 @@ from meshd.store.model_file import opened
 from meshd.store.shard import Shard, close_all
 
 _MOST_PIECES = MAX_HEADER_BYTES // PIECE_BYTES + 1  # of a header
+_READY_SECONDS = 30.0  # for a member that knows the hashes, while others may
 _LIED = "the hashes that it tells are not those of the model's fingerprint"
 LOG = log.get("library")
 
@@ -61,9 +64,11 @@ class _Beginning:
 class HeaderPull(ModelPull):
     """One pull of the header of a model; `run` it once, and `state` is as of the pull of a model."""
 
+    _by_content = False  # it covers no hashes of layers: whoever knows it could tell others
+
     async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
         if offer.model.files != 1:
-            raise UserError(
+            raise UnusableContent(
                 f"`{offer.stem}` is stored in {offer.model.files} files, which `--header-only` cannot serve",
                 hint="omit `--header-only`: then all of it comes from members first",
             )
@@ -98,28 +103,37 @@ class HeaderPull(ModelPull):
             read = functools.partial(read_header, beginning.pread, size=index.size, label=offer.stem)
             try:
                 header = await in_thread(read)
-            except UserError:
+            except UserError as error:
                 if not beginning.was_short or count in (index.count, _MOST_PIECES):
-                    raise
+                    raise UnusableContent(error.what, hint=error.hint) from None
                 count *= 2
                 continue
             if header.shard[1] != 1:
-                raise UserError(f"`{offer.stem}` is one part of several, and not a model")
+                raise UnusableContent(f"`{offer.stem}` is one part of several, and not a model")
             return header
 
     async def _take(self, files: PartFiles, index: PieceIndex, present: set[int], numbers: range) -> None:
-        """Those that are not there, from one member after the other."""
+        """Those that are not there, from all that have them: one that stalls delays nobody."""
         plan = PiecePlan(index, present, wanted=numbers)
         self.state.total = sum(index.piece(number).length for number in numbers)
         self.state.done = self.state.before = plan.done_bytes
         fetcher = self._fetcher(files, index, plan)
-        for offer in self._holding(index):
-            if plan.is_done:
-                break
+
+        async def fetch(peer: PeerId) -> None:
             try:
-                await fetcher.fetch(offer.peer)
+                await fetcher.fetch(peer)
             except (MeshdError, TimeoutError) as error:
-                self._is_lost(offer.peer, error)
+                self._is_lost(peer, error)
+
+        try:
+            async with Owner() as owner:
+                peers = [offer.peer for offer in self._holding(index)]
+                left = {owner.start_for(peer.short, fetch(peer), name="header holder") for peer in peers}
+                while left and not plan.is_done:
+                    _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                owner.cancel()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
         if not plan.is_done:
             raise self._lost()
         present.update(numbers)
@@ -140,23 +154,38 @@ class HeaderPull(ModelPull):
         LOG.warning("holder_lost", peer=peer.short, why=why)
 
     async def _hashes(self, index: PieceIndex, header: Header) -> _Hashes:
-        """Of the first member whose word fits what the model is named by, and what it told of it."""
-        for offer in self._holding(index):
+        """Of the first member whose word fits what the model is named by, and what it told of it.
 
-            def on_progress(text: str, node: str = offer.node) -> None:
-                self.state.activity = f"{node}: {text}"
-
-            try:
-                digests = await ask_tensors(self._mesh, offer, len(header.tensors), on_progress)
-            except (MeshdError, TimeoutError) as error:
-                self._is_lost(offer.peer, error)
-                continue
-            found = fingerprint([header], [digests])
-            if self._is_right(found, index) and offer.model.fingerprint.hex() in ("", found):
-                return _Hashes(offer, digests, found)
-            self.state.holders[offer.peer].problem = _LIED
-            LOG.warning("holder_lied", peer=offer.peer.short, why=_LIED)
+        One that reads its file first is waited for when no other one knows the hashes.
+        """
+        asked = self._holding(index)
+        for seconds in (_READY_SECONDS, None) if len(asked) > 1 else (None,):
+            for offer in self._holding(index):
+                if (found := await self._told_by(offer, index, header, seconds)) is not None:
+                    return found
         raise self._lost()
+
+    async def _told_by(
+        self, offer: MemberOffer, index: PieceIndex, header: Header, seconds: float | None
+    ) -> _Hashes | None:
+        """What one member tells within so many seconds; None for nothing, or a lie."""
+
+        def on_progress(text: str) -> None:
+            self.state.activity = f"{offer.node}: {text}"
+
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                digests = await ask_tensors(self._mesh, offer, len(header.tensors), on_progress)
+        except (MeshdError, TimeoutError) as error:
+            if not limit.expired():
+                self._is_lost(offer.peer, error)
+            return None
+        found = fingerprint([header], [digests])
+        if self._is_wished(found, index) and offer.model.fingerprint.hex() in ("", found):
+            return _Hashes(offer, digests, found)
+        self.state.holders[offer.peer].problem = _LIED
+        LOG.warning("holder_lied", peer=offer.peer.short, why=_LIED)
+        return None
 
     async def _keep(self, files: PartFiles, index: PieceIndex, hashes: _Hashes) -> bool:
         """False when what came is not what the hashes say."""
@@ -198,7 +227,7 @@ def _wanted(index: PieceIndex, header: Header) -> set[int]:
 
 def _note(shard: Shard, index: PieceIndex, hashes: _Hashes) -> HeaderNote:
     return HeaderNote(
-        names=hashes.offer.model.names,
+        name=hashes.offer.stem,
         node=hashes.offer.node,
         content=index.content,
         fingerprint=hashes.fingerprint,

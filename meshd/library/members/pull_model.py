@@ -4,9 +4,9 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
@@ -14,11 +14,19 @@ from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
-from meshd.library.members.ask_models import MemberModels, ask_members, ask_pieces
+from meshd.library.members.ask_models import ask_members, ask_pieces
 from meshd.library.members.fetch_pieces import PieceFetcher
 from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
+from meshd.library.members.pull_state import (
+    Holder,
+    HoldersLost,
+    PullState,
+    PullStep,
+    UnusableContent,
+    nobody_has,
+)
 from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MeshName, ModelName
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
@@ -29,53 +37,10 @@ from meshd.store.model_file import ModelFile
 from meshd.store.piece_cache import PieceCache
 
 _LOOKED_AT = 64  # pieces in one step
+_OTHER_FILE = "it has another file of that name"
 _JOIN_SECONDS = 10.0  # how long members that must read their file first are waited for
 HolderTasks = Sequence[asyncio.Task[None]]
 LOG = log.get("library")
-
-
-class PullStep(StrEnum):
-    """What a pull is doing; the words are part of `meshd model pull --json`."""
-
-    ASKING = "asking"
-    LOOKING = "looking"  # at what is there from before
-    FETCHING = "fetching"
-    CHECKING = "checking"  # the tensors of the whole file
-    DONE = "done"
-    FAILED = "failed"
-
-
-@dataclass(slots=True)
-class Holder:
-    """A member that has the model. `bytes`: what it gave; `problem`: why it gives no more."""
-
-    node: str
-    bytes: int = 0
-    problem: str = ""
-
-
-@dataclass(slots=True)
-class PullState:
-    """As others see it while it runs. `before`: bytes that were there when it began."""
-
-    step: PullStep = PullStep.ASKING
-    name: str = ""
-    done: int = 0
-    total: int = 0
-    before: int = 0
-    rate: float = 0.0
-    holders: dict[PeerId, Holder] = field(default_factory=dict)
-    paths: tuple[Path, ...] = ()
-    fingerprint: str = ""
-    activity: str = ""
-
-
-class NobodyHasIt(UserError):
-    """No member has the model."""
-
-
-class HoldersLost(UserError):
-    """Those that had it give no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,44 +55,70 @@ class PullPlace:
 class ModelPull:
     """One pull of `name`; `run` it once. `rate` in bytes a second."""
 
+    _by_content: ClassVar[bool] = True  # a content id proves what comes, as a fingerprint does
+
     def __init__(self, mesh: Mesh, name: ModelName, place: PullPlace, *, rate: float | None = None) -> None:
         self._mesh = mesh
         self._name = name
+        self._digits = name.fingerprint if isinstance(name, MeshName) else ""
         self._place = place
         self._rate = rate
         self._excluded: set[PeerId] = set()
         self._offers: Sequence[MemberOffer] = ()
         self._indexes: dict[PeerId, PieceIndex] = {}
         self._answered: set[PeerId] = set()  # with an index, or why there is none
+        self._index: PieceIndex | None = None  # the chosen one
         self._chosen: asyncio.Future[PieceFetcher] | None = None
         self._failure: UserError | None = None
         self.state = PullState()
 
     async def run(self) -> None:
         """Raises UserError and other MeshdErrors; what was fetched stays for the next time."""
-        lost: HoldersLost | None = None
+        failed: UserError | None = None
         while True:
-            offers = await self._find(lost)
+            offers = await self._find(failed)
             try:
                 if await self._pull(offers):
                     self.state.step = PullStep.DONE
                     return
             except ExceptionGroup as group:
                 error = first_error(group)
-                if not isinstance(error, HoldersLost):
+                at_fault = self._at_fault(error)
+                if not isinstance(error, UserError) or not at_fault:
                     raise error from None
-                lost = error  # others may have it, too
-                self._excluded |= {offer.peer for offer in offers}
+                self._excluded |= at_fault
+                if failed is None or isinstance(failed, HoldersLost | UnusableContent):
+                    failed = error  # what is wrong here says more than what members lack
 
-    async def _find(self, lost: HoldersLost | None) -> list[MemberOffer]:
+    def _at_fault(self, error: BaseException) -> set[PeerId]:
+        """The members without which it may work, as others have the model, too; empty where it would not.
+
+        Of a model that was named by digits, each of those that say they have it may lie. By any other name
+        they all were thought to have the same.
+        """
+        holders = self.state.holders
+        if isinstance(error, HoldersLost):
+            lost = {peer for peer, one in holders.items() if one.problem not in ("", _OTHER_FILE)}
+            return lost if self._digits and lost else set(holders)
+        if self._index is None or not self._digits:
+            return set()
+        if isinstance(error, UnusableContent):
+            return self._group(self._index)
+        return {one.peer for one in self._offers if one.model.size >= self._index.size}  # no room, say
+
+    def _group(self, index: PieceIndex) -> set[PeerId]:
+        return {peer for peer, other in self._indexes.items() if other == index}
+
+    async def _find(self, failed: UserError | None) -> list[MemberOffer]:
         self.state.step = PullStep.ASKING
         told = await ask_members(self._mesh)
         offers = [offer for one in told for offer in one.offers if offer.peer not in self._excluded]
-        found = fitting_offers(self._name, offers)
-        if not found and lost is not None:
-            raise lost.afresh()
+        found = fitting_offers(self._name, offers, by_content=self._by_content)
+        if not found and failed is not None:
+            raise failed.afresh()
         if not found:
-            raise _nobody(self._name, told, lied=len(self._excluded))
+            lied = len(self._excluded)
+            raise nobody_has(self._name, told, lied=lied, by_content=self._by_content)
         one_each = list({offer.peer: offer for offer in found}.values())[: MODEL_HOLDERS.most]
         self.state.name = one_each[0].stem
         self.state.total = one_each[0].model.size
@@ -137,6 +128,7 @@ class ModelPull:
     async def _pull(self, offers: Sequence[MemberOffer]) -> bool:
         """False when what came is not what these members said: others are asked then."""
         self._offers, self._indexes, self._answered = offers, {}, set()
+        self._index = self._failure = None
         self._chosen = asyncio.get_running_loop().create_future()
         async with Owner() as owner:
             known = asyncio.Event()
@@ -145,8 +137,10 @@ class ModelPull:
                 for offer in offers
             ]
             try:
-                index = await self._choose(offers, known)
-                return await self._fetch(index, offers[0], holders)
+                self._index = index = await self._choose(offers, known)
+                offer = next(one for one in offers if self._indexes.get(one.peer) == index)
+                self.state.name = offer.stem
+                return await self._fetch(index, offer, holders)
             finally:
                 self._chosen.cancel()
                 owner.cancel()
@@ -167,7 +161,7 @@ class ModelPull:
             known.set()
             fetcher = await asyncio.shield(self._chosen)
             if index.content != fetcher.content:
-                holder.problem = "it has another file of that name"
+                holder.problem = _OTHER_FILE
                 return
             await fetcher.fetch(offer.peer)
         except TimeoutError:
@@ -192,7 +186,7 @@ class ModelPull:
             known.clear()
             await known.wait()
         contents = [index.content for index in self._indexes.values()]
-        if len(set(contents)) > 1 and not (isinstance(self._name, MeshName) and self._name.fingerprint):
+        if len(set(contents)) > 1 and not self._digits:
             kinds = {self._indexes[one.peer].content: one for one in offers if one.peer in self._indexes}
             raise ambiguous(str(self._name), list(kinds.values()))
         most = max(contents, key=contents.count)
@@ -274,11 +268,11 @@ class ModelPull:
             found, problem = "", error.what
         else:
             problem = "its fingerprint is another one than was said"
-        if not self._is_right(found, index):
-            for peer, other in self._indexes.items():
-                if other.content == index.content:
-                    self._excluded.add(peer)
-                    LOG.warning("holder_lied", peer=peer.short, why=problem)
+        liars = self._liars(found, index)
+        for peer in liars:
+            self._excluded.add(peer)
+            LOG.warning("holder_lied", peer=peer.short, why=problem)
+        if liars == self._group(index):
             await in_thread(files.discard)
             return False
         states = await in_thread(files.finish)
@@ -298,17 +292,18 @@ class ModelPull:
         finally:
             model.close()
 
-    def _is_right(self, found: str, index: PieceIndex) -> bool:
-        wished = self._name.fingerprint if isinstance(self._name, MeshName) else ""
-        told = {
-            offer.model.fingerprint.hex()
-            for offer in self._offers
-            if offer.model.fingerprint and self._indexes.get(offer.peer) == index
-        }
-        if not found or (told and found not in told):
-            return False
-        by_name = not wished or wished in self.state.name.lower()
-        return by_name or any(digits.startswith(wished) for digits in (found, index.content.hex()))
+    def _liars(self, found: str, index: PieceIndex) -> set[PeerId]:
+        """Of the members that have this content: those that said it was another model."""
+        group = self._group(index)
+        if not found or not self._is_wished(found, index):
+            return group
+        told = {one.peer: one.model.fingerprint.hex() for one in self._offers}
+        return {peer for peer in group if told[peer] not in ("", found)}
+
+    def _is_wished(self, fingerprint: str, index: PieceIndex) -> bool:
+        """Whether it begins with the digits that the model was named by; members may say what they like."""
+        proven = (fingerprint, index.content.hex()) if self._by_content else (fingerprint,)
+        return any(one.startswith(self._digits) for one in proven)
 
     def _lost(self) -> HoldersLost:
         """Every holder has ended."""
@@ -324,11 +319,3 @@ def _file_names(offer: MemberOffer) -> list[str]:
     if count == 1:
         return [offer.stem + GGUF_SUFFIX]
     return [f"{offer.stem}-{number:05d}-of-{count:05d}{GGUF_SUFFIX}" for number in range(1, count + 1)]
-
-
-def _nobody(name: ModelName, told: Sequence[MemberModels], *, lied: int) -> NobodyHasIt:
-    asked = ", ".join(one.node + (f" ({one.why_not})" if one.why_not else "") for one in told)
-    what = f"no member of the mesh has `{name}`" + (f"; asked: {asked}" if asked else ": none is connected")
-    if lied:
-        what = f"what members gave as `{name}` was something else"
-    return NobodyHasIt(what, hint="list what there is: `meshd model ls`")

@@ -24,7 +24,8 @@ LOG = log.get("worker")
 class Weights:
     """Index and open files of one lease. It owns the descriptors until they are given to a child.
 
-    `has_model`: some are model files. `lease_cache`: the others are in the content store.
+    `has_model`: some are model files. `lease_cache`: the others are in the content store. `sizes`: bytes of
+    each tensor that is here, by its digest.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Weights:
         self._index = join_indexes(indexes)
         self._descriptors = tuple(outgoing.add(os.dup(descriptor)) for descriptor in descriptors)
         self.has_model = index is not None
-        self.digests = frozenset(tensor.digest for tensor in self._index.tensors)
+        self.sizes = {tensor.digest: tensor.size for tensor in self._index.tensors}
         self.lease_cache = lease_cache
         if lease_cache is not None:
             lease_cache.handed_over()
@@ -52,7 +53,7 @@ class Weights:
         """A bit for each of these tensors (wire/needs.py) that is not here; none where none can be kept."""
         if self.lease_cache is None:
             return b""
-        here = set(map(mark, self.digests))
+        here = set(map(mark, self.sizes))
         return as_bits([one not in here for one in split_marks(marks)])
 
     def places(self, digests: Collection[bytes]) -> list[FilePart]:

@@ -25,7 +25,6 @@ from meshd.role.worker.held_weights import HeldWeights
 from meshd.role.worker.known_files import KnownFiles, Weights
 from meshd.role.worker.mesh_server import AgreedLease
 from meshd.role.worker.pause import IS_PAUSED, Pause
-from meshd.store.interface import LeaseCache
 from meshd.wire.lease import PAUSED, Progress, decode
 from meshd.wire.limits import MAX_ASKED_TENSORS
 from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs
@@ -76,7 +75,7 @@ class MissingWeights:
         weights, peer = agreed.weights, agreed.lease.peer
         if weights is None or weights.lease_cache is None:
             return Fetched(0, "no downloaded weights are kept here")
-        lacking = _lacking(needs, weights, weights.lease_cache)
+        lacking = _lacking(needs, weights)
         if not lacking.tensors:
             return Fetched(0, "nothing is missing")
         if not self._asked.spend(peer, asyncio.get_running_loop().time()):
@@ -133,22 +132,28 @@ async def _read_needs(messages: MessageStream, *, limit: int) -> Needs:
 
 def _held(needs: Needs, weights: Weights | None) -> HeldWeights:
     """What is here of it, in use by this lease from now on."""
-    digests = {one.digest for one in needs.tensors}
     if weights is None:
         return HeldWeights(())
-    if weights.lease_cache is not None:
-        for digest in digests & weights.digests:
-            weights.lease_cache.loaded(digest)
-    return HeldWeights(weights.places(digests))
+    return HeldWeights(weights.places(_in_use(needs, weights)))
 
 
-def _lacking(needs: Needs, weights: Weights, lease_cache: LeaseCache) -> Needs:
+def _lacking(needs: Needs, weights: Weights) -> Needs:
     """What is not here; what is stays, while room is made for the rest."""
-    here = [one for one in needs.tensors if one.digest in weights.digests]
-    for one in here:
-        lease_cache.loaded(one.digest)
-    missing = {one.digest: one for one in needs.tensors if one.digest not in weights.digests}
+    _in_use(needs, weights)
+    missing = {one.digest: one for one in needs.tensors if one.digest not in weights.sizes}
     return replace(needs, tensors=tuple(missing.values()))
+
+
+def _in_use(needs: Needs, weights: Weights) -> set[bytes]:
+    """The digests of what is here of it, which the store keeps for this lease.
+
+    The head has reserved memory for the sizes that it said: what has another one here is none of it.
+    """
+    here = {one.digest for one in needs.tensors if weights.sizes.get(one.digest) == one.size}
+    if weights.lease_cache is not None:
+        for digest in here:
+            weights.lease_cache.loaded(digest)
+    return here
 
 
 async def _until_begin(messages: MessageStream) -> None:

@@ -54,16 +54,33 @@ def test_two_models_of_one_name_are_listed_by_their_fingerprints(daemon: FakeCon
         member_model("desk", "far-Q8_0", 5_000_000, "f" * 64),
     )
     names = [row["name"] for row in json.loads(meshd("model", "ls", "--json").out)]
-    assert names[1:] == [f"mesh:{DIGITS[:16]}", "mesh:" + "f" * 16]
+    assert names[1:] == [f"mesh:{DIGITS[:32]}", "mesh:" + "f" * 32]
 
 
-@pytest.mark.parametrize("name", ["far-Q8_0", "mesh:far-q8_0", f"mesh:{DIGITS[:12]}"])
-def test_show_of_what_members_have(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "pulled"),
+    [("far-Q8_0", "far-Q8_0"), ("mesh:far-q8_0", "far-Q8_0"), (f"mesh:{DIGITS[:12]}", "FINGERPRINT")],
+)
+def test_show_of_what_members_have(name: str, pulled: str) -> None:
     ran = meshd("model", "show", name)
     assert ran.code == 0 and "size           5.0 MB (5000000 bytes)" in ran.out.splitlines()
-    assert "meshd model pull mesh:far-Q8_0" in ran.err
+    assert f"`meshd model pull mesh:{pulled}`" in ran.err
     body = json.loads(meshd("model", "show", name, "--json").out)
     assert body["members"][0]["node"] == "garage"
+
+
+def test_digits_show_no_file_that_is_called_so(daemon: FakeControl) -> None:
+    daemon.models = (
+        member_model("liar", DIGITS[:16], 1_000),
+        member_model("garage", "far-Q8_0", 5_000_000, DIGITS),
+    )
+    body = json.loads(meshd("model", "show", f"mesh:{DIGITS[:16]}", "--json").out)
+    assert [row["node"] for row in body["members"]] == ["garage"]
+
+
+def test_few_digits_are_refused() -> None:
+    said = "at least 32 of the 64 digits of a fingerprint, not 12"
+    refused(meshd("model", "verify", f"mesh:{DIGITS[:12]}"), 1, said)
 
 
 def test_show_of_what_is_here_and_there() -> None:

@@ -12,7 +12,7 @@ from meshd.cli import find_models as finding
 from meshd.cli.output import Output
 from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.library.interface import TransferProgress
-from meshd.library.members.pull_model import NobodyHasIt
+from meshd.library.members.pull_state import NobodyHasIt
 
 from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
 from tests.unit.store.header_files import with_holes

@@ -10,7 +10,7 @@ from meshd.admin.models_api import PullReply, PullRequest
 from meshd.base.errors import UserError
 from meshd.config import Config, NodeConfig, Paths
 from meshd.daemon import model_first
-from meshd.library.members.pull_model import NobodyHasIt
+from meshd.library.members.pull_state import NobodyHasIt
 
 from tests.conformance.run import run
 from tests.unit.daemon.test_models import exchange

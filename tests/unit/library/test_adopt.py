@@ -111,7 +111,7 @@ def test_a_model_of_members_is_found_by_name_and_fingerprint(stores: Stores) -> 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FileState, "settled_at", lambda _state, _clock: True)
         digits = asyncio.run(fingerprint())
-    for name in ("mesh:t-Q8_0", "mesh:T-q8_0.gguf", f"mesh:{digits}", f"mesh:{digits[:10]}"):
+    for name in ("mesh:t-Q8_0", "mesh:T-q8_0.gguf", f"mesh:{digits}", f"mesh:{digits[:32]}"):
         assert resolver.get(name).paths == (path,)
     with pytest.raises(UserError):
         resolver.get("mesh:" + "0" * 64)

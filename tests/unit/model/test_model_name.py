@@ -10,6 +10,7 @@ from meshd.model.model_name import (
     HubName,
     MeshName,
     OllamaName,
+    is_file_name,
     is_path,
     parse_model_name,
     split_models,
@@ -68,6 +69,9 @@ def test_names(text: str, name: HubName | OllamaName | BareName) -> None:
         "mesh:a/b",
         "mesh:.hidden",
         "mesh:a..b",
+        "mesh:0123456789abcdef",
+        "mesh:" + "0" * 64 + ".gguf",
+        "mesh:" + "x" * 201,
     ],
 )
 def test_what_is_no_name(text: str) -> None:
@@ -92,9 +96,42 @@ def test_what_ollama_calls_them() -> None:
 
 
 def test_a_model_of_members_is_a_name_or_a_fingerprint() -> None:
-    for text, digits in (("Qwen3-4B", ""), ("0123456789", "0123456789"), ("ABCDEF012345", "abcdef012345")):
+    half, low = "0123456789ABCDEF" * 2, "0123456789abcdef" * 2
+    for text, digits in (
+        ("Qwen3-4B", ""),
+        (half, low),
+        (half * 2, low * 2),
+        ("0" * 65, ""),
+        ("012345678", ""),
+    ):
         name = parse_model_name(f"mesh:{text}")
         assert isinstance(name, MeshName) and (name.text, name.fingerprint) == (text, digits)
+
+
+@pytest.mark.parametrize("count", [10, 12, 31])
+def test_few_digits_of_a_fingerprint(count: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"expected at least 32 of the 64 digits of a fingerprint, not {count}"
+    ):
+        parse_model_name("mesh:" + ("0F" * 32)[:count])
+
+
+@given(st.text("0123456789abcdefABCDEF", min_size=10, max_size=64), st.sampled_from(["", ".gguf", ".GGUF"]))
+def test_digits_are_never_a_files_name(digits: str, ending: str) -> None:
+    assert not is_file_name(digits)
+    try:
+        name = parse_model_name(f"mesh:{digits}{ending}")
+    except ValueError:
+        assert ending or len(digits) < 32
+        return
+    assert isinstance(name, MeshName) and name.fingerprint == digits.lower() and not ending
+
+
+@pytest.mark.parametrize("ending", ["-00001-of-00002.gguf.renamed", ".header.renamed"])
+def test_a_file_of_the_longest_name_can_be_made(tmp_path: Path, ending: str) -> None:
+    longest = next(count for count in range(300, 0, -1) if is_file_name("x" * count))
+    (tmp_path / f"{'x' * longest}{ending}").touch()
+    assert isinstance(parse_model_name(f"mesh:{'x' * longest}.gguf"), MeshName)
 
 
 @pytest.mark.parametrize(

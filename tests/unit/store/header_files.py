@@ -31,7 +31,7 @@ def with_holes(folder: Path, data: bytes, *, stem: str = "tiny-Q4_0") -> Path:
         file.truncate(len(data))
     digests = hashes_of(data)
     note = HeaderNote(
-        names=(stem,),
+        name=stem,
         node="desk",
         content=b"c" * 32,
         fingerprint=fingerprint([header], [digests]),

@@ -29,7 +29,7 @@ from tests.unit.library.models import put, tiny
 from tests.unit.store.header_files import with_holes
 
 STATE = FileState(1, 2, 3, 4, 5)
-NOTE = HeaderNote(("tiny-Q4_0", "hf:me/T:Q4_0"), "desk", b"c" * 32, "f" * 64, (b"1" * 32, b"2" * 32), STATE)
+NOTE = HeaderNote("tiny-Q4_0", "desk", b"c" * 32, "f" * 64, (b"1" * 32, b"2" * 32), STATE)
 
 
 async def opens(path: Path) -> None:
@@ -187,7 +187,7 @@ def test_its_hashes_are_not_those_of_the_cache_for_models(tmp_path: Path) -> Non
 @given(
     st.builds(
         HeaderNote,
-        names=st.lists(st.text(min_size=1), min_size=1, max_size=4).map(tuple),
+        name=st.text(),
         node=st.text(),
         content=st.binary(min_size=32, max_size=32),
         fingerprint=st.binary(min_size=32, max_size=32).map(bytes.hex),
@@ -207,7 +207,7 @@ def test_any_bytes_are_a_note_or_refused(data: bytes) -> None:
 
 @given(
     st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4),
-    st.sampled_from(["names", "node", "content", "fingerprint", "state", "digests", "version"]),
+    st.sampled_from(["name", "node", "content", "fingerprint", "state", "digests", "version"]),
 )
 def test_a_note_with_a_wrong_part_is_refused_or_read(part: object, name: str) -> None:
     fields = json.loads(NOTE.encode().partition(b"\n")[0])
@@ -216,4 +216,4 @@ def test_a_note_with_a_wrong_part_is_refused_or_read(part: object, name: str) ->
         read = decode_note(body + b"\n" + blake3(body).hexdigest().encode())
     except ValueError:
         return
-    assert read.names and all(len(one) <= 32 for one in read.digests)
+    assert all(len(one) <= 32 for one in read.digests)

@@ -27,7 +27,7 @@ def nodes(text: str, *offers: MemberOffer) -> list[str]:
 Q4, Q8 = "hf:unsloth/GLM-4.7-Flash-GGUF:Q4_K_M", "hf:unsloth/GLM-4.7-Flash-GGUF:Q8_0"
 GLM = offer("a", "GLM-4.7-Flash-Q4_K_M", Q4)
 BIG = offer("b", "GLM-4.7-Flash-Q8_0", Q8, size=200)
-OWN = offer("c", "tiny-Q4_0", "ollama:tiny:1b")
+OWN = offer("c", "tiny-1b", "ollama:tiny:1b")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ OWN = offer("c", "tiny-Q4_0", "ollama:tiny:1b")
         ("hf:unsloth/GLM-4.7-Flash-GGUF:GLM-4.7-Flash-Q8_0.gguf", ["b"]),
         ("hf:others/GLM-4.7-Flash-GGUF", []),
         ("ollama:tiny:1b", ["c"]),
-        ("tiny-Q4_0", ["c"]),
+        ("tiny-1b", ["c"]),
         ("qwen3", []),
     ],
 )
@@ -51,15 +51,16 @@ def test_a_name(text: str, found: list[str]) -> None:
 
 def test_a_fingerprint_or_a_content_id() -> None:
     first, second = offer("a", "x-Q4_0", fingerprint=ONE), offer("b", "y-Q4_0", content=TWO)
-    assert nodes("mesh:0101010101", first, second) == ["a"]
+    assert nodes("mesh:" + "01" * 16, first, second) == ["a"]
     assert nodes(f"mesh:{TWO.hex()}", first, second) == ["b"]
     assert nodes("mesh:" + "3" * 64, first, second) == []
 
 
-def test_one_model_in_two_layouts_is_taken_from_the_larger_party() -> None:
+def test_one_model_in_two_layouts() -> None:
+    """Which is taken is decided once it is known what each member really has."""
     whole = [offer(node, "x-Q4_0", size=100, fingerprint=ONE) for node in "ab"]
     parts = offer("c", "x-Q4_0", size=110, files=2, fingerprint=ONE)
-    assert nodes("mesh:" + ONE.hex(), parts, *whole) == ["a", "b"]
+    assert nodes("mesh:" + ONE.hex(), parts, *whole) == ["c", "a", "b"]
 
 
 def test_two_models_of_one_name() -> None:
@@ -75,15 +76,42 @@ def test_two_models_of_one_name() -> None:
     assert nodes("x-Q4_0", offer("a", "x-Q4_0", fingerprint=ONE), offer("b", "x-Q4_0")) == ["a", "b"]
 
 
-def test_digits_that_two_models_begin_with() -> None:
-    near = bytes(5) + b"\x09" * 27
-    with pytest.raises(UserError, match="different models"):
-        nodes(
-            "mesh:" + "0" * 10, offer("a", "x-Q4_0", fingerprint=bytes(32)), offer("b", "y", fingerprint=near)
-        )
+def test_a_content_id_is_left_out_where_it_proves_too_little() -> None:
+    offers = [offer("a", "x-Q4_0", content=TWO), offer("b", "x-Q4_0", fingerprint=TWO)]
+    name = parse_model_name(f"mesh:{TWO.hex()}")
+    assert [one.node for one in fitting_offers(name, offers)] == ["a", "b"]
+    assert [one.node for one in fitting_offers(name, offers, by_content=False)] == ["b"]
 
 
-@pytest.mark.parametrize("name", ["../x", ".x", "a/b", "a\\b", "-rf", "x" * 300, "ü"])
+@given(
+    st.sampled_from([ONE.hex(), ONE.hex()[:32], ONE.hex()[:40].upper()]),
+    st.lists(st.sampled_from([ONE.hex(), ONE.hex()[:32], "x-Q4_0", "hf:a/b:Q4_0"]), min_size=1, max_size=4),
+    st.sampled_from([b"", ONE, TWO]),
+    st.sampled_from([b"", ONE, TWO]),
+)
+def test_digits_are_no_name(digits: str, names: list[str], fingerprint: bytes, content: bytes) -> None:
+    """Whatever a member calls its file: only what it tells of fingerprint and content counts."""
+    one = offer("a", *names, fingerprint=fingerprint, content=content)
+    found = nodes(f"mesh:{digits}", one)
+    assert found == (["a"] if ONE in (fingerprint, content) and one.stem else [])
+    assert nodes(digits, one) == []
+
+
+def test_a_member_is_found_by_no_second_name_of_its_file() -> None:
+    """Its file would be here under the first one, which nobody has asked for."""
+    one = offer("a", "wanted-Q4_0", "nice-Q4_0", "ollama:nice:q4", "ollama:wanted-Q4_0", "hf:a/b:Q4_0")
+    assert one.names == ("wanted-Q4_0", "ollama:wanted-Q4_0", "hf:a/b:Q4_0")
+    assert nodes("nice-Q4_0", one) == nodes("mesh:nice-Q4_0", one) == nodes("ollama:nice:q4", one) == []
+    assert nodes("wanted-Q4_0", one) == nodes("ollama:wanted-Q4_0", one) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["../x", ".x", "a/b", "a\\b", "-rf", "x" * 300, "x" * 201, "ü"],
+        *["0123456789", "F" * 64, "a" * 40, "x-00001-of-00002", "mmproj-F16"],
+    ],
+)
 def test_names_that_are_none_for_a_file(name: str) -> None:
     assert offer("a", name).stem == ""
     assert fitting_offers(parse_model_name("hf:a/b"), [offer("a", name, "hf:a/b:Q4_0")]) == []

@@ -1,22 +1,29 @@
 """A worker that takes what a lease lacks from members, before its mesh-server starts."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.base.peer_limits import FETCHES_ASKED
+from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.role.interface import FromMembers
+from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker import held_weights
+from meshd.role.worker.known_files import Weights
+from meshd.role.worker.missing_weights import _held
 from meshd.wire.lease import PAUSED, Grant, LeaseMessage, Lost, Progress, Reserve, WorkerOffer
 from meshd.wire.needs import Begin, Fetched, NeededTensor, Needs, mark
 
 from tests.sim.loop import run
 from tests.unit.role.calls import ACQUIRE, MIB, Call, Scene, scene
 from tests.unit.role.stubs import at_once
-from tests.unit.role.worker.kept import DIGEST, FakeStore
+from tests.unit.role.worker.kept import DIGEST, FakeLeaseCache, FakeStore
 
 OTHER = bytes(range(32, 64))
 HERE, MISSING = NeededTensor(0, 0, 0, 4, DIGEST), NeededTensor(0, 0, 4, 8, OTHER)
@@ -130,6 +137,47 @@ def test_what_is_held_is_read_and_waits_without_a_server(tmp_path: Path, store: 
             await it.until(lambda: nothing_is_left(it))
 
     run(main())
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, MIB])
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_tensor_under_another_size_is_none_of_what_is_here(
+    tmp_path: Path, store: FakeStore, size: int, hold: bool
+) -> None:
+    """Else a head that reserves little could have all of a model read and kept, by its hashes."""
+
+    async def main() -> None:
+        async with scene(tmp_path, store=store) as it:
+            call = it.call()
+            needs = replace(NEEDS, size=2 * MIB, tensors=(replace(HERE, size=size),))
+            await reserved(call, needs, hold=hold)
+            told = await answer(call)
+            assert isinstance(told, Fetched) and (told.held, told.text) == (0, "nothing is missing")
+            assert not it.bench.members.asked, "nor is it fetched: its content is here"
+            assert all(DIGEST not in one.happened for one in store.lease_caches), "and the store may drop it"
+
+    run(main())
+
+
+class FiveTensors(FakeLeaseCache):
+    """Tensors of 10 to 14 bytes in one file."""
+
+    @property
+    def index(self) -> WeightsIndex:
+        rows = [TensorEntry(0, 0, 20 * at, 10 + at, bytes([at]) * 32, f"t{at}") for at in range(5)]
+        return WeightsIndex((FileEntry(100, 0, 0, 0),), tuple(rows), "")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=12))
+def test_no_more_is_held_than_the_head_has_named(rows: list[tuple[int, int]]) -> None:
+    """`rows`: tensors and their sizes, as the head says them; the last tensor is not here."""
+    with tempfile.TemporaryFile() as file, closing(Outgoing()) as outgoing:
+        file.write(bytes(100))
+        file.flush()
+        weights = Weights(None, (), outgoing, FiveTensors(file.fileno()))
+        named = tuple(NeededTensor(0, 0, 0, size, bytes([at]) * 32) for at, size in rows)
+        held = run(_held(replace(NEEDS, tensors=named), weights).read(lambda _: None))
+    assert held == sum(size for at, size in set(rows) if at < 5 and size == 10 + at)
 
 
 @pytest.mark.parametrize("kept", [True, False])
