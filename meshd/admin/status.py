@@ -22,11 +22,11 @@ Severity = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """This daemon. `role` is worker or serve."""
+    """This daemon. `role` is the verb that started it."""
 
     id: str
     name: str
-    role: str  # worker or serve
+    role: str  # worker, serve or client
     version: str
     pid: int  # process id of the daemon
     uptime_s: float
