@@ -132,7 +132,7 @@ class StorageView:
     path: str  # the cache
     free_bytes: int | None  # on that disk; null if it cannot be found out
     cache_room_bytes: int | None  # weights from the network that may still be kept; null: the role keeps none
-    models: int | None  # complete ones in all stores, counted once a minute at most; null until then
+    models: int | None  # in all stores, counted once a minute at most; null until then
     models_bytes: int | None  # all of them together
 
 

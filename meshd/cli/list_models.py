@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meshd.library.stores import Stores
 
 MEMBERS_SECONDS = 40.0  # members have 15 s, and those without a session 10 s more
-_DIGITS = 16  # of a fingerprint, in a name
+NAMED_DIGITS = 16  # of a fingerprint, in a name
 _LEAST_DIGITS = 10
 _NOWHERE = "not on this machine"
 
@@ -133,7 +133,7 @@ def _name_of(one: ListedModel, listed: Sequence[ListedModel]) -> str:
     view = one.views[0]
     same = [other for other in listed if any(v.name.lower() == view.name.lower() for v in other.views)]
     digits = next((known for v in one.views if (known := v.fingerprint or v.content)), None)
-    return MESH + (view.name if len(same) == 1 or digits is None else digits[:_DIGITS])
+    return MESH + (view.name if len(same) == 1 or digits is None else digits[:NAMED_DIGITS])
 
 
 def _state(model: "StoredModel", facts: "ModelFacts") -> str:

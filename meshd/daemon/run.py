@@ -32,6 +32,7 @@ from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
+from meshd.library.stores import Stores
 from meshd.link.net import local_addresses
 from meshd.link.secure.joining import Joining
 from meshd.rendezvous.join_or_found import Entered
@@ -157,7 +158,12 @@ class Daemon:
             runtime = make_runtime(self._config, member.mesh, native, self._pieces)
             built = await preflight.role.build(runtime, member)
             planning = cache(lambda: self._planning(member, runtime, built))
-            storage = Storage(member.mesh, self._config, lambda: built.role.status.store)
+            storage = Storage(
+                member.mesh,
+                self._config,
+                lambda: Stores.here(self._config.paths.cache),
+                kept=lambda: built.role.status.store,
+            )
             models = ModelExchange(
                 member.mesh,
                 self._config,

@@ -5,7 +5,6 @@ second, walks no folders: files are counted when somebody has asked, and not aga
 """
 
 import asyncio
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,14 +39,23 @@ def started_with(config: Config) -> list[Path]:
 
 
 class Storage:
-    """Of one daemon; `serve` must run for counts. `store`: the weights that its role keeps, if it does."""
+    """Of one daemon; `serve` must run for counts."""
 
-    def __init__(self, mesh: Mesh, config: Config, store: Callable[[], StoreStatus | None]) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        config: Config,
+        stores: Callable[[], Stores],
+        *,
+        kept: Callable[[], StoreStatus | None],
+    ) -> None:
+        """`kept`: the weights that its role keeps, if it does."""
         self._mesh = mesh
         self._node = config.node.name
         self._cache = config.paths.cache
-        self._own = functools.partial(_own_models, config.paths.cache, started_with(config))
-        self._store = store
+        self._stores = stores
+        self._started_with = started_with(config)
+        self._kept = kept
         self._wanted = asyncio.Event()
         self._counted = asyncio.Event()
         self._first = True
@@ -65,12 +73,12 @@ class Storage:
 
     def disk(self) -> ToldDisk | None:
         """Of the cache, now; None where that cannot be found out."""
-        store = self._store()
+        kept = self._kept()
         try:
             free = free_bytes(self._cache)
         except OSError:
             return None
-        room = None if store is None else min(MAX_DISK_BYTES, max(0, store.limit - store.bytes))
+        room = None if kept is None else min(MAX_DISK_BYTES, max(0, kept.limit - kept.bytes))
         return ToldDisk(min(MAX_DISK_BYTES, free), room)
 
     async def status(self) -> StorageView:
@@ -92,22 +100,22 @@ class Storage:
 
     async def of_all(self) -> tuple[StorageCapacity, ...]:
         """This node's as it is now, then those of the members that are there."""
-        shown, count = await in_thread(self._listed)
-        own = _capacity(self._node, self.disk(), shown, count)
+        own = _capacity(self._node, self.disk(), *await in_thread(self._listed))
         return (own, *map(_of_member, await ask_members(self._mesh)))
 
+    def _own(self) -> list[StoredModel]:
+        return own_models(self._stores(), self._started_with)
+
     def _listed(self) -> tuple[list[StoredFile], int]:
-        """Those that are shown, and how many there are. A header tells the fingerprint, if that is known."""
+        """The largest, and how many more there are. A header tells the fingerprint, if that is known."""
         models, hashes = self._own(), self._cache / "weights"
-        shown = [
-            StoredFile(name=names_of(one)[0], bytes=one.size, fingerprint=facts_of(one, hashes).fingerprint)
-            for one in models[:SHOWN_FILES]
+        shown = [(one, facts_of(one, hashes)) for one in models[:SHOWN_FILES]]
+        files = [
+            StoredFile(name=names_of(one)[0], bytes=one.size, fingerprint=facts.fingerprint)
+            for one, facts in shown
+            if not facts.problem
         ]
-        return shown, len(models)
-
-
-def _own_models(cache: Path, paths: Sequence[Path]) -> list[StoredModel]:
-    return own_models(Stores.here(cache), paths)
+        return files, len(models) - len(shown)
 
 
 def _of_member(told: MemberModels) -> StorageCapacity:
@@ -117,17 +125,17 @@ def _of_member(told: MemberModels) -> StorageCapacity:
         if one.stem
     ]
     files.sort(key=lambda one: (-one.bytes, one.name))
-    return _capacity(told.node, told.disk, files[:SHOWN_FILES], len(files), told.why_not)
+    return _capacity(told.node, told.disk, files[:SHOWN_FILES], len(files[SHOWN_FILES:]), told.why_not)
 
 
 def _capacity(
-    node: str, disk: ToldDisk | None, shown: Sequence[StoredFile], count: int, why_not: str = ""
+    node: str, disk: ToldDisk | None, shown: Sequence[StoredFile], more: int, why_not: str = ""
 ) -> StorageCapacity:
     return StorageCapacity(
         node=node,
         free_bytes=disk.free if disk is not None else None,
         cache_room_bytes=disk.room if disk is not None else None,
         models=tuple(shown),
-        more_models=count - len(shown),
+        more_models=more,
         why_not=why_not,
     )

@@ -65,7 +65,7 @@ def test_an_earlier_version_tells_no_disk() -> None:
 )
 def test_disks_that_nobody_has(disk: object) -> None:
     said = msgpack.unpackb(ModelsTold((TOLD,)).encode())
-    with pytest.raises(RemoteProtocolError, match="disk|free|room"):
+    with pytest.raises(RemoteProtocolError, match=r"disk|free|room"):
         decode(msgpack.packb({**said, "disk": disk}))
 
 
