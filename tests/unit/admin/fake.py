@@ -19,14 +19,12 @@ from meshd.admin.net_api import NatView, NetcheckReply, NetcheckRequest, PortMap
 from meshd.admin.request import Answers
 from meshd.admin.status import (
     ChildView,
-    DeviceView,
     LinkView,
     MdnsView,
     MeshView,
     NodeView,
     PeerView,
     Status,
-    StorageView,
     TunnelView,
 )
 from meshd.base.errors import Refused, UserError
@@ -42,6 +40,8 @@ from meshd.model.status import (
     StandbyStatus,
     StoreStatus,
 )
+
+from tests.unit.admin.machine_views import CAPACITY, DEVICES, STORAGE
 
 LINK = LinkView(
     kind=LinkKind.TCP,
@@ -169,76 +169,9 @@ def full_status(pid: int = 4242) -> Status:
             keys=(KeyStatus("anna", 1, 3, 120, 42, 162),),
         ),
         store=StoreStatus(path="/home/u/.cache/meshd/tensors", bytes=7, limit=20_000_000_000, tensors=3),
-        devices=(
-            DeviceView(
-                name="CPU",
-                kind="cpu",
-                description="some processor",
-                free_bytes=12 << 30,
-                total_bytes=16 << 30,
-                listed_s=240.0,
-                weight_bytes_s=14.5e9,
-                flops=722e9,
-            ),
-            DeviceView(
-                name="CUDA0",
-                kind="gpu",
-                description="some card",
-                free_bytes=300 << 20,
-                total_bytes=24 << 30,
-                listed_s=240.0,
-            ),
-        ),
-        storage=StorageView(
-            path="/home/u/.cache/meshd",
-            free_bytes=310_200_000_000,
-            cache_room_bytes=19_900_000_000,
-            models=3,
-            models_bytes=10_100_000_000,
-        ),
+        devices=DEVICES,
+        storage=STORAGE,
     )
-
-
-CAPACITY = plan_api.CapacityReply(
-    devices=(
-        plan_api.DeviceCapacity(
-            node="desk",
-            device="CPU",
-            free_bytes=8 << 30,
-            total_bytes=16 << 30,
-            weight_bytes_s=13.7e9,
-            flops=2e11,
-        ),
-        plan_api.DeviceCapacity(
-            node="garage",
-            device="CUDA0",
-            free_bytes=20 << 30,
-            total_bytes=24 << 30,
-            weight_bytes_s=None,
-            flops=None,
-        ),
-    ),
-    paths=(plan_api.PathCapacity(source="desk", to="garage", rtt_ms=0.85, bytes_s=None),),
-    left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),
-    unmeasured=(plan_api.LeftOutView(node="garage", why="it computes for somebody"),),
-    storage=(
-        plan_api.StorageCapacity(
-            node="desk",
-            free_bytes=310_200_000_000,
-            cache_room_bytes=None,
-            models=(
-                plan_api.StoredFile(name="big-Q4_0", bytes=9_900_000_000, fingerprint="ab" * 32),
-                plan_api.StoredFile(name="small-Q8_0", bytes=145_000_000, fingerprint=None),
-            ),
-            more_models=4,
-        ),
-        plan_api.StorageCapacity(node="garage", free_bytes=0, cache_room_bytes=12_000_000_000),
-        plan_api.StorageCapacity(node="elder", free_bytes=None, cache_room_bytes=None),
-        plan_api.StorageCapacity(
-            node="attic", free_bytes=None, cache_room_bytes=None, why_not="it does not answer"
-        ),
-    ),
-)
 
 
 def member_model(
