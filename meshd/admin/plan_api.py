@@ -30,6 +30,31 @@ class PathCapacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A model that a node has. `fingerprint`: of its content; null until that node has hashed it."""
+
+    name: str
+    bytes: int
+    fingerprint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageCapacity:
+    """What a node has on the disk of its cache. Null: it does not tell.
+
+    `cache_room_bytes`: of weights that come over the network, it would keep so many more; null also where its
+    role keeps none. `models`: the largest ones; `more_models` are not listed. `why_not` it tells nothing.
+    """
+
+    node: str
+    free_bytes: int | None
+    cache_room_bytes: int | None
+    models: tuple[StoredFile, ...] = ()
+    more_models: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutView:
     """A node that takes no part, or was not measured, and why."""
 
@@ -39,12 +64,13 @@ class LeftOutView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityReply:
-    """What there is."""
+    """What there is. `storage`: of this node first, and of all members that are there."""
 
     devices: tuple[DeviceCapacity, ...]
     paths: tuple[PathCapacity, ...]
     left_out: tuple[LeftOutView, ...] = ()
     unmeasured: tuple[LeftOutView, ...] = ()
+    storage: tuple[StorageCapacity, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

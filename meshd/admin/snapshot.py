@@ -9,6 +9,7 @@ from types import MappingProxyType
 from meshd.admin.api import ExposedView
 from meshd.admin.status import (
     ChildView,
+    DeviceView,
     LinkView,
     MdnsState,
     MdnsView,
@@ -18,10 +19,12 @@ from meshd.admin.status import (
     TunnelView,
 )
 from meshd.identity.keys import PeerId
+from meshd.model.reference_layer import ReferenceRates
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.tunnel.interface import ExposedStatus, TunnelStatus
+from meshd.wire.lease import OfferedDevice
 
 _STATES: Mapping[PeerState, PeerStateName] = {
     PeerState.KNOWN: "known",
@@ -125,6 +128,20 @@ def exposed_view(service: ExposedStatus, names: Mapping[PeerId, str]) -> Exposed
         streams=service.streams,
         sent_bytes=service.sent_bytes,
         received_bytes=service.received_bytes,
+    )
+
+
+def device_view(device: OfferedDevice, rates: ReferenceRates, *, age: float) -> DeviceView:
+    """A device that was listed `age` seconds ago."""
+    return DeviceView(
+        name=device.name,
+        kind=device.kind,
+        description=device.description,
+        free_bytes=device.free_bytes,
+        total_bytes=device.total_bytes,
+        listed_s=round(max(0.0, age), 3),
+        weight_bytes_s=rates.weight_bytes_s,
+        flops=rates.flops,
     )
 
 

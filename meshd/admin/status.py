@@ -22,11 +22,11 @@ Severity = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """This daemon. `role` is worker or serve."""
+    """This daemon. `role` is the verb that started it."""
 
     id: str
     name: str
-    role: str  # worker or serve
+    role: str  # worker, serve or client
     version: str
     pid: int  # process id of the daemon
     uptime_s: float
@@ -111,6 +111,32 @@ class ChildView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """A device that this node's role uses, as it was listed last: when a worker starts or is asked for
+    devices, when a head loads. `meshd capacity` measures how fast devices are."""
+
+    name: str
+    kind: str  # cpu, gpu or accel
+    description: str
+    free_bytes: int  # of a worker: that it could lend
+    total_bytes: int
+    listed_s: float  # time since then
+    weight_bytes_s: float | None = None  # how fast it reads weights for a token; null until it was measured
+    flops: float | None = None  # how fast it computes a prompt, in operations a second; null as above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageView:
+    """The disk of this node's cache, and the model files of this machine."""
+
+    path: str  # the cache
+    free_bytes: int | None  # on that disk; null if it cannot be found out
+    cache_room_bytes: int | None  # weights from the network that may still be kept; null: the role keeps none
+    models: int | None  # in all stores, counted once a minute at most; null until then
+    models_bytes: int | None  # all of them together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MdnsView:
     """Multicast DNS: `off`, `looking` (no member heard yet), `silent` (none heard in time), `heard`."""
 
@@ -145,4 +171,6 @@ class Status:
     store: StoreStatus | None = None
     warnings: tuple[HealthWarning, ...] = ()
     models: tuple[ModelStatus, ...] = ()  # of a node that serves several; `model` is the last used of them
+    devices: tuple[DeviceView, ...] = ()  # of this machine, as far as they are known
+    storage: StorageView | None = None
     schema: int = SCHEMA  # version of this document's format

@@ -1,8 +1,10 @@
 """What many clients of several models got: errors, fairness, waiting, and what the daemon cost. Pure."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+MAX_SPREAD = 0.2  # between clients of one model: turns are fair
 
 
 @dataclass(slots=True)
@@ -60,6 +62,17 @@ def spread(counts: Sequence[int]) -> float:
     return 1 - min(counts) / max(counts) if counts and max(counts) else 0.0
 
 
+def complaints(figures: ClientFigures) -> Iterator[str]:
+    """What must not be, a line each; none where all is well."""
+    if figures.errors:
+        yield f"{len(figures.errors)} errors"
+    if not figures.tokens:
+        yield "no client got a token"
+    for model, clients in _by_model(figures).items():
+        if (share := spread([client.tokens for client in clients])) > MAX_SPREAD:
+            yield f"clients of {model} differ by {share:.0%}, more than {MAX_SPREAD:.0%}"
+
+
 def lines(figures: ClientFigures) -> Iterator[str]:
     """As they are printed."""
     tokens = figures.tokens
@@ -68,14 +81,19 @@ def lines(figures: ClientFigures) -> Iterator[str]:
         f"{sum(client.answers for client in figures.clients)} answers, {tokens} tokens "
         f"({tokens / figures.seconds:.0f}/s), {figures.loads} loads, {len(figures.errors)} errors"
     )
-    for model in dict.fromkeys(client.model for client in figures.clients):
-        yield _of_model(model, [client for client in figures.clients if client.model == model])
+    for model, clients in _by_model(figures).items():
+        yield _of_model(model, clients)
     yield (
         f"daemon: {1e6 * figures.daemon_seconds / max(1, tokens):.0f} us of CPU time a token, "
         f"{figures.daemon_share:.1%} of that of daemon and llama-servers; memory "
         f"{figures.memory[-1] / 1e6:.1f} MB at the end, {figures.growth / 1e6:+.1f} MB since the 2nd quarter"
     )
     yield from (f"error: {error}" for error in dict.fromkeys(figures.errors))
+
+
+def _by_model(figures: ClientFigures) -> Mapping[str, Sequence[ClientCount]]:
+    names = dict.fromkeys(client.model for client in figures.clients)
+    return {name: [client for client in figures.clients if client.model == name] for name in names}
 
 
 def _of_model(name: str, clients: Sequence[ClientCount]) -> str:

@@ -3,7 +3,8 @@
 A head alone on this machine serves three models: two of one group, the third excludes them. The clients are
 divided among the models, and each asks again as soon as it has its answer. Models are `smollm2`, names of
 `meshd.bench.random_model`, or files. Printed are errors, what each client got, how long it waited for a first
-token, the daemon's share of the CPU time, and whether its memory grows. Linux (/proc).
+token, the daemon's share of the CPU time, and whether its memory grows. The exit code is 1 after an error,
+and if clients of one model differ too much. Linux (/proc).
 """
 
 import argparse
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 from meshd.admin.status import Status
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
-from meshd.bench.client_figures import ClientCount, ClientFigures, lines
+from meshd.bench.client_figures import ClientCount, ClientFigures, complaints, lines
 from meshd.bench.program import run_program
 from meshd.bench.random_model import SHAPES, random_model
 from meshd.build.demo_model import demo_model
@@ -58,7 +59,15 @@ async def _run(args: argparse.Namespace) -> None:
             await start_all(owner, head)
             figures = await _measure(args, head, [name for name, _ in models])
             owner.cancel()
+    report(figures)
+
+
+def report(figures: ClientFigures) -> None:
+    """Print them. Raises MeshdError where something must not be as it is."""
     sys.stdout.write("\n".join(lines(figures)) + "\n")
+    if wrong := list(complaints(figures)):
+        hint = "a longer run (`--minutes`) evens out what is chance; an error is none"
+        raise MeshdError("; ".join(wrong), hint=hint)
 
 
 async def _model_file(given: str, cache: Path) -> tuple[str, Path]:

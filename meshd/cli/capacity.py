@@ -1,20 +1,30 @@
-"""Measure what all nodes could contribute: memory and speed of each device, and the paths between nodes.
+"""Measure what all nodes could contribute: memory and speed of each device, the paths between nodes, disks
+and model files.
 
 What has not been measured before is measured now, which takes a few seconds per device. Nothing is reserved.
 If something else computed on a machine while it was measured, run `meshd capacity --again` there.
 """
 
 import argparse
+from collections.abc import Sequence
 
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
-from meshd.admin.plan_api import CapacityReply, CapacityRequest, DeviceCapacity, PathCapacity
+from meshd.admin.plan_api import (
+    CapacityReply,
+    CapacityRequest,
+    DeviceCapacity,
+    PathCapacity,
+    StorageCapacity,
+)
 from meshd.base.byte_format import in_bytes, in_memory
+from meshd.cli.list_models import MEMBERS_SECONDS
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
 from meshd.config import home_here
 
 MEASURE_SECONDS = 330.0  # a GPU's driver may compile first
+_SHOWN_DIGITS = 16  # of a fingerprint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +42,20 @@ def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print."""
     with Client(home_here()) as client:
         out.progress("measuring devices")
-        reply = client.ask(CapacityRequest(again=args.again), seconds=MEASURE_SECONDS)
+        reply = client.ask(CapacityRequest(again=args.again), seconds=MEASURE_SECONDS + MEMBERS_SECONDS)
     if args.json:
         paths = [_path_json(path) for path in reply.paths]
         left_out, unmeasured = to_json(reply.left_out), to_json(reply.unmeasured)
-        devices = to_json(reply.devices)
-        out.json({"devices": devices, "paths": paths, "left_out": left_out, "unmeasured": unmeasured})
+        devices, storage = to_json(reply.devices), to_json(reply.storage)
+        out.json(
+            {
+                "devices": devices,
+                "paths": paths,
+                "storage": storage,
+                "left_out": left_out,
+                "unmeasured": unmeasured,
+            }
+        )
     else:
         _show(reply, out)
     return 0
@@ -63,10 +81,46 @@ def _show(reply: CapacityReply, out: Output) -> None:
                 for path in reply.paths
             ],
         )
+    _show_storage(reply.storage, out)
     for left in reply.left_out:
         out.note(f"{left.node}: left out: {left.why}")
     for slow in reply.unmeasured:
         out.note(f"{slow.node}: no speed: {slow.why}")
+    for silent in reply.storage:
+        if silent.why_not:
+            out.note(f"{silent.node} did not say what it stores: {silent.why_not}")
+
+
+def _show_storage(storage: Sequence[StorageCapacity], out: Output) -> None:
+    told = [one for one in storage if not one.why_not]
+    if not told:
+        return
+    out.line()
+    out.table(
+        ("NODE", "DISK FREE", "CACHE ROOM", "MODELS"),
+        [
+            (
+                one.node,
+                "unknown" if one.free_bytes is None else in_bytes(one.free_bytes),
+                "-" if one.cache_room_bytes is None else in_bytes(one.cache_room_bytes),
+                str(len(one.models) + one.more_models),
+            )
+            for one in told
+        ],
+    )
+    rows = [row for one in told for row in _model_rows(one)]
+    if rows:
+        out.line()
+        out.table(("NODE", "MODEL", "SIZE", "FINGERPRINT"), rows)
+
+
+def _model_rows(one: StorageCapacity) -> list[tuple[str, ...]]:
+    rows = [
+        (one.node, model.name, in_bytes(model.bytes), (model.fingerprint or "-")[:_SHOWN_DIGITS])
+        for model in one.models
+    ]
+    more = [(one.node, f"and {one.more_models} more", "", "")] if one.more_models else []
+    return [*rows, *more]
 
 
 def _row(device: DeviceCapacity) -> tuple[str, ...]:

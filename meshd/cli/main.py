@@ -17,7 +17,7 @@ from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
 
-LATER = frozenset({"report", "service"})
+LATER = frozenset({"report", "service", "ui", "upgrade"})
 
 
 class VerbModule(Protocol):

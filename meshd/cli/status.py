@@ -75,6 +75,7 @@ def summary(status: Status) -> str:
 def show(status: Status, out: Output) -> None:
     """The whole status for a person."""
     _show_node(status, out)
+    _show_machine(status, out)
     _show_models(status.models, out)
     if status.model is not None:
         _show_model(status.model, out)
@@ -122,6 +123,24 @@ def _show_node(status: Status, out: Output) -> None:
         out.line(f"api     {api.url}  {ready}, {requests}, {tokens}{waiting}")
         if status.model is None and api.reason:  # else it is that of the model
             out.line(f"        {api.reason}")
+
+
+def _show_machine(status: Status, out: Output) -> None:
+    for number, one in enumerate(status.devices):
+        memory = f"{in_memory(one.free_bytes)} of {in_memory(one.total_bytes)} free"
+        speeds = f", weights {in_bytes(one.weight_bytes_s)}/s" if one.weight_bytes_s is not None else ""
+        speeds += f", prompts {one.flops / 1e9:.0f} GFLOP/s" if one.flops is not None else ""
+        head = "device " if number == 0 else "       "
+        out.line(f"{head} {one.name}: {memory} {in_time(one.listed_s)} ago{speeds}")
+    if (storage := status.storage) is not None:
+        free = "" if storage.free_bytes is None else f"{in_bytes(storage.free_bytes)} free"
+        room = storage.cache_room_bytes
+        kept = "" if room is None else f"room for {in_bytes(room)} of weights"
+        files = ""
+        if storage.models is not None:
+            files = f"{in_number(storage.models, 'model')}, {in_bytes(storage.models_bytes or 0)}"
+        if said := "; ".join(part for part in (free, kept, files) if part):
+            out.line(f"disk    {said}")
 
 
 def _show_keys(api: GatewayStatus, out: Output) -> None:

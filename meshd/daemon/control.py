@@ -6,7 +6,7 @@ import resource
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,30 +44,35 @@ from meshd.admin.net_api import NetcheckReply, NetcheckRequest
 from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, PlanRequest
 from meshd.admin.snapshot import (
     child_views,
+    device_view,
     link_path,
     mdns_view,
     peer_views,
     tunnel_views,
 )
-from meshd.admin.status import MeshView, NodeView, Status
+from meshd.admin.status import DeviceView, MeshView, NodeView, Status
 from meshd.admin.why_api import WhyReply, WhyRequest
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.daemon.models import ModelExchange
 from meshd.daemon.network_state import NetworkState
 from meshd.daemon.pausing import Pausing
+from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import TunnelAnswers
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.invite import RelayHint
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.reply_code import Reply
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.reference_layer import REFERENCE_LAYERS, reference_rates
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.naming import UnknownPeer
 from meshd.peer.node import Node
 from meshd.rendezvous.interface import MdnsStatus
 from meshd.rendezvous.open_for_joiners import ACCEPT_SECONDS
-from meshd.role.interface import RunningRole
+from meshd.role.interface import ListedDevices, RunningRole
+from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.tunnel.user_tunnels import OwnTunnels
 from meshd.wire.address import Candidate
 
@@ -99,6 +104,8 @@ class Parts:
     explain: "Callable[[], Awaitable[Explained | None]] | None"
     pausing: Pausing
     models: ModelExchange
+    storage: Storage
+    speeds: DeviceSpeeds | None
     gateway: Callable[[], GatewayStatus | None]
     bans_changed: Callable[[], None]
     leave: Callable[[], None]
@@ -145,6 +152,8 @@ class DaemonControl(TunnelAnswers):
             api=parts.gateway(),
             mdns=mdns_view(parts.mdns()),
             store=role.store,
+            devices=self._devices(role.listed, now),
+            storage=await parts.storage.status(),
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
         return examine(
@@ -156,6 +165,14 @@ class DaemonControl(TunnelAnswers):
             unfit=role.unfit,
             unwritten={**parts.home.keeping.waiting, **log.unwritten()},
         )
+
+    def _devices(self, listed: ListedDevices, now: float) -> tuple[DeviceView, ...]:
+        """With what was measured before; nothing is measured now."""
+        speeds, found = self._parts.speeds, []
+        for device in listed.devices:
+            times = speeds.known(device, REFERENCE_LAYERS) if speeds is not None else ()
+            found.append(device_view(device, reference_rates(DeviceSpeed(times)), age=now - listed.at))
+        return tuple(found)
 
     @PingRequest.answer
     async def ping(self, request: PingRequest) -> PingReply:
@@ -224,7 +241,9 @@ class DaemonControl(TunnelAnswers):
 
     @CapacityRequest.answer
     async def capacity(self, request: CapacityRequest) -> CapacityReply:
-        return await self._parts.planning().capacity(again=request.again)
+        found = await self._parts.planning().capacity(again=request.again)
+        # not at the same time: reading files would make devices look slower
+        return replace(found, storage=await self._parts.storage.of_all())
 
     @PlanRequest.answer
     async def plan(self, request: PlanRequest) -> PlanReply:

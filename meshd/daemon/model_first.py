@@ -78,7 +78,7 @@ async def _pull_as_member(
                 mesh_port=mesh_port,
             )
             pieces = PieceCache.below(config.paths.cache)
-            exchange = ModelExchange(member.mesh, config, pieces, is_serving=lambda: False)
+            exchange = ModelExchange(member.mesh, config, pieces, is_serving=lambda: False, disk=lambda: None)
             async with Owner() as network:
                 network.start(member.serve(), name="peers")
                 network.start(exchange.serve(), name="models")

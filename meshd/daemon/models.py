@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from meshd.admin.models_api import (
     NO_MEMBER_HAS_IT,
@@ -18,6 +17,7 @@ from meshd.base import log
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config
+from meshd.daemon.storage import started_with
 from meshd.library.members.ask_models import ask_members
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
@@ -29,6 +29,7 @@ from meshd.library.stores import Stores
 from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
 from meshd.store.piece_cache import PieceCache
+from meshd.wire.models import ToldDisk
 
 MAX_PULLS = 4  # at once
 MAX_MEMBER_MODELS = 2048  # models of all members in one reply; with the longest names 3.5 kB each
@@ -54,7 +55,13 @@ class ModelExchange:
     """Of one daemon; `serve` must run for pulls."""
 
     def __init__(
-        self, mesh: Mesh, config: Config, pieces: PieceCache, *, is_serving: Callable[[], bool]
+        self,
+        mesh: Mesh,
+        config: Config,
+        pieces: PieceCache,
+        *,
+        is_serving: Callable[[], bool],
+        disk: Callable[[], ToldDisk | None],
     ) -> None:
         cache = config.paths.cache
         self._mesh = mesh
@@ -62,11 +69,8 @@ class ModelExchange:
         offered = OfferedModels(
             lambda: Stores.here(cache), cache / "weights", pieces, give=config.node.give_models
         )
-        served = [config.serve, *(model.serve for model in config.models)]
-        started_with = [*(one.model for one in served), *config.worker.models]
-        started_with += [file for one in served for file in one.fallback_models]
-        offered.add([path for path in started_with if isinstance(path, Path)])
-        ModelsTeller(mesh, offered, pieces, pieces.hashes)
+        offered.add(started_with(config))
+        ModelsTeller(mesh, offered, pieces, pieces.hashes, disk=disk)
         PieceGiver(mesh, offered, is_serving=is_serving)
         self._owner: Owner | None = None
         self._pulls: dict[int, _Pull] = {}

@@ -13,14 +13,13 @@ from meshd.admin.plan_api import (
     PlanView,
 )
 from meshd.model.device_speed import DeviceSpeed
-from meshd.model.layer_work import REFERENCE_WEIGHTS
 from meshd.model.output import DevicePath
+from meshd.model.reference_layer import reference_rates
 from meshd.role.head.draft_forecast import DraftForecast
 from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines
 from meshd.role.head.split_choice import SplitChoice
 from meshd.wire.lease import OfferedDevice
 
-_TOLD_TOKENS = 128  # with which computing is told
 LeftOut = Sequence[tuple[str, str]]
 
 
@@ -102,18 +101,14 @@ def capacity_reply(machines: Machines, me: str, left_out: LeftOut, unmeasured: L
 
 
 def _device(node: str, device: OfferedDevice, speed: DeviceSpeed | None) -> DeviceCapacity:
-    rate = flops = None
-    if speed is not None and 0 in speed:
-        elements, size = REFERENCE_WEIGHTS
-        rate = size / speed.seconds(0, 1)
-        flops = 2 * elements * _TOLD_TOKENS / speed.seconds(0, _TOLD_TOKENS)
+    rates = reference_rates(speed)
     return DeviceCapacity(
         node=node,
         device=device.name,
         free_bytes=device.free_bytes,
         total_bytes=device.total_bytes,
-        weight_bytes_s=rate,
-        flops=flops,
+        weight_bytes_s=rates.weight_bytes_s,
+        flops=rates.flops,
     )
 
 

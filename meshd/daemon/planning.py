@@ -16,8 +16,9 @@ from meshd.daemon.role_runtime import device_speeds
 from meshd.daemon.serve_role import head_options
 from meshd.model.gguf import Header
 from meshd.model.layer_range import parse_layer_range
-from meshd.model.layer_work import REFERENCE_LAYERS, LayerWork, layer_work
+from meshd.model.layer_work import LayerWork, layer_work
 from meshd.model.layers import ModelLayers, read_layers
+from meshd.model.reference_layer import REFERENCE_LAYERS
 from meshd.role.head.draft_forecast import DraftForecast, Drafting, forecast
 from meshd.role.head.draft_model import draft_model
 from meshd.role.head.fixed_layers import with_fixed_layers

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.role.interface import RoleRuntime, RunningRole
+from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.pause import Pause
 from meshd.store.hash_cache import HashCache
 
@@ -33,6 +34,8 @@ class BuiltRole:
     """Memory that its model takes of devices, by node and device."""
     explain: "Callable[[], Awaitable[Explained | None]] | None" = None
     """Of one that serves a model: where the time of its tokens went; None while it is not loaded."""
+    speeds: DeviceSpeeds | None = None
+    """Of the devices that its status lists."""
     drafting: "Callable[[Path], Drafting | None]" = lambda _file: None
     """Of the model with this file; None where it is not served."""
 

@@ -28,9 +28,11 @@ from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import find_native, make_runtime, native_if_built
 from meshd.daemon.roles import ROLES
 from meshd.daemon.shared_names import watch_names
+from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import make_tunnels
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
+from meshd.library.stores import Stores
 from meshd.link.net import local_addresses
 from meshd.link.secure.joining import Joining
 from meshd.rendezvous.join_or_found import Entered
@@ -156,10 +158,20 @@ class Daemon:
             runtime = make_runtime(self._config, member.mesh, native, self._pieces)
             built = await preflight.role.build(runtime, member)
             planning = cache(lambda: self._planning(member, runtime, built))
-            models = ModelExchange(
-                member.mesh, self._config, self._pieces, is_serving=lambda: built.role.status.is_computing
+            storage = Storage(
+                member.mesh,
+                self._config,
+                lambda: Stores.here(self._config.paths.cache),
+                kept=lambda: built.role.status.store,
             )
-            await self._serve(member, built, planning, models)
+            models = ModelExchange(
+                member.mesh,
+                self._config,
+                self._pieces,
+                is_serving=lambda: built.role.status.is_computing,
+                disk=storage.disk,
+            )
+            await self._serve(member, built, planning, models, storage)
         finally:
             if member.local.has_left:
                 self._home.leave(drop_root=True)  # what was written since: bans, addresses, the book
@@ -175,10 +187,11 @@ class Daemon:
         built: BuiltRole,
         planning: "Callable[[], Planning]",
         models: ModelExchange,
+        storage: Storage,
     ) -> None:
         """Run everything. At the end the role goes first: its children, then the peers, then the links."""
         tunnels = make_tunnels(member.mesh, self._home)
-        control = self._control(member, built, tunnels, planning, models)
+        control = self._control(member, built, tunnels, planning, models, storage)
         admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
         async with Owner() as network:
@@ -186,6 +199,7 @@ class Daemon:
             network.start(admin.serve(), name="admin")
             network.start(tunnels.serve(), name="tunnels")
             network.start(models.serve(), name="models")
+            network.start(storage.serve(), name="storage")
             network.start(_watch_addresses(member), name="addresses")
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
@@ -213,6 +227,7 @@ class Daemon:
         tunnels: OwnTunnels,
         planning: "Callable[[], Planning]",
         models: ModelExchange,
+        storage: Storage,
     ) -> DaemonControl:
         gateway, mdns = built.gateway, member.transports.mdns
         return DaemonControl(
@@ -234,6 +249,8 @@ class Daemon:
                 explain=built.explain,
                 pausing=Pausing(self._home, member.local, built.pause),
                 models=models,
+                storage=storage,
+                speeds=built.speeds,
                 gateway=lambda: gateway.status if gateway is not None else None,
                 bans_changed=member.mesh.bans_changed,
                 leave=member.local.leave,

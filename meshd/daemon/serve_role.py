@@ -117,13 +117,25 @@ class ClaimedServe:
             pool = await self._pool(runtime, member, speeds)
             gateway = self._gateway(pool, runtime, member, lambda: pool.statuses)
             return BuiltRole(
-                pool, gateway, held=lambda: pool.held, explain=pool.explain, drafting=pool.drafting
+                pool,
+                gateway,
+                held=lambda: pool.held,
+                explain=pool.explain,
+                speeds=speeds,
+                drafting=pool.drafting,
             )
         file, *smaller = self.files[0]
         draft = await self._draft_model(self.config.serve, file)
         head = Serve(runtime, file, head_options(self.config, member, draft), speeds, smaller)
         gateway = self._gateway(OneModel(head), runtime, member, lambda: [head.model_status])
-        return BuiltRole(head, gateway, held=lambda: head.held, explain=head.explain, drafting=head.drafting)
+        return BuiltRole(
+            head,
+            gateway,
+            held=lambda: head.held,
+            explain=head.explain,
+            speeds=speeds,
+            drafting=head.drafting,
+        )
 
     def _gateway(
         self,

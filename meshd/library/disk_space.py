@@ -13,10 +13,19 @@ DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def check_space(place: Path, lacking: int, *, hint: str) -> None:
     """Raises UserError unless `lacking` bytes fit there, and the reserve after them."""
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    there = _nearest(place)
+    free = free_bytes(there)
     if lacking and lacking + RESERVED_BYTES > free:
         raise no_space(there, f"{in_bytes(lacking)} are needed, {in_bytes(free)} are free", hint=hint)
+
+
+def free_bytes(place: Path) -> int:
+    """Of the disk where `place` is, or will be. Raises OSError."""
+    return shutil.disk_usage(_nearest(place)).free
+
+
+def _nearest(place: Path) -> Path:
+    return next(folder for folder in (place, *place.parents) if folder.exists())
 
 
 def no_space(place: Path, why: str, *, hint: str) -> UserError:

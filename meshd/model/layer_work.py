@@ -132,12 +132,3 @@ def _matrix(tensor: TensorInfo, experts: int, used: int) -> str:
     if len(tensor.dims) == 2:
         return f"mul_mat:{tensor.kind.name}:{columns}:{rows}"
     return f"mul_mat_id:{tensor.kind.name}:{columns}:{rows}:{max(1, experts)}:{max(1, used)}"
-
-
-# Matrices of a usual size and type, by which devices are compared without a model
-REFERENCE_LAYERS = (
-    "2=mul_mat:q4_k:4096:4096,mul_mat:q4_k:4096:4096,mul_mat:q4_k:4096:8192,mul_mat:q4_k:4096:8192,"
-    "mul_mat:q4_k:4096:8192",
-)
-REFERENCE_WEIGHTS = (4096 * (2 * 4096 + 3 * 8192), 4096 * (2 * 4096 + 3 * 8192) // 256 * 144)
-"""Elements of a layer of REFERENCE_LAYERS, and their bytes."""

@@ -20,6 +20,7 @@ from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
 from meshd.store.interface import LeaseCache, WeightsFile
 from meshd.tunnel.interface import Flow, Inspector, TunnelStatus
+from meshd.wire.lease import OfferedDevice
 from meshd.wire.native import NativeVersion
 from meshd.wire.needs import Needs
 
@@ -217,6 +218,14 @@ class RoleRuntime:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedDevices:
+    """Those that a role uses, with the memory that was free `at` this loop time; empty: never listed."""
+
+    devices: tuple[OfferedDevice, ...] = ()
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RoleStatus:
     """A role as status shows it."""
 
@@ -236,6 +245,7 @@ class RoleStatus:
     """Of a head that serves several."""
     is_computing: bool = False
     """A model is loaded that answers wait for."""
+    listed: ListedDevices = ListedDevices()
 
 
 class RunningRole(Protocol):

@@ -20,6 +20,7 @@ MAX_MODEL_NAMES = 4  # names of one model
 MAX_MODEL_NAME_BYTES = 255  # of one: a file's name, or one with a scheme
 MAX_MODEL_FILES = 512  # shards of one model
 MAX_GIVEN_BYTES = 1 << 40  # of one model: the largest published ones have a fifth
+MAX_DISK_BYTES = 1 << 60  # that a member may say are free
 MAX_MODEL_PIECES = (MAX_GIVEN_BYTES >> 22) + MAX_MODEL_FILES  # its 4 MiB each, and the rests of its files
 MAX_PIECE_HASHES = 1024  # hashes in one message
 MAX_SERVED_MODELS = 32  # models of one head's API

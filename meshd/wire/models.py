@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import (
+    MAX_DISK_BYTES,
     MAX_GIVEN_BYTES,
     MAX_MODEL_FILES,
     MAX_MODEL_NAME_BYTES,
@@ -73,14 +74,26 @@ class ToldModel:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldDisk:
+    """The disk of a member's cache, in bytes: `free` there, and `room` for weights that it would keep of what
+    comes over the network; None: its role keeps none."""
+
+    free: int
+    room: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelsTold:
-    """Some of the models; `last`: all have been told."""
+    """Some of the models; `last`: all have been told. `disk`: with the last; None: it is not said."""
 
     models: tuple[ToldModel, ...]
     last: bool = True
+    disk: ToldDisk | None = None
 
     def encode(self) -> bytes:
-        return pack({"type": "models", "models": [_row(one) for one in self.models], "last": self.last})
+        rows = [_row(one) for one in self.models]
+        disk = None if self.disk is None else {"free": self.disk.free, "room": self.disk.room}
+        return pack({"type": "models", "models": rows, "last": self.last, "disk": disk})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +171,7 @@ def decode(data: bytes) -> ModelsMessage:
             return AskTensors(fields.raw("key", exact=MODEL_KEY_BYTES))
         case "models":
             rows = fields.maps("models", count=MAX_MODEL_ROWS)
-            return ModelsTold(tuple(map(_told, rows)), fields.flag("last"))
+            return ModelsTold(tuple(map(_told, rows)), fields.flag("last"), _disk(fields))
         case "reading":
             return ReadingModel(fields.text("text", most=MAX_TEXT_BYTES))
         case "files":
@@ -199,6 +212,15 @@ def _told(row: Fields) -> ToldModel:
         fingerprint=_digest(row, "fingerprint"),
         content=_digest(row, "content"),
     )
+
+
+def _disk(fields: Fields) -> ToldDisk | None:
+    """Members of an earlier version do not tell it."""
+    if "disk" not in fields:
+        return None
+    disk = fields.map("disk")
+    room = disk.number("room", low=0, high=MAX_DISK_BYTES) if "room" in disk else None
+    return ToldDisk(disk.number("free", low=0, high=MAX_DISK_BYTES), room)
 
 
 def _digest(row: Fields, name: str) -> bytes:

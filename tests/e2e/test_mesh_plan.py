@@ -20,9 +20,10 @@ def test_two_nodes_are_measured_and_planned_with(tmp_path: Path) -> None:
 
     async def check() -> None:
         async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
-            token, (worker,) = await fleet.workers(None, options=QUIET)
+            token, (worker,) = await fleet.workers(smollm2(), options=QUIET)
             other = await fleet.worker("other", *QUIET, token=token)
             await other.until(lambda status: len(status.peers) == 1)
+            assert [one.weight_bytes_s for one in (await worker.status()).devices] == [None]
             measured = await cli(other.spec.home, "capacity", "--json")
             assert measured.returncode == 0, measured.stderr
             capacity = json.loads(measured.stdout)
@@ -32,6 +33,10 @@ def test_two_nodes_are_measured_and_planned_with(tmp_path: Path) -> None:
                 assert device["weight_bytes_s"] > 1e8 and device["flops"] > 1e8
             (path,) = [one for one in capacity["paths"] if one["from"] == "other"]
             assert path["to"] == "worker-0" and path["rtt_ms"] > 0
+            await check_storage(other, capacity)
+            [known] = (await worker.status()).devices
+            [told] = [one for one in capacity["devices"] if one["node"] == "worker-0"]
+            assert (known.name, known.weight_bytes_s) == (told["device"], told["weight_bytes_s"])
 
             planned = await cli(
                 other.spec.home, "plan", "--model", str(smollm2()), "--streams", "2", "--json"
@@ -159,6 +164,23 @@ def test_a_plan_with_a_draft_model(tmp_path: Path) -> None:
             assert refused.returncode == 1 and "another vocabulary" in refused.stderr, refused.stderr
 
     play(check())
+
+
+async def check_storage(asking: LocalNode, capacity: dict[str, Any]) -> None:
+    """Disks, and the model that the other node was started with."""
+    mine, other = capacity["storage"]
+    assert [one["node"] for one in (mine, other)] == ["other", "worker-0"]
+    assert mine["free_bytes"] > 0 and 0 <= mine["cache_room_bytes"] <= 20 << 30
+    assert other["free_bytes"] == pytest.approx(mine["free_bytes"], rel=0.5), "they share a disk"
+    assert [one["name"] for one in other["models"]] == [smollm2().stem] and other["more_models"] == 0
+    assert other["models"][0]["bytes"] == smollm2().stat().st_size
+    storage = (await asking.status()).storage
+    assert storage is not None and storage.free_bytes and storage.models is not None
+    while (fingerprint := other["models"][0]["fingerprint"]) is None:  # that node is hashing the file
+        again = await cli(asking.spec.home, "capacity", "--json")
+        _, other = json.loads(again.stdout)["storage"]
+    listed = await cli(asking.spec.home, "model", "ls", "--json")
+    assert fingerprint in [one["fingerprint"] for one in json.loads(listed.stdout)]
 
 
 async def planned(node: LocalNode, *words: str) -> dict[str, Any]:

@@ -285,6 +285,7 @@ TARGETS = (
             models.AskPieces(bytes(16)),
             models.AskTensors(bytes(16)),
             models.ModelsTold((_MODEL, _MODEL), last=False),
+            models.ModelsTold((_MODEL,), disk=models.ToldDisk(300_000_000_000, 20_000_000_000)),
             models.ReadingModel("reading it once: 10 %"),
             models.PiecesTold((98_362_432, 5)),
             models.PieceHashes(bytes(range(64))),

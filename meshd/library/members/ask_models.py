@@ -1,7 +1,7 @@
 """Asks members which models they have, and for the hashes of the pieces or of the tensors of one."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
@@ -27,6 +27,7 @@ from meshd.wire.models import (
     PiecesTold,
     ReadingModel,
     TensorHashes,
+    ToldDisk,
     ToldModel,
     decode,
 )
@@ -43,6 +44,7 @@ class MemberModels:
     node: str
     offers: tuple[MemberOffer, ...] = ()
     why_not: str = ""
+    disk: ToldDisk | None = None
 
 
 async def ask_members(mesh: Mesh) -> list[MemberModels]:
@@ -55,7 +57,8 @@ async def ask_members(mesh: Mesh) -> list[MemberModels]:
         try:
             async with asyncio.timeout(LIST_SECONDS):
                 told = await ask_models(mesh, peer.peer)
-            found[peer.peer] = MemberModels(name, tuple(MemberOffer(peer.peer, name, one) for one in told))
+            offers = tuple(MemberOffer(peer.peer, name, one) for one in told.models)
+            found[peer.peer] = MemberModels(name, offers, disk=told.disk)
         except TimeoutError:
             found[peer.peer] = MemberModels(name, why_not="it does not answer")
         except MeshdError as error:
@@ -76,8 +79,8 @@ def askable(mesh: Mesh) -> list[PeerStatus]:
     return sorted(there, key=lambda peer: peer.state is not PeerState.CONNECTED)[: MEMBERS_ASKED.most]
 
 
-async def ask_models(mesh: Mesh, peer: PeerId) -> Sequence[ToldModel]:
-    """Which models one member has. Raises Broken, EndOfStream, Refused, RemoteProtocolError."""
+async def ask_models(mesh: Mesh, peer: PeerId) -> ModelsTold:
+    """All that one member tells. Raises Broken, EndOfStream, Refused, RemoteProtocolError."""
     messages = await _asking(mesh, peer, AskModels().encode())
     try:
         found: list[ToldModel] = []
@@ -89,7 +92,7 @@ async def ask_models(mesh: Mesh, peer: PeerId) -> Sequence[ToldModel]:
             if len(found) > MAX_MODELS_TOLD or not (answer.models or answer.last):
                 raise RemoteProtocolError("models: more of them than may be told", code="models")
             if answer.last:
-                return found
+                return ModelsTold(tuple(found), disk=answer.disk)
     finally:
         messages.stream.reset(Code.CANCELLED, "that was the answer")
 

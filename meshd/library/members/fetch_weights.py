@@ -73,7 +73,7 @@ class MemberWeights:
         async def ask(peer: PeerStatus) -> None:
             try:
                 async with asyncio.timeout(_SHARED_SECONDS):
-                    told = await ask_models(self._mesh, peer.peer)
+                    told = (await ask_models(self._mesh, peer.peer)).models
             except (MeshdError, TimeoutError):
                 return
             found.extend(one for one in told if (one.size, one.files) == (size, files))
@@ -148,7 +148,7 @@ class _Fetch:
         name = peer.name or peer.peer.short
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                told = await ask_models(self._mesh, peer.peer)
+                told = (await ask_models(self._mesh, peer.peer)).models
             needs = self._needs
             fitting = [one for one in told if (one.size, one.files) == (needs.size, needs.files)]
             for model in sorted(fitting, key=lambda one: one.content != needs.content):

@@ -18,9 +18,9 @@ from blake3 import blake3
 
 from meshd.library.facts import ModelFacts, facts_of
 from meshd.library.interface import ModelSource, StoredModel
+from meshd.library.own_models import of_path
 from meshd.library.stores import Stores
-from meshd.library.walk import is_file, size_of
-from meshd.model.gguf_names import GGUF_SUFFIX, SHARD, quant_of
+from meshd.library.walk import is_file
 from meshd.model.model_name import HUB, OLLAMA, stem_of_ollama
 from meshd.model.piece_index import PieceIndex
 from meshd.store.hash_cache import FileState, HashCache
@@ -148,7 +148,7 @@ class OfferedModels:
     def _stored(self) -> list[StoredModel]:
         if not self._sources:
             return []
-        own = [_of_path(path) for path in self._own if is_file(path)]
+        own = [of_path(path) for path in self._own if is_file(path)]
         started = {path.resolve() for one in own for path in one.paths}
         stored = [
             one
@@ -174,7 +174,7 @@ class OfferedModels:
         index = self._pieces.load(states)
         told = ToldModel(
             key=self._key(paths),
-            names=_names(stored),
+            names=names_of(stored),
             size=size,
             files=len(paths),
             quant=facts.quant or stored.quant,
@@ -192,20 +192,7 @@ class OfferedModels:
         return whole.digest(MODEL_KEY_BYTES)
 
 
-def _of_path(path: Path) -> StoredModel:
-    """A model that the user named by its file; of several shards any."""
-    stem = path.name.removesuffix(GGUF_SUFFIX)
-    paths: tuple[Path, ...] = (path,)
-    if match := SHARD.fullmatch(path.name):
-        stem, count = match["stem"], int(match["count"])
-        names = [f"{stem}-{number:05d}-of-{count:05d}{GGUF_SUFFIX}" for number in range(1, count + 1)]
-        paths = tuple(path.with_name(name) for name in names)
-    problem = "" if all(map(is_file, paths)) else "missing"
-    size = sum(map(size_of, paths))
-    return StoredModel(str(path), ModelSource.PATH, paths, size, stem, quant_of(path.name), problem)
-
-
-def _names(stored: StoredModel) -> tuple[str, ...]:
+def names_of(stored: StoredModel) -> tuple[str, ...]:
     """The name of its file, then that with a scheme. Ollama's blobs have none, so theirs is made of it."""
     stem = stored.stem
     if stored.source is ModelSource.OLLAMA:

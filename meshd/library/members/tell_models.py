@@ -44,6 +44,7 @@ from meshd.wire.models import (
     PiecesTold,
     ReadingModel,
     TensorHashes,
+    ToldDisk,
     decode,
 )
 
@@ -56,8 +57,18 @@ LOG = log.get("library")
 class ModelsTeller:
     """Answers on streams of service `models`."""
 
-    def __init__(self, mesh: Mesh, offered: OfferedModels, pieces: PieceCache, hashes: HashCache) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        offered: OfferedModels,
+        pieces: PieceCache,
+        hashes: HashCache,
+        *,
+        disk: Callable[[], ToldDisk | None],
+    ) -> None:
+        """`disk`: of this node now; None where that cannot be found out."""
         self._offered = offered
+        self._disk = disk
         self._pieces = pieces
         self._hashes = hashes
         self._places = Slots(MODELS_ASKED, MODELS_ASKED_OF_PEER, MODELS_ASKED_OF_ISSUER)
@@ -105,8 +116,8 @@ class ModelsTeller:
     async def _tell(self, messages: MessageStream) -> None:
         told = [one.told for one in await in_thread(self._offered.listed)]
         for at in range(0, max(1, len(told)), MAX_MODEL_ROWS):
-            rows = tuple(told[at : at + MAX_MODEL_ROWS])
-            await messages.send(ModelsTold(rows, last=at + MAX_MODEL_ROWS >= len(told)).encode())
+            rows, last = tuple(told[at : at + MAX_MODEL_ROWS]), at + MAX_MODEL_ROWS >= len(told)
+            await messages.send(ModelsTold(rows, last, self._disk() if last else None).encode())
 
     async def _tell_pieces(self, messages: MessageStream, offered: OfferedModel) -> None:
         index = await in_thread(functools.partial(self._offered.index_of, offered))

@@ -214,6 +214,7 @@ class Serve:
             model=self.model_status,
             unfit=self._history.own_devices.notes,
             is_computing=self._run is not None and self._run.loaded,
+            listed=self._history.own_devices.listed,
         )
 
     @property

@@ -1,13 +1,14 @@
 """The devices of the head's own machine: which may compute, and which cannot."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from meshd.process.interface import RunToEnd
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.interface import NativeBuild, RolePaths
+from meshd.role.interface import ListedDevices, NativeBuild, RolePaths
 from meshd.role.native.device_list import Listing
 from meshd.role.native.device_trial import DeviceTrials
-from meshd.role.native.devices import pick
+from meshd.role.native.devices import pick_for_head
 from meshd.wire.lease import OfferedDevice
 
 
@@ -17,14 +18,19 @@ class OwnDevices:
     def __init__(
         self, native: NativeBuild, run_to_end: RunToEnd, paths: RolePaths, options: HeadOptions
     ) -> None:
-        self._listing = Listing(native, run_to_end, paths, machine=options.machine)
+        choose = partial(pick_for_head, asked=options.devices)
+        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
         self._trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
-        self._asked = options.devices
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The devices that failed their last trial, a line each."""
         return self._trials.notes
+
+    @property
+    def listed(self) -> ListedDevices:
+        """As they were found last."""
+        return self._listing.last
 
     async def find(
         self, operations: Sequence[str], on_progress: Callable[[str], Awaitable[None]]
@@ -33,12 +39,7 @@ class OwnDevices:
 
         Raises MeshdError.
         """
-        listed = await self._listing.devices()
-        cpu = tuple(device for device in listed if device.name == "CPU")
-        if self._asked and set(self._asked) <= {"none", "CPU"}:
-            return cpu, {}
-        gpus = pick(listed, [name for name in self._asked if name != "CPU"])
-        wanted = tuple(device for device in gpus if device.kind == "gpu")
-        reasons = await self._trials.unfit(wanted, operations, on_progress)
-        unfit = {device.name: why for device, why in zip(wanted, reasons, strict=True) if why}
-        return (*cpu, *wanted), unfit
+        found = await self._listing.devices()
+        gpus = [device for device in found if device.kind == "gpu"]
+        reasons = await self._trials.unfit(gpus, operations, on_progress)
+        return found, {device.name: why for device, why in zip(gpus, reasons, strict=True) if why}

@@ -5,6 +5,7 @@ Nothing is reserved. What somebody computes meanwhile is not disturbed: then dev
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from meshd.identity.keys import PeerId
 from meshd.identity.record import WORKER_ROLE
@@ -18,7 +19,7 @@ from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_list import Listing
 from meshd.role.native.device_speeds import DeviceSpeeds
-from meshd.role.native.devices import pick
+from meshd.role.native.devices import pick_for_head
 from meshd.wire.capacity import WHOLE_SHARE, Capacity
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
@@ -55,7 +56,8 @@ class Surveyor:
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._mesh = runtime.mesh
         self._options = options
-        self._listing = Listing(native, run_to_end, paths, machine=options.machine)
+        choose = partial(pick_for_head, asked=options.devices)
+        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
         self._speeds = speeds
         self.corrections = SpeedCorrections(paths.correction_cache)
 
@@ -63,7 +65,7 @@ class Surveyor:
         """All that there is. Raises MeshdError when this node's own devices cannot be listed."""
         connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
         peers = {peer.peer: peer for peer in connected if peer.role == WORKER_ROLE}
-        own = await self._own()
+        own = await self._listing.devices()
         names = {peer: status.name for peer, status in peers.items()}
         found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
         offers: list[NodeOffer] = []
@@ -133,16 +135,6 @@ class Surveyor:
                 if path.peer in by_id:
                     paths[names[peer], by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
         return MachineSpeeds(speeds, paths, answers)
-
-    async def _own(self) -> tuple[OfferedDevice, ...]:
-        """The CPU, and the GPUs that may be used."""
-        listed = await self._listing.devices()
-        cpu = tuple(device for device in listed if device.name == "CPU")
-        asked = self._options.devices
-        if asked and set(asked) <= {"none", "CPU"}:
-            return cpu
-        chosen = pick(listed, [name for name in asked if name != "CPU"])
-        return (*cpu, *(device for device in chosen if device.kind == "gpu"))
 
 
 def _as_offer(capacity: Capacity) -> WorkerOffer:

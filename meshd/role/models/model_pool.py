@@ -216,6 +216,7 @@ class ModelPool:
             models=tuple(self.statuses),
             unfit=tuple(dict.fromkeys(note for role in roles for note in role.unfit)),
             is_computing=any(role.is_computing for role in roles),
+            listed=max((role.listed for role in roles), key=lambda listed: listed.at),
         )
 
     @property

@@ -7,6 +7,7 @@ one after a restart), threads, variables that choose a device.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from meshd.base import log
 from meshd.base.tasks import Owner, first_error
@@ -144,6 +145,7 @@ class DeviceSpeeds:
     def _key(self, device: OfferedDevice, text: str) -> str:
         """Which layer it is, however many of them."""
         computing = f"{self._threads} of {_processors()}" if device.kind == "cpu" else ""
+        device = replace(device, total_bytes=0)  # a limit of what is lent makes no device faster or slower
         return device_key(self._native, device, self._machine, ["speed 1", computing, text])
 
 

@@ -73,6 +73,15 @@ def pick(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[Offere
     return tuple(gpus or usable)
 
 
+def pick_for_head(devices: Sequence[OfferedDevice], asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
+    """The CPU, which a head always uses, and the GPUs that it may use. Raises UserError."""
+    cpu = tuple(device for device in devices if device.name == "CPU")
+    if asked and set(asked) <= {"none", "CPU"}:
+        return cpu
+    chosen = pick(devices, [name for name in asked if name != "CPU"])
+    return (*cpu, *(device for device in chosen if device.kind == "gpu"))
+
+
 async def list_devices(
     program: Path, *, machine: str, run_to_end: RunToEnd, log: Path
 ) -> tuple[OfferedDevice, ...]:

@@ -8,6 +8,7 @@ ended, so its memory is back for certain.
 import asyncio
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 from meshd.base import log
@@ -80,7 +81,8 @@ class Worker:
         self._files = KnownFiles(files, store)
         self._store = store
         self._options = options
-        self._listing = Listing(native, run_to_end, paths, machine=options.machine)
+        choose = partial(pick, asked=options.devices)
+        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
         self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
         self._trials_asked = Rates(TRIALS_ASKED)
         self._ledger = Ledger(limit=options.memory)
@@ -105,11 +107,12 @@ class Worker:
             refused=self._streams.refused,
             store=self._store.status if self._store is not None else None,
             is_computing=any(server.is_loaded for server in self._running.values()),
+            listed=replace(self._listing.last, devices=self._lendable(self._listing.last.devices)),
         )
 
     async def prepare(self) -> None:
         """Look at the devices once: a wrong `--device` is an error at the start. Raises MeshdError."""
-        for device in await self._devices():
+        for device in await self._listing.devices():
             LOG.info("device", device=device.name, kind=device.kind, free=device.free_bytes)
 
     async def serve(self) -> None:
@@ -124,12 +127,11 @@ class Worker:
 
     async def devices(self, *, recent: bool) -> tuple[OfferedDevice, ...]:
         """What could be lent, with the memory that is free now (`recent`: as it was the last time)."""
-        found = await (self._listing.recent() if recent else self._listing.devices())
-        held = self._held()
-        return self._ledger.offer(pick(found, self._options.devices), looks=(held, held))
+        return self._lendable(await (self._listing.recent() if recent else self._listing.devices()))
 
-    async def _devices(self) -> tuple[OfferedDevice, ...]:
-        return pick(await self._listing.devices(), self._options.devices)
+    def _lendable(self, listed: Sequence[OfferedDevice]) -> tuple[OfferedDevice, ...]:
+        held = self._held()
+        return self._ledger.offer(listed, looks=(held, held))
 
     @property
     def is_lending(self) -> bool:
@@ -202,7 +204,7 @@ class Worker:
         except OSError as error:
             raise MeshdError(f"cannot create a lease: {error.strerror}") from None
         before, held = self._ledger, self._held()  # looked at before the devices: see Ledger.offer
-        listed = await self._devices()
+        listed = await self._listing.devices()
         unfit = await self._device_trials.unfit(
             listed,
             acquire.operations,

@@ -41,6 +41,8 @@ from meshd.model.status import (
     StoreStatus,
 )
 
+from tests.unit.admin.machine_views import CAPACITY, DEVICES, STORAGE
+
 LINK = LinkView(
     kind=LinkKind.TCP,
     path="lan",
@@ -167,32 +169,9 @@ def full_status(pid: int = 4242) -> Status:
             keys=(KeyStatus("anna", 1, 3, 120, 42, 162),),
         ),
         store=StoreStatus(path="/home/u/.cache/meshd/tensors", bytes=7, limit=20_000_000_000, tensors=3),
+        devices=DEVICES,
+        storage=STORAGE,
     )
-
-
-CAPACITY = plan_api.CapacityReply(
-    devices=(
-        plan_api.DeviceCapacity(
-            node="desk",
-            device="CPU",
-            free_bytes=8 << 30,
-            total_bytes=16 << 30,
-            weight_bytes_s=13.7e9,
-            flops=2e11,
-        ),
-        plan_api.DeviceCapacity(
-            node="garage",
-            device="CUDA0",
-            free_bytes=20 << 30,
-            total_bytes=24 << 30,
-            weight_bytes_s=None,
-            flops=None,
-        ),
-    ),
-    paths=(plan_api.PathCapacity(source="desk", to="garage", rtt_ms=0.85, bytes_s=None),),
-    left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),
-    unmeasured=(plan_api.LeftOutView(node="garage", why="it computes for somebody"),),
-)
 
 
 def member_model(

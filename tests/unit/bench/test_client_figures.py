@@ -1,7 +1,9 @@
 """What the measurement of many clients says."""
 
 import pytest
-from meshd.bench.client_figures import ClientCount, ClientFigures, lines, spread
+from meshd.bench.client_figures import ClientCount, ClientFigures, complaints, lines, spread
+from meshd.bench.many_clients import report
+from meshd.bench.program import run_program
 
 
 def client(model: str, tokens: int, *waits: float, errors: tuple[str, ...] = ()) -> ClientCount:
@@ -24,6 +26,28 @@ def test_what_is_printed() -> None:
         "memory 70.0 MB at the end, +0.0 MB since the 2nd quarter",
         "error: cut",
     ]
+
+
+def test_what_must_not_be() -> None:
+    even = (client("a", 80), client("a", 100), client("b", 5))
+    assert list(complaints(figures(*even))) == []
+    assert list(complaints(figures(*even, client("b", 4, errors=("cut", "cut"))))) == ["2 errors"]
+    uneven = figures(client("a", 79), client("a", 100), client("b", 0), client("b", 7), client("c", 0))
+    assert list(complaints(uneven)) == [
+        "clients of a differ by 21%, more than 20%",
+        "clients of b differ by 100%, more than 20%",
+    ]
+
+
+def test_it_ends_with_1_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    async def measured(*clients: ClientCount) -> None:
+        report(figures(*clients))
+
+    assert run_program(measured(client("a", 80))) == 0
+    with pytest.raises(SystemExit, match="error: no client got a token\n\nhint: a longer run") as ended:
+        run_program(measured(client("a", 0)))
+    assert isinstance(ended.value.code, str), "the interpreter prints it, and exits with 1"
+    assert capsys.readouterr().out.count("1 clients, 60 s") == 2
 
 
 @pytest.mark.parametrize(("counts", "share"), [([], 0.0), ([0, 0], 0.0), ([0, 5], 1.0), ([75, 100], 0.25)])

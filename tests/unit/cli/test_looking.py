@@ -55,6 +55,23 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         assert word in ran.out, word
 
 
+def test_status_says_what_is_known_of_this_machine(daemon: FakeControl) -> None:
+    out = meshd("status").out
+    assert (
+        "device  CPU: 12.0 GiB of 16.0 GiB free 4 min ago, weights 14.5 GB/s, prompts 722 GFLOP/s\n"
+        "        CUDA0: 300 MiB of 24.0 GiB free 4 min ago\n"
+        "disk    310.2 GB free; room for 19.9 GB of weights; 3 models, 10.1 GB\n"
+    ) in out
+    full = full_status()
+    assert full.storage is not None
+    nothing = replace(full.storage, free_bytes=None, cache_room_bytes=None, models=None, models_bytes=None)
+    daemon.state = replace(full, devices=(), storage=nothing)
+    out = meshd("status").out
+    assert "disk " not in out and "device " not in out
+    daemon.state = replace(full, storage=replace(nothing, free_bytes=0, models=1, models_bytes=1000))
+    assert "disk    0 B free; 1 model, 1.0 kB\n" in meshd("status").out
+
+
 def test_status_says_how_activations_come_from_the_worker_before(daemon: FakeControl) -> None:
     full = full_status()
     assert full.model is not None

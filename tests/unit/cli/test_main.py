@@ -1,6 +1,7 @@
 """The command line itself: verbs, exit codes, help, and what is not in this version."""
 
 import argparse
+import re
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,8 @@ from meshd import __version__
 from meshd.cli import main
 from meshd.cli.main import GROUPS, LATER, VERBS
 from meshd.cli.options import Parser
+
+from tests.rules.source import ROOT
 
 from .shell import meshd, raises_nothing_else, refused
 
@@ -32,6 +35,13 @@ def test_help_lists_every_verb_and_none_of_later(argv: list[str]) -> None:
 def test_nothing_at_all_is_no_command() -> None:
     ran = meshd()
     assert (ran.code, ran.out) == (2, "") and "usage: meshd COMMAND" in ran.err
+
+
+def test_those_of_later_are_listed_as_limitations() -> None:
+    assert {"report", "service", "ui", "upgrade"} <= LATER
+    limitations = (ROOT / "docs/limitations.md").read_text()
+    said = next(line for line in limitations.splitlines() if "Commands of later versions" in line)
+    assert set(re.findall(r"`(\w+)`", said)) == LATER
 
 
 @pytest.mark.parametrize("verb", sorted(LATER))

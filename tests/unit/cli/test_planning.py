@@ -135,6 +135,18 @@ def test_capacity_for_a_person(daemon: FakeControl) -> None:
         assert word in ran.out, word
     assert "attic: left out: it does not answer" in ran.err
     assert "garage: no speed: it computes for somebody" in ran.err
+    assert "attic did not say what it stores: it does not answer" in ran.err
+    rows = [line.split() for line in ran.out.splitlines()]
+    for row in (
+        ["NODE", "DISK", "FREE", "CACHE", "ROOM", "MODELS"],
+        ["desk", "310.2", "GB", "-", "6"],
+        ["garage", "0", "B", "12.0", "GB", "0"],
+        ["elder", "unknown", "-", "0"],
+        ["desk", "big-Q4_0", "9.9", "GB", "ab" * 8],
+        ["desk", "small-Q8_0", "145.0", "MB", "-"],
+        ["desk", "and", "4", "more"],
+    ):
+        assert row in rows, row
 
 
 def test_capacity_for_a_script(daemon: FakeControl) -> None:
@@ -151,6 +163,20 @@ def test_capacity_for_a_script(daemon: FakeControl) -> None:
     assert body["paths"] == [{"from": "desk", "to": "garage", "rtt_ms": 0.85, "bytes_s": None}]
     assert body["left_out"] == [{"node": "attic", "why": "it does not answer"}]
     assert body["unmeasured"] == [{"node": "garage", "why": "it computes for somebody"}]
+    desk, garage, elder, attic = body["storage"]
+    assert desk == {
+        "node": "desk",
+        "free_bytes": 310_200_000_000,
+        "cache_room_bytes": None,
+        "models": [
+            {"name": "big-Q4_0", "bytes": 9_900_000_000, "fingerprint": "ab" * 32},
+            {"name": "small-Q8_0", "bytes": 145_000_000, "fingerprint": None},
+        ],
+        "more_models": 4,
+        "why_not": "",
+    }
+    assert garage["free_bytes"] == 0 and garage["models"] == [] and elder["free_bytes"] is None
+    assert attic["why_not"] == "it does not answer"
 
 
 def test_capacity_measures_again_when_asked_to(daemon: FakeControl) -> None:

@@ -22,7 +22,13 @@ from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
 async def exchange(it: Scene, folder: Path) -> AsyncIterator[ModelExchange]:
     """That of the scene's taker."""
     config = Config(paths=Paths(home=folder / "home", cache=folder / "taker"))
-    made = ModelExchange(it.taker, config, PieceCache.below(config.paths.cache), is_serving=lambda: False)
+    made = ModelExchange(
+        it.taker,
+        config,
+        PieceCache.below(config.paths.cache),
+        is_serving=lambda: False,
+        disk=lambda: None,
+    )
     async with Owner() as owner:
         owner.start(made.serve(), name="models")
         await asyncio.sleep(0)

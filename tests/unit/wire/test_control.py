@@ -111,6 +111,7 @@ MESSAGES: list[tuple[Decode, object]] = [
     (models.decode, models.AskPieces(bytes(16))),
     (models.decode, models.AskTensors(bytes(16))),
     (models.decode, models.ModelsTold(())),
+    (models.decode, models.ModelsTold((TOLD,), disk=models.ToldDisk(1 << 60, 0))),
     (models.decode, models.ModelsTold((TOLD, TOLD), last=False)),
     (models.decode, models.ReadingModel("10 %")),
     (models.decode, models.PiecesTold((1, 1 << 40 - 1))),
@@ -139,7 +140,7 @@ def changed(message: object, fields: Mapping[str, object]) -> bytes:
 OPTIONAL = (
     *("hint", "software", "push", "compressed", "always", "cards", "operations", "unfit", "lease_id"),
     *("protocol", "number", "measure", "busy", "recent", "fetch", "lacks", "marks", "lease", "spans"),
-    *("computed", "core_set", "hold", "held"),
+    *("computed", "core_set", "hold", "held", "disk"),
 )
 
 

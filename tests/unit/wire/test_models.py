@@ -2,11 +2,29 @@
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
-from meshd.wire.limits import MAX_GIVEN_BYTES, MAX_MODEL_FILES, MAX_MODEL_ROWS, MAX_PIECE_HASHES
-from meshd.wire.models import ModelsTold, PieceHashes, PiecesTold, TensorHashes, ToldModel, decode
+from meshd.wire.limits import (
+    MAX_DISK_BYTES,
+    MAX_GIVEN_BYTES,
+    MAX_MODEL_FILES,
+    MAX_MODEL_ROWS,
+    MAX_PIECE_HASHES,
+)
+from meshd.wire.models import ModelsTold, PieceHashes, PiecesTold, TensorHashes, ToldDisk, ToldModel, decode
 
 TOLD = ToldModel(bytes(16), ("glm-Q4", "hf:a/b:Q4"), 1 << 34, 2, "Q4", "llama", b"f" * 32, b"c" * 32)
+
+
+SOMETHING_ELSE = st.one_of(
+    st.integers(-(1 << 63), -1),
+    st.integers(MAX_DISK_BYTES + 1, (1 << 64) - 1),
+    st.booleans(),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+)
 
 
 def changed(**fields: object) -> bytes:
@@ -17,6 +35,38 @@ def changed(**fields: object) -> bytes:
 
 def test_it_is_read_as_it_was_said() -> None:
     assert decode(changed()) == ModelsTold((TOLD,))
+
+
+@given(
+    st.integers(0, MAX_DISK_BYTES),
+    st.none() | st.integers(0, MAX_DISK_BYTES),
+    st.booleans(),
+)
+def test_a_disk_is_read_as_it_was_said(free: int, room: int | None, last: bool) -> None:
+    told = ModelsTold((TOLD,), last, ToldDisk(free, room))
+    assert decode(told.encode()) == told
+
+
+def test_an_earlier_version_tells_no_disk() -> None:
+    said = msgpack.unpackb(ModelsTold((TOLD,), disk=ToldDisk(1, 1)).encode())
+    del said["disk"]
+    assert decode(msgpack.packb(said)) == ModelsTold((TOLD,))
+
+
+@given(
+    st.one_of(
+        st.integers(-(1 << 63), (1 << 64) - 1),
+        st.text(max_size=9),
+        st.lists(st.integers(0, 9), max_size=3),
+        st.fixed_dictionaries({"room": st.integers(0, 9)}),
+        st.fixed_dictionaries({"free": SOMETHING_ELSE}),
+        st.fixed_dictionaries({"free": st.just(1), "room": SOMETHING_ELSE}),
+    )
+)
+def test_disks_that_nobody_has(disk: object) -> None:
+    said = msgpack.unpackb(ModelsTold((TOLD,)).encode())
+    with pytest.raises(RemoteProtocolError, match=r"disk|free|room"):
+        decode(msgpack.packb({**said, "disk": disk}))
 
 
 @pytest.mark.parametrize(

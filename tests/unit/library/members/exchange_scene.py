@@ -15,6 +15,7 @@ from meshd.library.stores import Stores
 from meshd.model.model_name import parse_model_name
 from meshd.store.hash_cache import HashCache
 from meshd.store.piece_cache import PieceCache
+from meshd.wire.models import ToldDisk
 
 from tests.gguf_bytes import gguf, language_model
 from tests.unit.library.models import put
@@ -52,7 +53,8 @@ class Giver:
         self.offered = OfferedModels(
             lambda: stores_of(self.folder), self.folder / "cache/weights", self.pieces, give=give
         )
-        ModelsTeller(self.mesh, self.offered, self.pieces, hashes)
+        self.disk: ToldDisk | None = None
+        ModelsTeller(self.mesh, self.offered, self.pieces, hashes, disk=lambda: self.disk)
         PieceGiver(self.mesh, self.offered, is_serving=lambda: self.serving)
 
     def has(self, data: bytes, name: str = NAME) -> Path:

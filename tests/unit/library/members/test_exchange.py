@@ -21,9 +21,10 @@ from meshd.library.members.pull_state import NobodyHasIt, PullStep
 from meshd.model.piece_index import PIECE_BYTES, count_pieces
 from meshd.peer.interface import Stream
 from meshd.role.capacity.tell_capacity import NOT_FOR_YOU
+from meshd.wire.limits import MAX_MODEL_ROWS
 from meshd.wire.models import (
     MODELS_SERVICE,
-    ModelsTold,
+    ToldDisk,
 )
 from meshd.wire.pieces import GONE, HERE, PIECES_SERVICE, piece_request
 
@@ -133,14 +134,29 @@ def test_without_the_role_nothing_is_told_or_given(tmp_path: Path) -> None:
     run(main())
 
 
+def test_the_disk_is_told_with_the_last_of_the_models(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            giver = it.giver("a")
+            for number in range(MAX_MODEL_ROWS + 1):  # two messages
+                giver.has(tiny(fill=number + 1), f"m{number}-Q4_0")
+            giver.disk = ToldDisk(5_000, 300)
+            unknown = it.giver("b")
+            found = {one.node: one for one in await ask_members(it.taker)}
+            assert found["a"].disk == ToldDisk(5_000, 300) and len(found["a"].offers) == MAX_MODEL_ROWS + 1
+            assert found["b"].disk is None and unknown.disk is None and found["b"].why_not == ""
+
+    run(main())
+
+
 def test_no_path_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
             giver = it.giver("a")
             giver.offered.add([put(tmp_path / "secret-folder/mine-Q4_0.gguf", tiny())])
             told = await ask_models(it.taker, giver.mesh.key.peer)
-            assert [one.names for one in told] == [("mine-Q4_0",)]
-            said = ModelsTold(tuple(told)).encode()
+            assert [one.names for one in told.models] == [("mine-Q4_0",)]
+            said = told.encode()
             assert b"secret-folder" not in said and str(tmp_path).encode() not in said
 
     run(main())
@@ -170,7 +186,7 @@ def test_a_file_that_changes_is_not_given_any_more(tmp_path: Path) -> None:
             giver = it.giver("a")
             path = giver.has(tiny())
             offer = MemberOffer(
-                giver.mesh.key.peer, "a", (await ask_models(it.taker, giver.mesh.key.peer))[0]
+                giver.mesh.key.peer, "a", (await ask_models(it.taker, giver.mesh.key.peer)).models[0]
             )
             index = await ask_pieces(it.taker, offer, lambda _: None)
             stream = it.taker.open_stream(offer.peer, PIECES_SERVICE, metadata={"content": index.content})
@@ -217,7 +233,7 @@ def test_one_member_lets_little_be_read(tmp_path: Path) -> None:
             giver = it.giver("a")
             for number in range(int(MODELS_READ.burst) + 1):
                 giver.has(tiny(fill=number + 1), f"m{number}-Q4_0")
-            told = await ask_models(it.taker, giver.mesh.key.peer)
+            told = (await ask_models(it.taker, giver.mesh.key.peer)).models
             for one in told[:-1]:
                 await ask_pieces(it.taker, MemberOffer(giver.mesh.key.peer, "a", one), lambda _: None)
             last = MemberOffer(giver.mesh.key.peer, "a", told[-1])

@@ -308,6 +308,6 @@ def test_something_else_than_a_question_ends_the_stream_alone(tmp_path: Path) ->
             await MessageStream(stream).send(NoPieces("x").encode())
             with pytest.raises((Broken, Refused)):
                 await MessageStream(stream).receive()
-            assert len(await ask_models(it.taker, giver.mesh.key.peer)) == 1
+            assert len((await ask_models(it.taker, giver.mesh.key.peer)).models) == 1
 
     run(main())

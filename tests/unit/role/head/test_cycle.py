@@ -29,9 +29,11 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
             assert it.serve.readiness.progress == 0.25
             it.file.hashed.set()
             await it.until(ModelState.WAITING, "0 of 1 connected")
+            assert it.serve.status.listed.devices == (), "nobody has looked yet"
             it.worker("anna")
             await it.until(ModelState.READY)
             status = it.serve.status
+            assert [device.name for device in status.listed.devices] == ["CPU"] and status.listed.at > 0
             assert status.model is not None
             assert {part.node for part in status.model.split} == {"anna", "head"}
             assert sum(part.layers for part in status.model.split) == 4

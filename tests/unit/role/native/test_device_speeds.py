@@ -63,7 +63,9 @@ def test_only_what_is_new_is_measured(tmp_path: Path) -> None:
     run(main())
 
 
-@pytest.mark.parametrize(("change", "again"), [("machine", 1), ("device", 1), ("threads", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("change", "again"), [("machine", 1), ("device", 1), ("threads", 1), ("", 0), ("limit", 0)]
+)
 def test_what_decides_a_time_is_measured_again(tmp_path: Path, change: str, again: int) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:
@@ -75,6 +77,8 @@ def test_what_decides_a_time_is_measured_again(tmp_path: Path, change: str, agai
                 threads=3 if change == "threads" else 2,
             )
             device = replace(CPU, description="another") if change == "device" else CPU
+            if change == "limit":  # of what is lent: `--memory`
+                device = replace(CPU, total_bytes=7)
             await other.measure([device], KINDS, silent)
             assert len(it.bench.timings) == 1 + again
 

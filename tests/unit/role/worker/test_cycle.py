@@ -55,6 +55,8 @@ def test_a_lease_is_agreed_used_and_released(tmp_path: Path) -> None:
                 await asyncio.sleep(1)
                 assert server.hears() == talk.hello()
             assert [status.state for status in it.worker.status.children] == [ChildState.READY]
+            [listed] = it.worker.status.listed.devices
+            assert (listed.name, listed.free_bytes, listed.total_bytes) == ("CPU", 700 * MIB, 1000 * MIB)
             call.stream.write_eof()
             await call.is_over()
             assert child.ended

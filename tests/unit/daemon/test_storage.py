@@ -1,0 +1,149 @@
+"""What nodes store: of this one without a walk for each status, of members as they say."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from meshd.base.tasks import Owner
+from meshd.config import Config, NodeConfig, Paths, ServeConfig, WorkerConfig
+from meshd.daemon import storage as daemon_storage
+from meshd.daemon.storage import SHOWN_FILES, Storage, started_with
+from meshd.library.stores import Stores
+from meshd.model.status import StoreStatus
+from meshd.wire.models import MODELS_SERVICE, ToldDisk
+
+from tests.conformance.run import run
+from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene, stores_of
+from tests.unit.library.models import put, tiny
+
+
+class Node:
+    """One with stores of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.walks = 0
+        self.kept: StoreStatus | None = None
+
+    def stores(self) -> Stores:
+        self.walks += 1
+        return stores_of(self.folder / "me")
+
+    def storage(self, it: Scene, *models: Path) -> Storage:
+        """That of the scene's taker."""
+        config = Config(
+            node=NodeConfig(name="taker"),
+            paths=Paths(home=self.folder / "home", cache=self.folder / "me/cache"),
+            worker=WorkerConfig(models=models),
+        )
+        return Storage(it.taker, config, self.stores, kept=lambda: self.kept)
+
+    @asynccontextmanager
+    async def serving(self, it: Scene, *models: Path) -> AsyncIterator[Storage]:
+        made = self.storage(it, *models)
+        async with Owner() as owner:
+            owner.start(made.serve(), name="storage")
+            yield made
+            owner.cancel()
+
+
+def test_status_counts_each_model_once_and_not_again_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_storage, "_FIRST_COUNT_SECONDS", 60.0)  # the machine may be busy
+    file = put(tmp_path / "elsewhere/c-Q4_0.gguf", tiny(fill=3))
+    put(tmp_path / "me/own/a-Q4_0.gguf", tiny(fill=1))
+    put(tmp_path / "me/cache/models/b-Q4_0.gguf", tiny(fill=2))
+    (tmp_path / "me/own/same.gguf").symlink_to(tmp_path / "me/own/a-Q4_0.gguf")
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        async with scene(tmp_path) as it, node.serving(it, file) as made:
+            first = await made.status()
+            assert (first.models, first.models_bytes) == (3, 3 * len(tiny()))
+            assert first.free_bytes is not None and first.free_bytes > 0 and first.cache_room_bytes is None
+            for _ in range(5):
+                assert (await made.status()).models == 3
+            assert node.walks == 1
+
+    run(main())
+
+
+def test_a_walk_that_takes_long_keeps_no_status_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_storage, "_FIRST_COUNT_SECONDS", 0.01)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            made = Node(tmp_path).storage(it)
+            for _ in range(2):  # nobody serves it, so the count never comes
+                view = await made.status()
+                assert view.models is None and view.models_bytes is None and view.free_bytes is not None
+
+    run(main())
+
+
+def test_room_is_what_the_limit_of_kept_weights_leaves(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Node(tmp_path)
+        async with scene(tmp_path) as it, node.serving(it) as made:
+            node.kept = StoreStatus(path="", bytes=30, limit=100, tensors=1)
+            assert (await made.status()).cache_room_bytes == 70
+            node.kept = StoreStatus(path="", bytes=130, limit=100, tensors=1)
+            disk = made.disk()
+            assert disk is not None and disk.room == 0
+
+    run(main())
+
+
+def test_a_disk_that_cannot_be_looked_at_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_place: Path) -> int:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(daemon_storage, "free_bytes", broken)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+            assert made.disk() is None and (await made.status()).free_bytes is None
+
+    run(main())
+
+
+async def _never(_stream: object) -> None:
+    raise AssertionError("it was refused")
+
+
+def test_all_nodes_and_their_largest_models(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+            giver = it.giver("a")
+            giver.disk = ToldDisk(5_000, 300)
+            giver.has(big())
+            for number in range(SHOWN_FILES + 1):
+                giver.has(tiny(fill=number + 1), f"m{number:02}-Q4_0")
+            it.giver("b")
+            it.mute("closed").handle(MODELS_SERVICE, _never, allow=lambda _member, _metadata: "not today")
+            put(tmp_path / "me/own/mine-Q4_0.gguf", tiny())
+            put(tmp_path / "me/own/cut-Q4_0.gguf", tiny()[:-9])
+            own, a, b, closed = await made.of_all()
+            assert own.node == "taker" and own.free_bytes and own.why_not == ""
+            [mine] = own.models
+            assert (mine.name, mine.bytes, mine.fingerprint) == ("mine-Q4_0", len(tiny()), None)
+            assert (a.node, a.free_bytes, a.cache_room_bytes) == ("a", 5_000, 300)
+            assert [one.name for one in a.models[:2]] == [NAME, "m00-Q4_0"]
+            assert len(a.models) == SHOWN_FILES and a.more_models == 2
+            assert (b.node, b.free_bytes, b.cache_room_bytes, b.models) == ("b", None, None, ())
+            assert (closed.node, closed.why_not, closed.free_bytes) == ("closed", "not today", None)
+
+    run(main())
+
+
+def test_models_by_name_are_no_files_yet(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    named = Config(
+        worker=WorkerConfig(models=("hf:a/b", file)),
+        serve=ServeConfig(model="hf:a/b", fallback_models=(file,)),
+    )
+    assert started_with(named) == [file, file]
