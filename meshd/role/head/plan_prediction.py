@@ -10,14 +10,18 @@ from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.prediction import USUAL_PROMPT, PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
+from meshd.model.time_parts import PredictedParts, ends_of, total
 from meshd.role.head.measured_speed import LEAST_PROMPT
 from meshd.role.head.speed_corrections import (
+    LearnedFactors,
     SpeedCorrection,
     SpeedCorrections,
     SpeedLearner,
     device_marks,
     model_key,
+    paths_now,
 )
+from meshd.role.head.split_factors import shares_of
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
 from meshd.wire.lease import OfferedDevice
 
@@ -62,7 +66,7 @@ class PlanPredictor:
         self.predictor = Predictor(layers, work)
         self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
         self._machine_of[options.node_name] = options.machine
-        self._marks = device_marks(machines.speeds)
+        self._learned: LearnedFactors | None = None
 
     def predict(self, plan: Plan) -> PlanOutcome:
         """Corrected by what was measured of it, or of plans like it."""
@@ -78,6 +82,15 @@ class PlanPredictor:
             )
         answer = prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
         return PlanOutcome(prediction, answer, found)
+
+    def answer_seconds(self, split: Split) -> float:
+        """Of the answer by which splits are compared, by what is known of the split's devices and paths."""
+        parts, learned = self._parts(split), self._factors()
+        token, prompt = total(parts.token), total(parts.prompt)
+        if learned is not None:
+            token *= learned.generate.ratio(shares_of(parts.token))
+            prompt *= learned.prompt.ratio(shares_of(parts.prompt))
+        return prompt + ASSUMED_ANSWER * token
 
     def round_seconds(self, plan: Plan, tokens: int) -> float:
         """Of one round that computes so many tokens of an answer, corrected as `predict` is."""
@@ -106,11 +119,27 @@ class PlanPredictor:
         if prompt >= LEAST_PROMPT:
             sized = self.predictor.predict(split, prompt_tokens=prompt)
             learner.answered(prompt, sized.first_token_s, timings.prompt_seconds, is_prompt=True)
-        known.learn(self._key, split, *learner.factors)
+        known.learn(self._key, split, self._parts(split), *learner.factors)
+        self._learned = None
 
     def _correction(self, split: Split) -> SpeedCorrection | None:
-        known = self._machines.corrections
-        return known.of(self._key, split, self._marks) if known is not None else None
+        known, learned = self._machines.corrections, self._factors()
+        if known is None or learned is None:
+            return None
+        return known.of(self._key, split, self._parts(split), learned)
+
+    def _factors(self) -> LearnedFactors | None:
+        """As they are when they are first needed, and after an answer."""
+        machines = self._machines
+        if self._learned is None and machines.corrections is not None:
+            own = [(ends_of(one.node), one.path) for one in machines.offers if one.path is not None]
+            between = [(ends_of(*ends), path) for ends, path in machines.paths.items()]
+            marks = device_marks(machines.speeds)
+            self._learned = machines.corrections.learned(self._key, marks, paths_now([*own, *between]))
+        return self._learned
+
+    def _parts(self, split: Split) -> PredictedParts:
+        return PredictedParts(self.predictor.token_parts(split), self.predictor.prompt_parts(split))
 
     def _split_of(self, plan: Plan) -> Split:
         stages: list[PlannedStage] = []

@@ -166,7 +166,7 @@ class _SplitChooser:
             for counts in self._divisions(offers):
                 split = self._rough_split(offers, counts)
                 if split is not None:
-                    rough.append((self._predictor.answer_seconds(split, ASSUMED_ANSWER), offers, counts))
+                    rough.append((self._plans.answer_seconds(split), offers, counts))
         rough.sort(key=lambda one: one[0])
         kept = rough[: _MOST_PLANNED - 4]
         for size in range(4):  # of each size the best, so that there is something to compare with
