@@ -1,6 +1,6 @@
 """From a plan, and what is known of the machines, to what it will do (model/prediction.py). Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshd.gateway.interface import AnswerTimings
@@ -10,7 +10,7 @@ from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.prediction import USUAL_PROMPT, PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
-from meshd.model.time_parts import PredictedParts, ends_of, total
+from meshd.model.time_parts import PredictedParts, TimePart, ends_of, total
 from meshd.role.head.measured_speed import LEAST_PROMPT
 from meshd.role.head.speed_corrections import (
     LearnedFactors,
@@ -21,7 +21,7 @@ from meshd.role.head.speed_corrections import (
     model_key,
     paths_now,
 )
-from meshd.role.head.split_factors import shares_of
+from meshd.role.head.split_factors import by_part, part_of
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
 from meshd.wire.lease import OfferedDevice
 
@@ -42,15 +42,27 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
+class CorrectedPart:
+    """A device, a path or the rest: seconds of a token and of a prompt, and the factors of these rates."""
+
+    name: str
+    token_s: float
+    prompt_s: float
+    generate: float = 1.0
+    prompt: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class PlanOutcome:
     """What a plan will do. `prediction` is corrected by `correction`; None where nothing like it ever ran.
 
-    `answer_s`: of the answer by which splits are compared.
+    `answer_s`: of the answer by which splits are compared. `parts`: of a token and a prompt.
     """
 
     prediction: Prediction
     answer_s: float
     correction: SpeedCorrection | None
+    parts: tuple[CorrectedPart, ...]
 
 
 class PlanPredictor:
@@ -81,15 +93,15 @@ class PlanPredictor:
                 first_token_s=prediction.first_token_s / found.prompt,
             )
         answer = prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
-        return PlanOutcome(prediction, answer, found)
+        return PlanOutcome(prediction, answer, found, tuple(self._corrected_parts(split)))
 
     def answer_seconds(self, split: Split) -> float:
         """Of the answer by which splits are compared, by what is known of the split's devices and paths."""
         parts, learned = self._parts(split), self._factors()
         token, prompt = total(parts.token), total(parts.prompt)
-        if learned is not None:
-            token *= learned.generate.ratio(shares_of(parts.token))
-            prompt *= learned.prompt.ratio(shares_of(parts.prompt))
+        if learned:
+            token *= learned.generate.ratio(by_part(parts.token))
+            prompt *= learned.prompt.ratio(by_part(parts.prompt))
         return prompt + ASSUMED_ANSWER * token
 
     def round_seconds(self, plan: Plan, tokens: int) -> float:
@@ -137,6 +149,22 @@ class PlanPredictor:
             marks = device_marks(machines.speeds)
             self._learned = machines.corrections.learned(self._key, marks, paths_now([*own, *between]))
         return self._learned
+
+    def _corrected_parts(self, split: Split) -> Iterator[CorrectedPart]:
+        parts, learned = self._parts(split), self._factors()
+        token, prompt = by_part(parts.token), by_part(parts.prompt)
+        for part, name in {part_of(one): self._name(one) for one in (*parts.token, *parts.prompt)}.items():
+            found = CorrectedPart(name, token.get(part, 0.0), prompt.get(part, 0.0))
+            if learned is not None:
+                found = replace(
+                    found, generate=1 / learned.generate.of(part), prompt=1 / learned.prompt.of(part)
+                )
+            yield found
+
+    def _name(self, part: TimePart) -> str:
+        if part.path is not None:
+            return " ↔ ".join(node or self._options.node_name for node in part.ends)
+        return part.device or "rest"
 
     def _parts(self, split: Split) -> PredictedParts:
         return PredictedParts(self.predictor.token_parts(split), self.predictor.prompt_parts(split))

@@ -31,12 +31,12 @@ from meshd.role.head.split_factors import (
     REST,
     WHOLE,
     SplitFactors,
+    by_part,
     device_mark,
     is_now,
     kept_shares,
     parsed,
     path_mark,
-    shares_of,
     show,
 )
 from meshd.role.native.keyed_lines import KeyedLines
@@ -68,6 +68,9 @@ class LearnedFactors:
     generate: PartFactors
     prompt: PartFactors
 
+    def __bool__(self) -> bool:
+        return bool(self.generate) or bool(self.prompt)
+
 
 class SpeedCorrections:
     """`path` None: kept as long as this object."""
@@ -95,13 +98,13 @@ class SpeedCorrections:
         """`parts`: its prediction. None where nothing is known of it, nor of other splits of the model."""
         own = self._lines.find(_key(model, split))
         own = own if own is not None and own.is_on(parts.token) else None
-        if own is None and not learned.generate and not learned.prompt:
+        if own is None and not learned:
             return None
         generate = own.generate if own is not None else None
         prompt = own.prompt if own is not None else None
         return SpeedCorrection(
-            generate=generate or 1 / learned.generate.ratio(shares_of(parts.token)),
-            prompt=prompt or 1 / learned.prompt.ratio(shares_of(parts.prompt)),
+            generate=generate or 1 / learned.generate.ratio(by_part(parts.token)),
+            prompt=prompt or 1 / learned.prompt.ratio(by_part(parts.prompt)),
             is_own=own is not None,
         )
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import AT_ONCE, DevicePath
@@ -61,12 +62,14 @@ class SplitFactors:
         return all(is_now(one, now) for one in self.shares)
 
 
+@lru_cache(maxsize=64)  # a plan asks for the same few thousands of times
 def device_mark(label: str, speed: DeviceSpeed | None) -> str:
     """Another one as soon as the device has other times."""
     times = speed.times if speed is not None else ()
     return _short(f"{label} {times!r}")
 
 
+@lru_cache(maxsize=64)
 def path_mark(ends: tuple[str, str]) -> str:
     """By time_parts.ends_of."""
     return _short(repr(ends))
@@ -79,13 +82,19 @@ def part_of(one: TimePart) -> Part:
     return ("device", device_mark(one.device, one.speed)) if one.device else REST
 
 
-def shares_of(parts: Sequence[TimePart]) -> dict[Part, float]:
-    """Of 1."""
-    whole, found = total(parts), dict[Part, float]()
+def by_part(parts: Sequence[TimePart]) -> dict[Part, float]:
+    """Seconds."""
+    found: dict[Part, float] = {}
     for one in parts:
         part = part_of(one)
-        found[part] = found.get(part, 0.0) + one.seconds / whole
+        found[part] = found.get(part, 0.0) + one.seconds
     return found
+
+
+def shares_of(parts: Sequence[TimePart]) -> dict[Part, float]:
+    """Of 1."""
+    whole = total(parts)
+    return {part: seconds / whole for part, seconds in by_part(parts).items()}
 
 
 def kept_shares(token: Sequence[TimePart], prompt: Sequence[TimePart]) -> tuple[KeptShare, ...]:

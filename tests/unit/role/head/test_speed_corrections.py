@@ -123,6 +123,20 @@ def is_own(known: SpeedCorrections, options: HeadOptions) -> set[bool | None]:
     return {one.correction.is_own if one.correction is not None else None for one in choices}
 
 
+def test_a_plan_tells_its_parts_and_their_factors() -> None:
+    known = SpeedCorrections(None)
+    answered(known, SPLIT, 1.25)
+    best = choose_split(MODEL, WORK, there(known), replace(OTHER, output="head"))[0]
+    names = [part.name for part in best.parts]
+    assert sorted(names) == ["a CPU", "a ↔ b", "b CPU", "head CPU", "head ↔ a", "head ↔ b", "rest"]
+    token, prompt = sum(part.token_s for part in best.parts), sum(part.prompt_s for part in best.parts)
+    assert 0.8 / token == pytest.approx(best.prediction.generate_tok_s, rel=0.01)
+    assert prompt / 0.8 == pytest.approx(best.prediction.first_token_s, rel=0.01)
+    assert all(part.generate == pytest.approx(0.8, rel=0.01) for part in best.parts)
+    prompts = {part.name: part.prompt for part in best.parts}
+    assert prompts["a CPU"] == pytest.approx(0.8, rel=0.01) and prompts["a ↔ b"] == 1, "too little to tell"
+
+
 @pytest.mark.parametrize(("slower", "factor"), [(10.0, 0.5), (0.1, 2.0)])
 def test_no_answer_moves_a_prediction_further_than_twice(slower: float, factor: float) -> None:
     known = SpeedCorrections(None)
