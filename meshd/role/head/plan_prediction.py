@@ -1,6 +1,6 @@
 """From a plan, and what is known of the machines, to what it will do (model/prediction.py). Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshd.gateway.interface import AnswerTimings
@@ -63,6 +63,19 @@ class PlanOutcome:
     answer_s: float
     correction: SpeedCorrection | None
     parts: tuple[CorrectedPart, ...]
+
+
+def on_paths(plan: Plan, path_of: Callable[[str], DevicePath | None]) -> Plan:
+    """The plan, with what lies between the head and each worker now."""
+    return replace(
+        plan,
+        shares=tuple(
+            share
+            if share.device.is_head or (path := path_of(share.device.node)) is None
+            else replace(share, device=replace(share.device, path=path))
+            for share in plan.shares
+        ),
+    )
 
 
 class PlanPredictor:
