@@ -1,4 +1,4 @@
-"""How much longer each part of predicted times takes than predicted, from what whole sums took. Pure.
+"""How much longer each part of predicted times takes than predicted, from what whole sums took.
 
     a time that is predicted as parts with the shares s1, s2, … took r times as long
     the factors f1, f2, … are sought with s1 f1 + s2 f2 + … = r for all times that were measured

@@ -29,7 +29,7 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import CPU_RATE, GPU_RATE, SAMPLED_BYTES, DevicePath
-from meshd.model.time_parts import PassedPath, TimePart, ends_of, total
+from meshd.model.time_parts import PassedPath, PredictedPart, ends_of, total
 
 HOP_SECONDS = 0.0002  # of a message between two daemons, beyond its path
 STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a layer
@@ -136,7 +136,7 @@ class Predictor:
         is_output_known = speed is not None and (output is None or output in speed)
         return is_output_known and all(self._is_timed(stage.speed) for stage in split.stages)
 
-    def token_parts(self, split: Split, streams: int = 1, cells: int = USUAL_PROMPT) -> list[TimePart]:
+    def token_parts(self, split: Split, streams: int = 1, cells: int = USUAL_PROMPT) -> list[PredictedPart]:
         """Of a token in so many streams at once; the seconds of all of them together."""
         computing = self._computing(split, streams, cells)
         passing = self._passing(split, streams, computing)
@@ -145,10 +145,10 @@ class Predictor:
             *passing,
             *self._back(split, streams),
             self._output_part(split.output, streams),
-            TimePart(STEP_SECONDS),
+            PredictedPart(STEP_SECONDS),
         ]
 
-    def prompt_parts(self, split: Split, prompt: int = USUAL_PROMPT) -> list[TimePart]:
+    def prompt_parts(self, split: Split, prompt: int = USUAL_PROMPT) -> list[PredictedPart]:
         """Of a prompt. For all micro batches but one that is what takes longest in the pipeline."""
         micro = min(split.micro_batch, prompt)
         batches = -(-prompt // micro)
@@ -167,7 +167,7 @@ class Predictor:
             *(replace(part, seconds=(batches - 1) * part.seconds) for part in again),
             *self._back(split, 1),
             self._output_part(split.output, 1),
-            TimePart(STEP_SECONDS),
+            PredictedPart(STEP_SECONDS),
         ]
 
     def round_seconds(self, split: Split, tokens: int) -> float:
@@ -234,12 +234,12 @@ class Predictor:
             return speed.seconds(kind, tokens)
         return self._model.output / (GPU_RATE if stage.is_gpu else CPU_RATE)
 
-    def _output_part(self, stage: PlannedStage, tokens: float) -> TimePart:
-        return TimePart(self._output(stage, tokens), stage.label, stage.speed)
+    def _output_part(self, stage: PlannedStage, tokens: float) -> PredictedPart:
+        return PredictedPart(self._output(stage, tokens), stage.label, stage.speed)
 
-    def _passing(self, split: Split, tokens: int, computing: Sequence[float]) -> list[TimePart]:
+    def _passing(self, split: Split, tokens: int, computing: Sequence[float]) -> list[PredictedPart]:
         """In which nothing computes while so many tokens pass all stages."""
-        found: list[TimePart] = []
+        found: list[PredictedPart] = []
         done = 0.0
         carried = self._carried(split, tokens)
         for ways, stage, count, seconds in zip(
@@ -259,7 +259,7 @@ class Predictor:
         states = 4 * tokens * self._model.widths.embedding
         return [4 * tokens if split.numbers else states, *[states] * (len(split.stages) - 1)]
 
-    def _back(self, split: Split, tokens: int) -> list[TimePart]:
+    def _back(self, split: Split, tokens: int) -> list[PredictedPart]:
         """From the last stage to the head, with what so many tokens made."""
         last = split.stages[-1]
         if last.is_head or last.path is None:
@@ -318,15 +318,16 @@ def _to_head(stage: PlannedStage, path: DevicePath) -> PassedPath:
     return PassedPath(ends_of(stage.node), path)
 
 
-def _computed(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[TimePart]:
+def _computed(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[PredictedPart]:
     return [
-        TimePart(seconds, stage.label, stage.speed) for stage, seconds in zip(stages, computing, strict=True)
+        PredictedPart(seconds, stage.label, stage.speed)
+        for stage, seconds in zip(stages, computing, strict=True)
     ]
 
 
-def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[list[TimePart]]:
+def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[list[PredictedPart]]:
     """What computes beside each other: each device, and the processors that CPUs of one machine share."""
-    shared: dict[tuple[str, str], list[TimePart]] = {}
+    shared: dict[tuple[str, str], list[PredictedPart]] = {}
     parts = _computed(stages, computing)
     for stage, part in zip(stages, parts, strict=True):
         if stage.machine and not stage.is_gpu:

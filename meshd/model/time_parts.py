@@ -1,4 +1,4 @@
-"""What the predicted time of a token or a prompt is the sum of: devices, paths, and a rest. Pure."""
+"""What the predicted time of a token or a prompt is the sum of: devices, paths, and a rest."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from meshd.model.output import DevicePath
 
 
 @dataclass(frozen=True, slots=True)
-class TimePart:
+class PredictedPart:
     """`seconds` that a device takes, or the `path` between two nodes; the rest where neither is given.
 
     `device`: its label; `speed`: as it was measured; `ends`: of the path, as `ends_of` has them. Several
@@ -26,8 +26,8 @@ class TimePart:
 class PredictedParts:
     """Of a split: what a token and a prompt of the usual length are the sums of."""
 
-    token: Sequence[TimePart]
-    prompt: Sequence[TimePart]
+    token: Sequence[PredictedPart]
+    prompt: Sequence[PredictedPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class PassedPath:
     ends: tuple[str, str]
     path: DevicePath
 
-    def part(self, seconds: float) -> TimePart:
+    def part(self, seconds: float) -> PredictedPart:
         """That takes so long."""
-        return TimePart(seconds, ends=self.ends, path=self.path)
+        return PredictedPart(seconds, ends=self.ends, path=self.path)
 
 
-def total(parts: Iterable[TimePart]) -> float:
+def total(parts: Iterable[PredictedPart]) -> float:
     """Seconds."""
     return sum(part.seconds for part in parts)
 

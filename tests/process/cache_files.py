@@ -20,7 +20,7 @@ from meshd.identity.keystore import Home
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.piece_index import PieceIndex
 from meshd.model.prediction import PlannedStage, Split
-from meshd.model.time_parts import PredictedParts, TimePart
+from meshd.model.time_parts import PredictedPart, PredictedParts
 from meshd.relay import run as relay_run
 from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections, device_marks
 from meshd.role.native.speed_cache import SpeedCache
@@ -193,7 +193,7 @@ async def _corrections(cache: Path, fail: Fail) -> str:
         for stage in (PlannedStage(name, "CPU", 0, 1, 1) for name in ("old", "new"))
     )
     marks = device_marks({("old", "CPU"): DeviceSpeed(())})
-    parts = PredictedParts([TimePart(1.0, "new CPU")], [TimePart(1.0, "new CPU")])
+    parts = PredictedParts([PredictedPart(1.0, "new CPU")], [PredictedPart(1.0, "new CPU")])
 
     def found_by(known: SpeedCorrections) -> SpeedCorrection | None:
         return known.of("model", new, parts, known.learned("model", marks, {}))

@@ -10,7 +10,7 @@ from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.prediction import USUAL_PROMPT, PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
-from meshd.model.time_parts import PredictedParts, TimePart, ends_of, total
+from meshd.model.time_parts import PredictedPart, PredictedParts, ends_of, total
 from meshd.role.head.measured_speed import LEAST_PROMPT
 from meshd.role.head.speed_corrections import (
     LearnedFactors,
@@ -174,7 +174,7 @@ class PlanPredictor:
                 )
             yield found
 
-    def _name(self, part: TimePart) -> str:
+    def _name(self, part: PredictedPart) -> str:
         if part.path is not None:
             return " ↔ ".join(node or self._options.node_name for node in part.ends)
         return part.device or "rest"

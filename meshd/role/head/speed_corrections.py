@@ -27,9 +27,9 @@ from meshd.model.part_factors import LEAST_FACTOR, MOST_FACTOR, Observed, Part, 
 from meshd.model.prediction import PlannedStage, Split
 from meshd.model.time_parts import PredictedParts
 from meshd.role.head.split_factors import (
-    LINE_BYTES,
+    FACTORS_LINE_BYTES,
     REST,
-    WHOLE,
+    THOUSANDTHS,
     SplitFactors,
     by_part,
     device_mark,
@@ -77,7 +77,12 @@ class SpeedCorrections:
 
     def __init__(self, path: Path | None) -> None:
         self._lines = KeyedLines(
-            path, read=parsed, show=show, most=_MOST_SPLITS, line_bytes=LINE_BYTES, on_unwritten=_unwritten
+            path,
+            read=parsed,
+            show=show,
+            most=_MOST_SPLITS,
+            line_bytes=FACTORS_LINE_BYTES,
+            on_unwritten=_unwritten,
         )
 
     def learned(self, model: str, known: Set[str], paths: PathsNow) -> LearnedFactors:
@@ -187,7 +192,7 @@ def _named(kept: SplitFactors, kind: str, paths: PathsNow) -> Mapping[Part, floa
             part = "path", one.mark
         else:
             part = "former path", f"{one.mark} {one.path.rtt} {one.path.rate}"
-        found[part] = (one.token if kind == "token" else one.prompt) / WHOLE
+        found[part] = (one.token if kind == "token" else one.prompt) / THOUSANDTHS
     found[REST] = max(0.0, 1 - sum(found.values()))
     return found
 

@@ -12,23 +12,23 @@ from functools import lru_cache
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import AT_ONCE, DevicePath
 from meshd.model.part_factors import LEAST_FACTOR, MOST_FACTOR, Part
-from meshd.model.time_parts import TimePart, total
+from meshd.model.time_parts import PredictedPart, total
 
-MOST_SHARES = 20  # of a split; what has more is kept without them
-LINE_BYTES = 1024  # with its key
-WHOLE = 1000  # of which shares are told
+PARTS_OF_LINE = 20  # of a split; what has more is kept without them
+FACTORS_LINE_BYTES = 1024  # with its key
+THOUSANDTHS = 1000  # of which shares are told
 REST: Part = ("rest", "")
 _MARK_LETTERS = 6
 _SAME_SECONDS = 0.003  # round trips that differ by less are the same: new links wobble
 _SAME_RTT, _SAME_RATE = 1.5, 3.0  # or by a smaller factor; of the seconds for AT_ONCE bytes likewise
 _NUMBER = r"(?:-|[0-9]\.[0-9]{4})"
 _SHARE = rf"[0-9a-f]{{{_MARK_LETTERS}}}:[0-9]{{1,4}}:[0-9]{{1,4}}(?::[0-9]{{1,9}}:[0-9]{{1,13}})?"
-_LINE = re.compile(rf"([0-9a-f]{{16}}) ({_NUMBER}) ({_NUMBER})((?: {_SHARE}){{0,{MOST_SHARES}}}) \.")
+_LINE = re.compile(rf"([0-9a-f]{{16}}) ({_NUMBER}) ({_NUMBER})((?: {_SHARE}){{0,{PARTS_OF_LINE}}}) \.")
 
 
 @dataclass(frozen=True, slots=True)
 class KeptShare:
-    """Of WHOLE, in the time of a token and in that of a prompt. `path`: as it was; None for a device.
+    """In thousandths of the time of a token, and of that of a prompt. `path`: as it was; None for a device.
 
     `mark`: of a device with its times, or of the two ends of the path.
     """
@@ -56,7 +56,7 @@ class SplitFactors:
         """Their marks."""
         return frozenset(one.mark for one in self.shares if one.path is None)
 
-    def is_on(self, token: Sequence[TimePart]) -> bool:
+    def is_on(self, token: Sequence[PredictedPart]) -> bool:
         """Its paths were about as those that it is predicted with."""
         now = {path_mark(one.ends): [one.path] for one in token if one.path is not None}
         return all(is_now(one, now) for one in self.shares)
@@ -75,14 +75,14 @@ def path_mark(ends: tuple[str, str]) -> str:
     return _short(repr(ends))
 
 
-def part_of(one: TimePart) -> Part:
+def part_of(one: PredictedPart) -> Part:
     """Under which its factor is learned."""
     if one.path is not None:
         return "path", path_mark(one.ends)
     return ("device", device_mark(one.device, one.speed)) if one.device else REST
 
 
-def by_part(parts: Sequence[TimePart]) -> dict[Part, float]:
+def by_part(parts: Sequence[PredictedPart]) -> dict[Part, float]:
     """Seconds."""
     found: dict[Part, float] = {}
     for one in parts:
@@ -91,24 +91,24 @@ def by_part(parts: Sequence[TimePart]) -> dict[Part, float]:
     return found
 
 
-def shares_of(parts: Sequence[TimePart]) -> dict[Part, float]:
+def shares_of(parts: Sequence[PredictedPart]) -> dict[Part, float]:
     """Of 1."""
     whole = total(parts)
     return {part: seconds / whole for part, seconds in by_part(parts).items()}
 
 
-def kept_shares(token: Sequence[TimePart], prompt: Sequence[TimePart]) -> tuple[KeptShare, ...]:
+def kept_shares(token: Sequence[PredictedPart], prompt: Sequence[PredictedPart]) -> tuple[KeptShare, ...]:
     """Empty where they are too many."""
     of_token, of_prompt = shares_of(token), shares_of(prompt)
     paths = {part_of(one): _rounded(one.path) for one in token if one.path is not None}
     parts = sorted({*of_token, *of_prompt} - {REST})
-    if len(parts) > MOST_SHARES:
+    if len(parts) > PARTS_OF_LINE:
         return ()
     return tuple(
         KeptShare(
             part[1],
-            int(WHOLE * of_token.get(part, 0.0)),
-            int(WHOLE * of_prompt.get(part, 0.0)),
+            int(THOUSANDTHS * of_token.get(part, 0.0)),
+            int(THOUSANDTHS * of_prompt.get(part, 0.0)),
             paths.get(part),
         )
         for part in parts
@@ -134,7 +134,9 @@ def parsed(text: str) -> SplitFactors | None:
         return None
     generate, prompt = (None if number == "-" else float(number) for number in found.groups()[1:3])
     shares = tuple(_shares(found[4]))
-    is_whole = sum(one.token for one in shares) <= WHOLE and sum(one.prompt for one in shares) <= WHOLE
+    is_whole = (
+        sum(one.token for one in shares) <= THOUSANDTHS and sum(one.prompt for one in shares) <= THOUSANDTHS
+    )
     factors = [one for one in (generate, prompt) if one is not None]
     if not is_whole or not all(LEAST_FACTOR <= one <= MOST_FACTOR for one in factors):
         return None

@@ -8,7 +8,7 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath
 from meshd.model.prediction import HOP_SECONDS, STEP_SECONDS, PlannedStage, Predictor, Split
-from meshd.model.time_parts import TimePart
+from meshd.model.time_parts import PredictedPart
 from meshd.wire.capacity import TimedLayer
 
 from tests.unit.model.split_scene import split_model
@@ -201,7 +201,7 @@ def test_cards_of_one_machine_compute_beside_each_other() -> None:
     assert PREDICTOR.predict(split(*mixed)) == PREDICTOR.predict(split(*near))
 
 
-def seconds_of(parts: Sequence[TimePart]) -> dict[str, float]:
+def seconds_of(parts: Sequence[PredictedPart]) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in parts:
         name = part.device or "-".join(part.ends)

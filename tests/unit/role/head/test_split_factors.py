@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.model.part_factors import LEAST_FACTOR, MOST_FACTOR
-from meshd.model.time_parts import PassedPath, TimePart, ends_of
+from meshd.model.time_parts import PassedPath, PredictedPart, ends_of
 from meshd.role.head.speed_corrections import SpeedCorrections
 from meshd.role.head.split_factors import (
-    LINE_BYTES,
-    MOST_SHARES,
-    WHOLE,
+    FACTORS_LINE_BYTES,
+    PARTS_OF_LINE,
+    THOUSANDTHS,
     SplitFactors,
     is_now,
     kept_shares,
@@ -26,23 +26,23 @@ TIMED, AGAIN = (DeviceSpeed([TimedLayer(0, 1, took)]) for took in (5, 6))
 names = st.sampled_from("abcd")
 paths = st.builds(DevicePath, st.floats(0, 10), st.none() | st.floats(1, 1e12))
 parts = st.one_of(
-    st.builds(TimePart, st.floats(0, 10), names, st.sampled_from([None, TIMED, AGAIN])),
+    st.builds(PredictedPart, st.floats(0, 10), names, st.sampled_from([None, TIMED, AGAIN])),
     st.builds(PassedPath.part, st.builds(PassedPath, names.map(ends_of), paths), st.floats(0, 10)),
 )
-sums = st.lists(parts, max_size=30).map(lambda found: [*found, TimePart(0.0005)])
+sums = st.lists(parts, max_size=30).map(lambda found: [*found, PredictedPart(0.0005)])
 factors = st.none() | st.floats(LEAST_FACTOR, MOST_FACTOR).map(lambda one: round(one, 4))
 
 
 @given(sums, sums, factors, factors)
 def test_a_line_reads_as_it_was_written(
-    token: list[TimePart], prompt: list[TimePart], generate: float | None, of_prompts: float | None
+    token: list[PredictedPart], prompt: list[PredictedPart], generate: float | None, of_prompts: float | None
 ) -> None:
     kept = SplitFactors(MODEL, generate, of_prompts, kept_shares([*token, *prompt], prompt))
     line = show(kept)
-    assert parsed(line) == kept and len(line) + 65 + 1 <= LINE_BYTES
+    assert parsed(line) == kept and len(line) + 65 + 1 <= FACTORS_LINE_BYTES
     assert parsed(line[:-1]) is None and parsed(line[:-2]) is None, "it was cut"
     for share in kept.shares:
-        assert 0 <= share.token <= WHOLE and 0 <= share.prompt <= WHOLE
+        assert 0 <= share.token <= THOUSANDTHS and 0 <= share.prompt <= THOUSANDTHS
 
 
 @given(st.text() | st.from_regex(r"[0-9a-f]{16}( [0-9.:-]+)* \.", fullmatch=True))
@@ -57,7 +57,7 @@ def test_what_nobody_has_written_is_no_line(text: str) -> None:
         f"{MODEL} 0.8000 0.8000 012345:600:0 6789ab:500:0 .",  # more than the whole
         f"{MODEL} 2.8000 0.8000 .",
         f"{MODEL} 0.0000 - .",
-        f"{MODEL} 0.8000 0.8000{' 012345:1:1' * (MOST_SHARES + 1)} .",
+        f"{MODEL} 0.8000 0.8000{' 012345:1:1' * (PARTS_OF_LINE + 1)} .",
         f"{MODEL} 0.8000 0.8000 012345:600:0:5 .",
     ],
 )
@@ -79,12 +79,12 @@ def test_a_file_of_garbage_teaches_nothing(
 
 
 def test_a_split_of_too_many_parts_is_kept_without_them() -> None:
-    some = [TimePart(1.0, f"n{number} CPU", TIMED) for number in range(MOST_SHARES + 1)]
-    assert kept_shares(some, some) == () and len(kept_shares(some[1:], some[1:])) == MOST_SHARES
+    some = [PredictedPart(1.0, f"n{number} CPU", TIMED) for number in range(PARTS_OF_LINE + 1)]
+    assert kept_shares(some, some) == () and len(kept_shares(some[1:], some[1:])) == PARTS_OF_LINE
 
 
 def test_a_device_with_other_times_is_another_one() -> None:
-    same, other = TimePart(1.0, "a CPU", TIMED), TimePart(1.0, "a CPU", AGAIN)
+    same, other = PredictedPart(1.0, "a CPU", TIMED), PredictedPart(1.0, "a CPU", AGAIN)
     assert len(kept_shares([same, same], [same])) == 1 and len(kept_shares([same, other], [same])) == 2
 
 
@@ -103,7 +103,7 @@ def test_a_device_with_other_times_is_another_one() -> None:
 def test_a_path_far_from_what_it_was_is_another_one(then: DevicePath, now: DevicePath, same: bool) -> None:
     ends = ends_of("a")
     for before, after in ((then, now), (now, then)):
-        (share,) = kept_shares([TimePart(1.0, ends=ends, path=before)], [TimePart(1.0)])
+        (share,) = kept_shares([PredictedPart(1.0, ends=ends, path=before)], [PredictedPart(1.0)])
         assert is_now(share, {path_mark(ends): [after]}) is same
         assert is_now(share, {path_mark(ends): [DevicePath(9.0), after]}) is same, "as either end sees it"
         assert not is_now(share, {})
