@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from meshd.model.device_speed import DeviceSpeed
-from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork
+from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork, unseen_cells
 from meshd.model.layers import ModelLayers
 from meshd.model.output import CPU_RATE, GPU_RATE, SAMPLED_BYTES, DevicePath
 from meshd.model.time_parts import PassedPath, PredictedPart, ends_of, total
@@ -111,7 +111,7 @@ class Predictor:
             )
             for kind in set(work.kinds)
         }
-        self._seen: dict[int, Sequence[float]] = {}
+        self._seen: dict[tuple[int, float], Sequence[float]] = {}
 
     def predict(
         self, split: Split, *, prompt_tokens: int = USUAL_PROMPT, cells: int = USUAL_PROMPT
@@ -212,7 +212,7 @@ class Predictor:
     def _attention(self, stage: PlannedStage, speed: DeviceSpeed, tokens: float, cells: int) -> float:
         """Beyond the short cache over which layers were timed. A window ends it."""
         near, far = self._work.near, self._work.far
-        seen = self._cells_seen(cells)
+        seen = self._cells_seen(cells, unseen_cells(tokens))
         beyond = seen[stage.end] - seen[stage.begin]
         if not beyond or near is None or far is None or near not in speed or far not in speed:
             return 0.0
@@ -220,13 +220,14 @@ class Predictor:
         a_cell = max(0.0, more / (FAR_CELLS - NEAR_CELLS))
         return a_cell * beyond
 
-    def _cells_seen(self, cells: int) -> Sequence[float]:
-        """Beyond the short cache, by the layers before each one."""
-        if cells not in self._seen:
-            layers = self._model.cache.layers
+    def _cells_seen(self, cells: int, unseen: float) -> Sequence[float]:
+        """Beyond those seen of the short cache, by the layers before each one."""
+        key = cells, unseen
+        if key not in self._seen:
+            layers, timed = self._model.cache.layers, NEAR_CELLS - unseen
             seen = (min(cells, layer.window or cells) if layer.key else 0 for layer in layers)
-            self._seen = {**self._seen, cells: _sums(max(0, count - NEAR_CELLS) for count in seen)}
-        return self._seen[cells]
+            self._seen = {**self._seen, key: _sums(max(0.0, count - timed) for count in seen)}
+        return self._seen[key]
 
     def _output(self, stage: PlannedStage, tokens: float) -> float:
         speed, kind = stage.speed, self._work.output

@@ -122,8 +122,13 @@ def test_streams_share_a_round() -> None:
 
 def test_a_longer_cache_takes_longer() -> None:
     reader = replace(HEAD, speed=speed(0.2, cell_us=0.01))
-    short, long = (1 / PREDICTOR.predict(split(reader), cells=cells).generate_tok_s for cells in (256, 4096))
-    assert short == pytest.approx(token(split(HEAD)))
+    shortest, short, long = (
+        1 / PREDICTOR.predict(split(reader), cells=cells).generate_tok_s for cells in (101, 256, 4096)
+    )
+    assert shortest == pytest.approx(token(split(HEAD)))
+    assert short - shortest == pytest.approx(30 * 155 * 0.01e-6, rel=0.01), (
+        "so many it does not see when timed"
+    )
     assert long - short == pytest.approx(30 * (4096 - 256) * 0.01e-6, rel=0.01)
 
 
