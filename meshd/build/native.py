@@ -1,4 +1,7 @@
-"""Find, build and describe the native binaries. Words and types: interface.py."""
+"""Find, build and describe the native binaries. Words and types: interface.py.
+
+What only builds is imported where it is used: each daemon finds.
+"""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -6,8 +9,6 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.build import cache as builds
-from meshd.build.compile import compile_tree
-from meshd.build.fetch import PinnedFile, fetch
 from meshd.build.interface import (
     BACKENDS,
     LLAMA_BATCHED_BENCH,
@@ -24,7 +25,6 @@ from meshd.build.interface import (
 )
 from meshd.build.machine import how_to_build, need_backend, need_compiler, need_tools, resolve_backend
 from meshd.build.pin import Pin, mesh_sources, read_pin
-from meshd.build.renew import renew
 from meshd.build.tree import Tree, check_source
 from meshd.wire.native import UNKNOWN
 
@@ -126,6 +126,8 @@ async def fill(tree: Tree, pin: Pin, cache: Path, source: Path | None, progress:
         await asyncio.to_thread(tree.fill_from_folder, source, pin, origin=origin)
         return
     sdist = pin.sdist
+    from meshd.build.fetch import PinnedFile, fetch
+
     wanted = PinnedFile(sdist.requirement, sdist.file, sdist.sha256, from_source=True)
     archive = await fetch(wanted, cache / "downloads", progress)
     progress(BuildProgress(Stage.UNPACK, f"unpacking {archive.name}"))
@@ -145,6 +147,9 @@ def _missing(cache: Path, pin: Pin, backend: str, names: Sequence[str]) -> list[
 async def _compile(
     tree: Tree, pin: Pin, backend: str, names: Sequence[str], progress: ProgressCallback
 ) -> None:
+    from meshd.build.compile import compile_tree
+    from meshd.build.renew import renew
+
     await asyncio.to_thread(renew, tree.ours, mesh_sources())
     # an archive has no git to tell it: so that each program can say what it is, wherever it is copied to
     flags = [

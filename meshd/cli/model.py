@@ -229,7 +229,7 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
         )
         return 0
     if done.header_only:
-        out.line(f"of `{model.name}` only the header is here, and the tensors of no layer: they are right")
+        out.line(f"of `{model.name}`, the header and the tensors outside the layers are here; they are right")
         out.line(f"fingerprint {done.fingerprint}")
         return 0
     against = "the hash that its store promises" if done.compared else "no hash: its store promises none"

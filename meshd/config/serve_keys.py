@@ -29,7 +29,8 @@ SERVE_KEYS: tuple[Key, ...] = (
         form=forms.BOOLEAN,
         option="--header-only",
         switch=True,
-        help="take only the header of `--model mesh:NAME` and the tensors of no layer: workers have the rest",
+        help="download only the header of `--model mesh:NAME` and the tensors outside the layers; workers "
+        "have the rest",
         more="This node computes no layers then: docs/models.md.",
     ),
     Key(

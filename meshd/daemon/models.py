@@ -22,7 +22,6 @@ from meshd.library.members.ask_models import ask_members
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.pull_header import HeaderPull
 from meshd.library.members.pull_model import ModelPull, NobodyHasIt, PullPlace, PullStep
 from meshd.library.members.tell_models import ModelsTeller
 from meshd.library.stores import Stores
@@ -99,7 +98,7 @@ class ModelExchange:
             name = parse_model_name(request.name)
         except ValueError as error:
             raise UserError(f"`{request.name[:200]}` is not a model's name: {error}") from None
-        make = HeaderPull if request.header_only else ModelPull
+        make = _kind_of_pull(header_only=request.header_only)
         running = (
             one
             for one in self._pulls.values()
@@ -155,6 +154,14 @@ class ModelExchange:
                 pull.task.cancel()
             else:
                 del self._pulls[pull.id]
+
+
+def _kind_of_pull(*, header_only: bool) -> type[ModelPull]:
+    if not header_only:
+        return ModelPull
+    from meshd.library.members.pull_header import HeaderPull  # which no worker needs
+
+    return HeaderPull
 
 
 def _end(pull: _Pull) -> None:

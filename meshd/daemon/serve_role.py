@@ -1,6 +1,7 @@
 """The role serve, from the settings: a head and its gateway.
 
-Both are imported where they are used: a worker's daemon knows this module, and does without aiohttp (11 MB).
+Both are imported where they are used, and so is what else only a head needs: a worker's daemon knows this
+module, and does without aiohttp (11 MB).
 """
 
 import contextlib
@@ -18,12 +19,10 @@ from meshd.gateway.interface import GatewayConfig
 from meshd.library.ollama import name_of_blob
 from meshd.model.known_architectures import check_architecture, check_projector
 from meshd.model.status import ModelStatus
-from meshd.role.head.llama_args import read_llama_args
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.native.processors import llama_threads
 from meshd.store.hash_cache import HashCache
-from meshd.store.header_file import HeaderFile
 from meshd.store.model_file import ModelFile
 
 if TYPE_CHECKING:
@@ -51,10 +50,14 @@ class ServeRole:
 
     def threads(self, config: Config) -> int:
         """See RoleKind."""
+        from meshd.role.head.llama_args import read_llama_args
+
         return read_llama_args(config.serve.llama_args).threads or llama_threads()
 
     async def claim(self, config: Config, hashes: HashCache, held: contextlib.ExitStack) -> "ClaimedServe":
         """See RoleKind."""
+        from meshd.role.head.llama_args import read_llama_args
+
         files = []
         for serve in _served(config):
             read_llama_args(serve.llama_args)
@@ -81,7 +84,10 @@ async def _open(
     header_only: bool = False,
 ) -> ModelFile:
     assert isinstance(path, Path)  # config/check.py; the verb has found what a name means
-    if header_only:  # the verb has left out this node's devices: here are no layers to compute with
+    if header_only:
+        from meshd.store.header_file import HeaderFile  # which no worker needs
+
+        # the verb has left out this node's devices: here are no layers to compute with
         file: ModelFile = await HeaderFile.open_header(path)
     else:
         file = await ModelFile.open(path, cache=hashes, name=name_of_blob(path))

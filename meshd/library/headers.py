@@ -44,7 +44,7 @@ def said_of(path: Path) -> str:
     """For the user: which model this is, and who says so. Raises UserError."""
     note = read_note(path)
     return (
-        f"only the header of `{note.names[0]}` is here; its fingerprint, by the word of {note.node}: "
+        f"only the header of `{note.names[0]}` is here; fingerprint (as reported by {note.node}): "
         f"{note.fingerprint}"
     )
 

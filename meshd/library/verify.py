@@ -21,7 +21,7 @@ from meshd.store.shard import Shard, close_all, is_header, open_shards
 class Verified:
     """A model whose bytes were all read and are right. `compared`: files with a hash to compare with.
 
-    `header_only`: these are only its header, and the tensors of no layer.
+    `header_only`: these are only its header and the tensors outside the layers.
     """
 
     fingerprint: str

@@ -1,4 +1,4 @@
-"""A model of which only the header is here, and the tensors of no layer: what a head without layers needs.
+"""A model of which only the header and the tensors outside the layers are here: for a head without layers.
 
 The file is sparse, with everything at its place in the whole one, so that llama-server can map it. It is
 called `NAME.header` and not `.gguf`, so that nobody takes it for a model. Beside it, in `NAME.hashes`, are

@@ -1,4 +1,4 @@
-"""A head that has only the header of its model, and the tensors of no layer: over real daemons."""
+"""A head that has only the header of its model, and the tensors outside the layers: over real daemons."""
 
 import json
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_it_serves_what_workers_have(tmp_path: Path, output: str) -> None:
                     await lost(fleet, giver)
             log = (head.spec.home / "node.log").read_text()
             assert log.count(f"fetching {NAME}") > 0 and log.count(": 100%") == 1
-            said = f"only the header of `{NAME}` is here; its fingerprint, by the word of giver: "
+            said = f"only the header of `{NAME}` is here; fingerprint (as reported by giver): "
             assert log.count(said) == 2
 
     play(check())

@@ -208,7 +208,7 @@ def test_an_answer_that_was_begun_goes_on_at_another_head() -> None:
         async with scene() as here:
             await here.head("one", dies_after(chunk("The sky "), chunk("is ")))
             two = await here.head("two", streams(chunk("blue"), last_chunk(1), DONE), others=1)
-            async with await here.post(stream=True) as answer:
+            async with await here.post(stream=True, temperature=1) as answer:
                 streamed = await answer.read()
             assert text_of(streamed) == "The sky is blue" and streamed.endswith(DONE)
             assert b": `one` broke the answer off\n" in streamed and b"error" not in streamed
@@ -270,7 +270,7 @@ def test_a_head_that_vanishes_in_mid_answer_is_left() -> None:
         async with scene() as here:
             one = await here.head("one", stays_after(chunk("The sky ")))
             two = await here.head("two", streams(chunk("is blue"), last_chunk(1), DONE), others=1)
-            async with await here.post(stream=True) as answer:
+            async with await here.post(stream=True, temperature=1) as answer:
                 await answer.content.readuntil(b"\n\n")
                 one.vanish(asyncio.get_running_loop().time())
                 streamed = await answer.read()

@@ -1,4 +1,5 @@
-"""Takes from members only what a head without layers needs of a model: the header, and tensors of no layer.
+"""Takes from members only what a head without layers needs of a model: the header, and tensors outside
+the layers.
 
 The pieces in which these lie are fetched and checked as those of a whole model (pull_model.py). The hashes of
 all tensors are a member's word: with the header they must give the fingerprint that the model is named by, or

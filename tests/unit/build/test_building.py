@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.build import cache as builds
+from meshd.build import compile as compiling
 from meshd.build import native
 from meshd.build.interface import BuildProgress, NativeInfo, Stage
 from meshd.build.pin import mesh_sources, read_pin
@@ -58,7 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
     monkeypatch.setattr("meshd.build.pin._FOLDERS", (sources.parent,))
     monkeypatch.setattr(native, "fill", fill)
-    monkeypatch.setattr(native, "compile_tree", made.compile_tree)
+    monkeypatch.setattr(compiling, "compile_tree", made.compile_tree)
     for need in ("need_compiler", "need_tools"):
         monkeypatch.setattr(native, need, lambda: None)
     return made
@@ -115,7 +116,7 @@ def test_sources_that_change_meanwhile_are_not_taken_for_those_before(
     async def compile_meanwhile(tree: Tree, **how: object) -> None:
         site.change_sources()
 
-    monkeypatch.setattr(native, "compile_tree", compile_meanwhile)
+    monkeypatch.setattr(compiling, "compile_tree", compile_meanwhile)
     with pytest.raises(UserError, match="changed while they were compiled"):
         site.build()
     assert not list((site.cache / "native").glob("*/stamp.json"))

@@ -342,7 +342,7 @@ def test_a_header_of_members_comes_before_the_node_starts(
         )
     assert asked == [PullRequest(name="mesh:tiny-Q4_0", header_only=True)]
     assert (
-        told.getvalue().count("only the header of `tiny-Q4_0` is here; its fingerprint, by the word of desk")
+        told.getvalue().count("only the header of `tiny-Q4_0` is here; fingerprint (as reported by desk)")
         == 2
     )
     out = Output(Terminal(), told, {})
@@ -370,7 +370,9 @@ def test_what_the_commands_say_of_a_header(tmp_path: Path, monkeypatch: pytest.M
     )
     assert json.loads(meshd("model", "verify", "mesh:far-Q4_0", "--json").out)["header_only"] is True
     verified = meshd("model", "verify", "mesh:far-Q4_0")
-    assert verified.code == 0 and "and the tensors of no layer: they are right" in verified.out
+    assert (
+        verified.code == 0 and "and the tensors outside the layers are here; they are right" in verified.out
+    )
     with path.open("r+b") as file:
         file.seek(-5, 2)
         file.write(b"\xff")

@@ -133,7 +133,7 @@ def test_the_pieces_with_the_header_and_no_others_come(tmp_path: Path) -> None:
             for one in present_tensors(header):
                 assert data[one.offset : one.offset + one.size] == large()[one.offset : one.offset + one.size]
             (await HeaderFile.open_header(path)).close()
-            assert pull.state.fingerprint in said_of(path) and "by the word of a" in said_of(path)
+            assert pull.state.fingerprint in said_of(path) and "as reported by a" in said_of(path)
 
     run(main())
 
