@@ -73,12 +73,13 @@ class PullRequest(Request[PullReply], name="pull"):
     """Take the model `name` from members, at most `rate` bytes a second (0: no limit).
 
     `header_only`: of it only what a head without layers needs. It runs for as long as somebody asks how far
-    it is, every few seconds.
+    it is, every few seconds; with `background` it runs to its end.
     """
 
     name: str
     rate: int = 0
     header_only: bool = False
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from meshd.cli.find_models import as_given, reporter
 from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
-from meshd.cli.pull_model import keep_pulled, pull_from_members, rate_of
+from meshd.cli.pull_model import begin_pull, keep_pulled, pull_from_members, rate_of
 from meshd.config import Config
 from meshd.model.model_name import MESH
 
@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if action == "pull":
             one.add_argument(
                 "--rate", metavar="MB/s", help="take at most so many megabytes a second from members"
+            )
+            one.add_argument(
+                "--background", action="store_true", help="leave it to the daemon, and return at once"
             )
         if action == "rm":
             one.add_argument("--yes", action="store_true", help="remove it without asking")
@@ -95,6 +98,8 @@ def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Argumen
         there = model.complete
     except UserError:
         there = False
+    if args.background and not there:
+        return _begin_pull(given, config, rate, args, out)
     pulled = None if there else pull_from_members(given, config.paths.home, rate, out)
     if pulled is not None:
         paths = [Path(path) for path in pulled.paths]
@@ -111,6 +116,18 @@ def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Argumen
         if there:
             out.note(f"`{model.name}` is on this machine")
         out.line(str(model.paths[0]))
+    return 0
+
+
+def _begin_pull(given: Path | str, config: Config, rate: int, args: Arguments, out: Output) -> int:
+    begun = begin_pull(given, config.paths.home, rate, out)
+    if args.json:
+        sizes: dict[str, Json] = {"done_bytes": begun.done_bytes, "bytes": begun.total_bytes}
+        out.json({"schema": 1, "name": begun.name, "step": begun.step, **sizes})
+    else:
+        out.note(
+            f"the daemon takes `{begun.name}` from members; the same command without --background watches it"
+        )
     return 0
 
 

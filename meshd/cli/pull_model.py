@@ -44,6 +44,27 @@ def rate_of(text: str | None) -> int:
     return int(rate * _MEGABYTE)
 
 
+def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullReply:
+    """Have the daemon take it from members without being watched; what it says once it has begun.
+
+    Raises UserError: also for names of Hugging Face, whose promise this process would compare in the end.
+    """
+    from meshd.library.short_names import hub_name_of
+
+    if isinstance(given, Path) or hub_name_of(given) is not None:
+        hint = f"name it `{MESH}NAME`, as `meshd model ls` shows it, or omit `--background`"
+        raise UserError(f"`--background` takes models of members, not `{given}`", hint=hint)
+    with Client(home) as client:
+        reply = client.ask(PullRequest(name=given, rate=rate, background=True))
+        while reply.step == "asking":
+            out.progress(reply.activity or "asking the members of the mesh")
+            time.sleep(_POLL_SECONDS)
+            reply = client.ask(PullProgressRequest(id=reply.id))
+    if reply.error:
+        raise UserError(reply.error, hint=reply.hint)
+    return reply
+
+
 def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> PullReply | None:
     """What came from members; None where no daemon runs, or no member has it: then the hub may.
 

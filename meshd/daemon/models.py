@@ -45,6 +45,7 @@ class _Pull:
     work: ModelPull
     task: asyncio.Task[None] | None
     asked_at: float
+    background: bool = False
     error: MeshdError | None = None
 
 
@@ -105,6 +106,7 @@ class ModelExchange:
             if one.task is not None and one.name == name and type(one.work) is make
         )
         if (same := next(running, None)) is not None:
+            same.background = same.background or request.background
             return self.progress(same.id)
         if sum(one.task is not None for one in self._pulls.values()) >= MAX_PULLS:
             raise UserError(f"{MAX_PULLS} models are being pulled already", hint="wait for one of them")
@@ -112,7 +114,8 @@ class ModelExchange:
             raise UserError("this node is starting or stopping", hint="try again in a moment")
         work = make(self._mesh, name, self._place, rate=float(request.rate) or None)
         self._last_id += 1
-        pull = _Pull(self._last_id, name, work, None, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        pull = _Pull(self._last_id, name, work, None, now, background=request.background)
         self._pulls[pull.id] = pull
         pull.task = self._owner.start_for("local client", self._run(pull), name="model pull")
         pull.task.add_done_callback(lambda _: _end(pull))  # also of one that never began
@@ -150,10 +153,10 @@ class ModelExchange:
 
     def _end_unwatched(self, now: float) -> None:
         for pull in [one for one in self._pulls.values() if now - one.asked_at > _UNWATCHED_SECONDS]:
-            if pull.task is not None:
-                pull.task.cancel()
-            else:
+            if pull.task is None:
                 del self._pulls[pull.id]
+            elif not pull.background:
+                pull.task.cancel()
 
 
 def _kind_of_pull(*, header_only: bool) -> type[ModelPull]:

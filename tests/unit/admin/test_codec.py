@@ -38,7 +38,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     why_api.WhyRequest(): '{"request":"why"}',
     models_api.MemberModelsRequest(): '{"request":"member_models"}',
     models_api.PullRequest(name="mesh:glm", rate=5): (
-        '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false}'
+        '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false,"background":false}'
     ),
     models_api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
     models_api.PullStopRequest(id=3): '{"request":"pull_stop","id":3}',

@@ -109,6 +109,20 @@ def test_a_bar_has_the_rate_and_the_time_that_is_left(daemon: FakeControl, tmp_p
     assert "5 s left" in ran.err
 
 
+def test_a_pull_in_the_background_is_not_watched(daemon: FakeControl) -> None:
+    daemon.pulls = [PullReply(id=1, step="asking"), _fetching(250)]
+    ran = meshd("model", "pull", "mesh:far-Q8_0", "--background")
+    assert (ran.code, ran.out) == (0, "") and "the daemon takes `far-Q8_0` from members" in ran.err
+    assert daemon.pulls == []
+    daemon.pulls = [_fetching(250)]
+    body = json.loads(meshd("model", "pull", "far-Q8_0", "--background", "--json").out)
+    assert body == {"schema": 1, "name": "far-Q8_0", "step": "fetching", "done_bytes": 250, "bytes": 1000}
+    daemon.pulls = [PullReply(id=1, step="failed", error="no member has it", hint="h", code=NO_MEMBER_HAS_IT)]
+    refused(meshd("model", "pull", "mesh:none", "--background"), 1, "no member has it")
+    for given in ("hf:me/None-GGUF:Q8_0", "glm"):
+        refused(meshd("model", "pull", given, "--background"), 1, "--background", "mesh:NAME")
+
+
 def test_ctrl_c_ends_the_pull(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt

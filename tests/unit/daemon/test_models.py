@@ -14,7 +14,7 @@ from meshd.daemon import models as daemon_models
 from meshd.daemon.models import MAX_PULLS, ModelExchange
 from meshd.store.piece_cache import PieceCache
 
-from tests.conformance.run import run
+from tests.conformance.run import run, until
 from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
 
 
@@ -75,6 +75,27 @@ def test_what_nobody_watches_is_ended_and_continued_later(
                 models.progress(first.id)
             reply = await ended(models, models.start(PullRequest(name=NAME)))
             assert reply.error == "" and reply.id != first.id
+
+    run(main())
+
+
+@pytest.mark.parametrize("begun", ["so", "later"])
+def test_one_in_the_background_runs_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str
+) -> None:
+    monkeypatch.setattr(daemon_models, "_UNWATCHED_SECONDS", 0.3)
+    monkeypatch.setattr(daemon_models, "_LOOK_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            it.giver("a").has(big())
+            first = models.start(PullRequest(name=NAME, rate=1 << 20, background=begun == "so"))
+            if begun == "later":
+                models.start(PullRequest(name=NAME, background=True))
+            await until(lambda: not models._pulls, seconds=60.0)
+            assert [file.read_bytes() for file in (tmp_path / "taker/models").rglob("*.gguf")] == [big()]
+            with pytest.raises(UserError, match="has ended"):
+                models.progress(first.id)
 
     run(main())
 
