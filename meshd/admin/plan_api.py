@@ -109,12 +109,27 @@ class PlanSpeculation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPart:
+    """A device, a path or the rest in the time of a split, as predicted without its factors.
+
+    The factors are those of rates, learned from all answers of the model: above 1 it was faster.
+    """
+
+    part: str
+    token_s: float
+    prompt_s: float
+    generate_factor: float
+    prompt_factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
     """A split and what it is predicted to do. `why` of the first one says why it was chosen.
 
     `answer_s`: of a prompt of `prompt_tokens` and an answer of `answer_tokens`, by which splits are compared.
     The factors are in the rates: what answers took, against what was predicted. `corrected_by`: whose,
-    `this split` or `splits like it`; empty where there were none.
+    `this split` or `splits like it`, which share devices or paths with it; empty where there were none.
+    `parts`: what a token and a prompt are the sums of.
     """
 
     nodes: tuple[PlannedNode, ...]
@@ -136,6 +151,7 @@ class PlanView:
     generate_factor: float = 1.0
     prompt_factor: float = 1.0
     corrected_by: str = ""
+    parts: tuple[PlanPart, ...] = ()
     speculation: PlanSpeculation | None = None
 
 

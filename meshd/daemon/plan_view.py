@@ -8,6 +8,7 @@ from meshd.admin.plan_api import (
     LeftOutView,
     PathCapacity,
     PlannedNode,
+    PlanPart,
     PlanReply,
     PlanSpeculation,
     PlanView,
@@ -64,9 +65,19 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
         answer_s=round(choice.seconds, 3),
         prompt_tokens=ASSUMED_PROMPT,
         answer_tokens=ASSUMED_ANSWER,
-        generate_factor=found.generate if found is not None else 1.0,
-        prompt_factor=found.prompt if found is not None else 1.0,
+        generate_factor=round(found.generate, 4) if found is not None else 1.0,
+        prompt_factor=round(found.prompt, 4) if found is not None else 1.0,
         corrected_by="" if found is None else "this split" if found.is_own else "splits like it",
+        parts=tuple(
+            PlanPart(
+                part=one.name,
+                token_s=round(one.token_s, 6),
+                prompt_s=round(one.prompt_s, 6),
+                generate_factor=round(one.generate, 4),
+                prompt_factor=round(one.prompt, 4),
+            )
+            for one in choice.parts
+        ),
         speculation=PlanSpeculation(
             free_tokens=drafts.free,
             model_tokens=drafts.model,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshd.model.cache import ContextShape, Hyperparameters
+from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.model.gguf import Header, TensorInfo
 from meshd.model.operations import is_matrix, operations
 from meshd.wire.limits import MAX_TIMED, MAX_TIMED_BYTES
@@ -19,7 +20,8 @@ NEAR_CELLS, FAR_CELLS = 256, 4096  # of the caches over which attention is timed
 _MOST_COPIES = 32  # of a layer, as mesh-server allows
 _MOST_LAYER_KINDS = 3  # quantisations use two, hybrid models three; the rest is scaled by its bytes
 _MOST_WORDS = 64
-_ATTENTION_LAYERS = 1
+_UNSEEN = 155  # the last cells of these: the first token does not see them, each further one sees one more
+_CACHE_BYTES = 256 << 20  # of all caches together: more than a processor holds
 _BLOCK = re.compile(r"^blk\.(\d{1,4})\.")
 _RECURRENT = ("ssm_", "time_mix", "shortconv")
 _OF_RECURRENT = ("ssm_conv", "ssm_scan", "wkv6", "wkv7", "delta")
@@ -82,7 +84,7 @@ def _with_rest(work: LayerWork, tensors: Sequence[TensorInfo], common: Sequence[
     if attention is not None:
         for name, cells in (("near", NEAR_CELLS), ("far", FAR_CELLS)):
             places[name] = len(texts)
-            texts.append(f"{_ATTENTION_LAYERS}={attention}:{cells}")
+            texts.append(f"{_caches(attention, cells)}={attention}:{cells}")
     if len(texts) > MAX_TIMED or any(len(text) > MAX_TIMED_BYTES for text in texts):
         return LayerWork((), (), ())
     return LayerWork(
@@ -93,6 +95,20 @@ def _with_rest(work: LayerWork, tensors: Sequence[TensorInfo], common: Sequence[
         places.get("near"),
         places.get("far"),
     )
+
+
+def unseen_cells(tokens: float) -> float:
+    """Of a cache over which attention is timed, in the mean of so many tokens at once."""
+    count = min(tokens, _UNSEEN)
+    return count * (_UNSEEN - (count - 1) / 2) / max(1.0, tokens)
+
+
+def _caches(attention: str, cells: int) -> int:
+    """How many layers to time, each with its cache: what was just read would be read again much faster."""
+    _, key_type, value_type, key, value, _, heads = attention.split(":")
+    row = TENSOR_TYPE_NAMES[key_type].row_bytes(int(key) * int(heads))
+    row += TENSOR_TYPE_NAMES[value_type].row_bytes(int(value) * int(heads))
+    return max(1, min(_MOST_COPIES, _CACHE_BYTES // max(1, cells * row)))
 
 
 def _nearest(sizes: Sequence[int], size: int) -> int:

@@ -17,16 +17,19 @@ share them.
 Without pushes all hidden states pass the head, so each border between workers is two ways, and the micro
 batches of a prompt follow one another. Times of layers are measured (device_speed.py); where a device was
 not, they follow from the bytes of its weights.
+
+Both sums are there part by part as well: what each device takes, each path between two nodes, and the rest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from meshd.model.device_speed import DeviceSpeed
-from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork
+from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork, unseen_cells
 from meshd.model.layers import ModelLayers
 from meshd.model.output import CPU_RATE, GPU_RATE, SAMPLED_BYTES, DevicePath
+from meshd.model.time_parts import PassedPath, PredictedPart, ends_of, total
 
 HOP_SECONDS = 0.0002  # of a message between two daemons, beyond its path
 STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a layer
@@ -108,23 +111,22 @@ class Predictor:
             )
             for kind in set(work.kinds)
         }
-        self._seen: dict[int, Sequence[float]] = {}
+        self._seen: dict[tuple[int, float], Sequence[float]] = {}
 
     def predict(
         self, split: Split, *, prompt_tokens: int = USUAL_PROMPT, cells: int = USUAL_PROMPT
     ) -> Prediction:
         """With a prompt of so many tokens, and a token that sees so many cells of the cache."""
-        token, streams = self._token(split, 1, cells), self._token(split, split.slots, cells)
-        prompt = self._prompt_seconds(split, prompt_tokens)
-        computing = self._computing(split, 1, cells)
+        token, streams = self.token_parts(split, 1, cells), self.token_parts(split, split.slots, cells)
+        prompt = total(self.prompt_parts(split, prompt_tokens))
         return Prediction(
-            generate_tok_s=1 / token,
+            generate_tok_s=1 / total(token),
             prompt_tok_s=prompt_tokens / prompt,
-            streams_tok_s=split.slots / streams,
+            streams_tok_s=split.slots / total(streams),
             first_token_s=prompt,
             load_s=self._load(split),
             bytes_per_token=self._bytes(split),
-            ways_s=self._passing(split, 1, computing) + self._back(split, 1),
+            ways_s=total(part for part in token if part.path is not None),
             is_measured=self.is_measured(split),
         )
 
@@ -134,19 +136,48 @@ class Predictor:
         is_output_known = speed is not None and (output is None or output in speed)
         return is_output_known and all(self._is_timed(stage.speed) for stage in split.stages)
 
-    def answer_seconds(self, split: Split, tokens: int) -> float:
-        """Of a prompt and so many tokens behind it: what splits are compared by."""
-        return self._prompt_seconds(split, USUAL_PROMPT) + tokens * self._token(split, 1, USUAL_PROMPT)
+    def token_parts(self, split: Split, streams: int = 1, cells: int = USUAL_PROMPT) -> list[PredictedPart]:
+        """Of a token in so many streams at once; the seconds of all of them together."""
+        computing = self._computing(split, streams, cells)
+        passing = self._passing(split, streams, computing)
+        return [
+            *_computed(split.stages, computing),
+            *passing,
+            *self._back(split, streams),
+            self._output_part(split.output, streams),
+            PredictedPart(STEP_SECONDS),
+        ]
+
+    def prompt_parts(self, split: Split, prompt: int = USUAL_PROMPT) -> list[PredictedPart]:
+        """Of a prompt. For all micro batches but one that is what takes longest in the pipeline."""
+        micro = min(split.micro_batch, prompt)
+        batches = -(-prompt // micro)
+        computing = self._computing(split, micro, prompt // 2)
+        once = [*_computed(split.stages, computing), *self._passing(split, micro, computing)]
+        if split.pushed:
+            carried = zip(self._borders(split), self._carried(split, micro), strict=True)
+            carrying = [
+                [way.part(way.path.seconds(count) + HOP_SECONDS)] for ways, count in carried for way in ways
+            ]
+            again = max([*_in_turn(split.stages, computing), *carrying], key=total)
+        else:
+            again = once
+        return [
+            *once,
+            *(replace(part, seconds=(batches - 1) * part.seconds) for part in again),
+            *self._back(split, 1),
+            self._output_part(split.output, 1),
+            PredictedPart(STEP_SECONDS),
+        ]
 
     def round_seconds(self, split: Split, tokens: int) -> float:
         """In which so many tokens pass all devices at once, and come back."""
-        return self._token(split, tokens, USUAL_PROMPT)
+        return total(self.token_parts(split, tokens))
 
     def device_seconds(self, split: Split, tokens: float) -> dict[str, float]:
         """The same, by device: its layers, and the output where it has that."""
         found: dict[str, float] = {}
-        computing = self._computing(split, tokens, USUAL_PROMPT)
-        for stage, seconds in zip(split.stages, computing, strict=True):
+        for stage, seconds in zip(split.stages, self._computing(split, tokens, USUAL_PROMPT), strict=True):
             found[stage.label] = found.get(stage.label, 0.0) + seconds
         output = split.output.label
         found[output] = found.get(output, 0.0) + self._output(split.output, tokens)
@@ -157,11 +188,6 @@ class Predictor:
         return self._layers(stage, 1, USUAL_PROMPT) / max(1, stage.end - stage.begin)
 
     # Parts.
-
-    def _token(self, split: Split, streams: int, cells: int) -> float:
-        computing = self._computing(split, streams, cells)
-        ways = self._passing(split, streams, computing) + self._back(split, streams)
-        return sum(computing) + ways + self._output(split.output, streams) + STEP_SECONDS
 
     def _computing(self, split: Split, tokens: float, cells: int) -> list[float]:
         """By stage."""
@@ -186,7 +212,7 @@ class Predictor:
     def _attention(self, stage: PlannedStage, speed: DeviceSpeed, tokens: float, cells: int) -> float:
         """Beyond the short cache over which layers were timed. A window ends it."""
         near, far = self._work.near, self._work.far
-        seen = self._cells_seen(cells)
+        seen = self._cells_seen(cells, unseen_cells(tokens))
         beyond = seen[stage.end] - seen[stage.begin]
         if not beyond or near is None or far is None or near not in speed or far not in speed:
             return 0.0
@@ -194,13 +220,14 @@ class Predictor:
         a_cell = max(0.0, more / (FAR_CELLS - NEAR_CELLS))
         return a_cell * beyond
 
-    def _cells_seen(self, cells: int) -> Sequence[float]:
-        """Beyond the short cache, by the layers before each one."""
-        if cells not in self._seen:
-            layers = self._model.cache.layers
+    def _cells_seen(self, cells: int, unseen: float) -> Sequence[float]:
+        """Beyond those seen of the short cache, by the layers before each one."""
+        key = cells, unseen
+        if key not in self._seen:
+            layers, timed = self._model.cache.layers, NEAR_CELLS - unseen
             seen = (min(cells, layer.window or cells) if layer.key else 0 for layer in layers)
-            self._seen = {**self._seen, cells: _sums(max(0, count - NEAR_CELLS) for count in seen)}
-        return self._seen[cells]
+            self._seen = {**self._seen, key: _sums(max(0.0, count - timed) for count in seen)}
+        return self._seen[key]
 
     def _output(self, stage: PlannedStage, tokens: float) -> float:
         speed, kind = stage.speed, self._work.output
@@ -208,52 +235,62 @@ class Predictor:
             return speed.seconds(kind, tokens)
         return self._model.output / (GPU_RATE if stage.is_gpu else CPU_RATE)
 
-    def _passing(self, split: Split, tokens: int, computing: Sequence[float]) -> float:
-        """Seconds in which nothing computes while so many tokens pass all stages."""
-        passing = done = 0.0
+    def _output_part(self, stage: PlannedStage, tokens: float) -> PredictedPart:
+        return PredictedPart(self._output(stage, tokens), stage.label, stage.speed)
+
+    def _passing(self, split: Split, tokens: int, computing: Sequence[float]) -> list[PredictedPart]:
+        """In which nothing computes while so many tokens pass all stages."""
+        found: list[PredictedPart] = []
+        done = 0.0
         carried = self._carried(split, tokens)
-        for paths, stage, count, seconds in zip(
+        for ways, stage, count, seconds in zip(
             self._borders(split), split.stages, carried, computing, strict=True
         ):
-            way = sum(path.rtt / 2 + path.seconds(count) + HOP_SECONDS for path in paths)
-            ordered = stage.path.rtt / 2 + HOP_SECONDS if stage.path is not None and split.pushed else 0.0
-            way = max(way, ordered - done)
-            passing += way
-            done += way + seconds
-        return passing
+            passing = [way.part(way.path.rtt / 2 + way.path.seconds(count) + HOP_SECONDS) for way in ways]
+            if stage.path is not None and split.pushed:
+                waiting = stage.path.rtt / 2 + HOP_SECONDS - done - total(passing)
+                if waiting > 0:
+                    passing.append(_to_head(stage, stage.path).part(waiting))
+            found += passing
+            done += total(passing) + seconds
+        return found
 
     def _carried(self, split: Split, tokens: int) -> list[int]:
         """Bytes that go to each stage."""
         states = 4 * tokens * self._model.widths.embedding
         return [4 * tokens if split.numbers else states, *[states] * (len(split.stages) - 1)]
 
-    def _back(self, split: Split, tokens: int) -> float:
-        """Seconds from the last stage to the head, with what so many tokens made."""
+    def _back(self, split: Split, tokens: int) -> list[PredictedPart]:
+        """From the last stage to the head, with what so many tokens made."""
         last = split.stages[-1]
         if last.is_head or last.path is None:
-            return 0.0
-        return last.path.rtt / 2 + last.path.seconds(tokens * self._bytes_back(split)) + HOP_SECONDS
+            return []
+        carrying = last.path.seconds(tokens * self._bytes_back(split))
+        return [_to_head(last, last.path).part(last.path.rtt / 2 + carrying + HOP_SECONDS)]
 
-    def _borders(self, split: Split) -> list[list[DevicePath]]:
+    def _borders(self, split: Split) -> list[list[PassedPath]]:
         """What hidden states pass before each stage."""
-        found: list[list[DevicePath]] = []
+        found: list[list[PassedPath]] = []
         before: PlannedStage | None = None
         for stage in split.stages:
             if before is None or before.is_head or stage.is_head:
-                far = stage.path if not stage.is_head else before.path if before is not None else None
-                found.append([far] if far is not None else [])
+                far = stage if not stage.is_head else before
+                found.append([_to_head(far, far.path)] if far is not None and far.path is not None else [])
             else:
                 found.append(self._between(split, before, stage) if before.node != stage.node else [])
             before = stage
         return found
 
     @staticmethod
-    def _between(split: Split, before: PlannedStage, stage: PlannedStage) -> list[DevicePath]:
-        ends = [path for path in (before.path, stage.path) if path is not None]
+    def _between(split: Split, before: PlannedStage, stage: PlannedStage) -> list[PassedPath]:
+        ways = [_to_head(one, one.path) for one in (before, stage) if one.path is not None]
         if not split.pushed:
-            return ends
+            return ways
         known = split.paths.get((before.node, stage.node))
-        return [known] if known is not None else sorted(ends, key=lambda path: path.rtt)[-1:]
+        paths = (
+            [known] if known is not None else sorted((way.path for way in ways), key=lambda one: one.rtt)[-1:]
+        )
+        return [PassedPath(ends_of(before.node, stage.node), path) for path in paths]
 
     def _bytes_back(self, split: Split) -> int:
         if split.output.is_head:
@@ -263,22 +300,9 @@ class Predictor:
     def _bytes(self, split: Split) -> int:
         carried = zip(self._borders(split), self._carried(split, 1), strict=True)
         last = split.stages[-1]
-        return sum(len(paths) * count for paths, count in carried) + (
+        return sum(len(ways) * count for ways, count in carried) + (
             0 if last.is_head else self._bytes_back(split)
         )
-
-    def _prompt_seconds(self, split: Split, prompt: int) -> float:
-        micro = min(split.micro_batch, prompt)
-        batches = -(-prompt // micro)
-        computing = self._computing(split, micro, prompt // 2)
-        once = sum(computing) + self._passing(split, micro, computing)
-        if split.pushed:
-            carried = zip(self._borders(split), self._carried(split, micro), strict=True)
-            carrying = [path.seconds(count) + HOP_SECONDS for paths, count in carried for path in paths]
-            rest = (batches - 1) * max([*_in_turn(split.stages, computing), *carrying])
-        else:
-            rest = (batches - 1) * once
-        return once + rest + self._back(split, 1) + self._output(split.output, 1) + STEP_SECONDS
 
     def _load(self, split: Split) -> float:
         most = max(stage.weights for stage in split.stages)
@@ -291,12 +315,24 @@ def _sums(numbers: Iterable[float]) -> Sequence[float]:
     return tuple(accumulate(numbers, initial=0.0))
 
 
-def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[float]:
+def _to_head(stage: PlannedStage, path: DevicePath) -> PassedPath:
+    return PassedPath(ends_of(stage.node), path)
+
+
+def _computed(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[PredictedPart]:
+    return [
+        PredictedPart(seconds, stage.label, stage.speed)
+        for stage, seconds in zip(stages, computing, strict=True)
+    ]
+
+
+def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[list[PredictedPart]]:
     """What computes beside each other: each device, and the processors that CPUs of one machine share."""
-    shared: dict[tuple[str, str], float] = {}
-    for stage, seconds in zip(stages, computing, strict=True):
+    shared: dict[tuple[str, str], list[PredictedPart]] = {}
+    parts = _computed(stages, computing)
+    for stage, part in zip(stages, parts, strict=True):
         if stage.machine and not stage.is_gpu:
             share, cores = (stage.speed.share, stage.speed.cores) if stage.speed is not None else (1.0, "")
-            processors = stage.machine, cores
-            shared[processors] = shared.get(processors, 0.0) + seconds * share
-    return [*computing, *shared.values()]
+            one = replace(part, seconds=part.seconds * share)
+            shared.setdefault((stage.machine, cores), []).append(one)
+    return [*([part] for part in parts), *shared.values()]

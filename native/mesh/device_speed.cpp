@@ -32,7 +32,11 @@ struct timed_word {
     int64_t cells = 0; // 0: the usual number
 
     double work() const {
-        return is_matrix ? 2.0 * static_cast<double>(asked.n[0]) * static_cast<double>(rows * used) : 0;
+        if (is_matrix) {
+            return 2.0 * static_cast<double>(asked.n[0]) * static_cast<double>(rows * used);
+        }
+        // attention: each head reads a key and a value of each cell
+        return cells == 0 ? 0 : 2.0 * static_cast<double>((asked.n[0] + asked.n[1]) * asked.n[2] * cells);
     }
 };
 

@@ -20,6 +20,7 @@ from meshd.identity.keystore import Home
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.piece_index import PieceIndex
 from meshd.model.prediction import PlannedStage, Split
+from meshd.model.time_parts import PredictedPart, PredictedParts
 from meshd.relay import run as relay_run
 from meshd.role.head.speed_corrections import SpeedCorrection, SpeedCorrections, device_marks
 from meshd.role.native.speed_cache import SpeedCache
@@ -192,20 +193,23 @@ async def _corrections(cache: Path, fail: Fail) -> str:
         for stage in (PlannedStage(name, "CPU", 0, 1, 1) for name in ("old", "new"))
     )
     marks = device_marks({("old", "CPU"): DeviceSpeed(())})
-    SpeedCorrections(path).learn("model", old, 0.9, None)
+    parts = PredictedParts([PredictedPart(1.0, "new CPU")], [PredictedPart(1.0, "new CPU")])
+
+    def found_by(known: SpeedCorrections) -> SpeedCorrection | None:
+        return known.of("model", new, parts, known.learned("model", marks, {}))
+
+    SpeedCorrections(path).learn("model", old, parts, 0.9, None)
     before = path.read_bytes()
     with fail(below(cache)):
         known = SpeedCorrections(path)
-        known.learn("model", new, 0.8, None)
-        assert known.of("model", new, marks) == SpeedCorrection(0.8, 1.0, is_own=True), (
-            "it is known in the same run"
-        )
+        known.learn("model", new, parts, 0.8, None)
+        assert found_by(known) == SpeedCorrection(0.8, 1.0, is_own=True), "it is known in the same run"
     kept = path.read_bytes() != before
     known = SpeedCorrections(path)
-    found = known.of("model", new, marks)
-    assert found is not None and found.is_own is kept
-    known.learn("model", new, 0.7, None)
-    assert SpeedCorrections(path).of("model", new, marks) == SpeedCorrection(0.7, 1.0, is_own=True)
+    found = found_by(known)
+    assert (found is not None and found.is_own) is kept
+    known.learn("model", new, parts, 0.7, None)
+    assert found_by(SpeedCorrections(path)) == SpeedCorrection(0.7, 1.0, is_own=True)
     return "written" if kept else NOT_KEPT
 
 

@@ -9,7 +9,7 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.split_values import Plan
-from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines, PlanPredictor
+from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines, PlanPredictor, on_paths
 from meshd.role.head.split_choice import SplitChoice, choose_split
 from meshd.role.head.split_plan import HeadOptions
 
@@ -44,7 +44,7 @@ def advise(
 ) -> SplitAdvice:
     """`plan` is what runs; memory in `machines` is what it could have had."""
     predictor = PlanPredictor(layers, work, machines, options)
-    plan = _on_paths(plan, {offer.node: offer.path for offer in machines.offers}.get)
+    plan = on_paths(plan, {offer.node: offer.path for offer in machines.offers}.get)
     outcome = predictor.predict(plan)
     now, prediction = outcome.answer_s, outcome.prediction
     found = list(_options(layers, work, machines, options, plan))
@@ -96,7 +96,7 @@ def _options(
             lambda one: f"one answer at a time (`-- -np 1`): {_change(plan, one, options.node_name)}",
         )
     if options.activations == "f32" and any(node != options.node_name for node in current):
-        halved = _on_paths(plan, {one.node: _halved(one.path) for one in machines.offers}.get)
+        halved = on_paths(plan, {one.node: _halved(one.path) for one in machines.offers}.get)
         half = PlanPredictor(layers, work, _halved_machines(machines), options).predict(halved)
         yield _Option(
             "send activations as half floats (`--activations f16`)",
@@ -127,19 +127,6 @@ def _change(plan: Plan, best: SplitChoice, me: str) -> str:
 
 def _nodes(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(share.device.node for share in plan.shares if share.layers))
-
-
-def _on_paths(plan: Plan, path_of: Callable[[str], DevicePath | None]) -> Plan:
-    """The plan, with what lies between the head and each worker now."""
-    return replace(
-        plan,
-        shares=tuple(
-            share
-            if share.device.is_head or (path := path_of(share.device.node)) is None
-            else replace(share, device=replace(share.device, path=path))
-            for share in plan.shares
-        ),
-    )
 
 
 def _halved_machines(machines: Machines) -> Machines:

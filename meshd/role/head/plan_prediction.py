@@ -1,6 +1,6 @@
 """From a plan, and what is known of the machines, to what it will do (model/prediction.py). Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshd.gateway.interface import AnswerTimings
@@ -10,14 +10,18 @@ from meshd.model.layers import ModelLayers
 from meshd.model.output import DevicePath
 from meshd.model.prediction import USUAL_PROMPT, PlannedStage, Prediction, Predictor, Split
 from meshd.model.split_values import Plan
+from meshd.model.time_parts import PredictedPart, PredictedParts, ends_of, total
 from meshd.role.head.measured_speed import LEAST_PROMPT
 from meshd.role.head.speed_corrections import (
+    LearnedFactors,
     SpeedCorrection,
     SpeedCorrections,
     SpeedLearner,
     device_marks,
     model_key,
+    paths_now,
 )
+from meshd.role.head.split_factors import by_part, part_of
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
 from meshd.wire.lease import OfferedDevice
 
@@ -38,15 +42,40 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
+class CorrectedPart:
+    """A device, a path or the rest: seconds of a token and of a prompt, and the factors of these rates."""
+
+    name: str
+    token_s: float
+    prompt_s: float
+    generate: float = 1.0
+    prompt: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class PlanOutcome:
     """What a plan will do. `prediction` is corrected by `correction`; None where nothing like it ever ran.
 
-    `answer_s`: of the answer by which splits are compared.
+    `answer_s`: of the answer by which splits are compared. `parts`: of a token and a prompt.
     """
 
     prediction: Prediction
     answer_s: float
     correction: SpeedCorrection | None
+    parts: tuple[CorrectedPart, ...]
+
+
+def on_paths(plan: Plan, path_of: Callable[[str], DevicePath | None]) -> Plan:
+    """The plan, with what lies between the head and each worker now."""
+    return replace(
+        plan,
+        shares=tuple(
+            share
+            if share.device.is_head or (path := path_of(share.device.node)) is None
+            else replace(share, device=replace(share.device, path=path))
+            for share in plan.shares
+        ),
+    )
 
 
 class PlanPredictor:
@@ -62,7 +91,7 @@ class PlanPredictor:
         self.predictor = Predictor(layers, work)
         self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
         self._machine_of[options.node_name] = options.machine
-        self._marks = device_marks(machines.speeds)
+        self._learned: LearnedFactors | None = None
 
     def predict(self, plan: Plan) -> PlanOutcome:
         """Corrected by what was measured of it, or of plans like it."""
@@ -77,7 +106,16 @@ class PlanPredictor:
                 first_token_s=prediction.first_token_s / found.prompt,
             )
         answer = prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
-        return PlanOutcome(prediction, answer, found)
+        return PlanOutcome(prediction, answer, found, tuple(self._corrected_parts(split)))
+
+    def answer_seconds(self, split: Split) -> float:
+        """Of the answer by which splits are compared, by what is known of the split's devices and paths."""
+        parts, learned = self._parts(split), self._factors()
+        token, prompt = total(parts.token), total(parts.prompt)
+        if learned:
+            token *= learned.generate.ratio(by_part(parts.token))
+            prompt *= learned.prompt.ratio(by_part(parts.prompt))
+        return prompt + ASSUMED_ANSWER * token
 
     def round_seconds(self, plan: Plan, tokens: int) -> float:
         """Of one round that computes so many tokens of an answer, corrected as `predict` is."""
@@ -106,11 +144,43 @@ class PlanPredictor:
         if prompt >= LEAST_PROMPT:
             sized = self.predictor.predict(split, prompt_tokens=prompt)
             learner.answered(prompt, sized.first_token_s, timings.prompt_seconds, is_prompt=True)
-        known.learn(self._key, split, *learner.factors)
+        known.learn(self._key, split, self._parts(split), *learner.factors)
+        self._learned = None
 
     def _correction(self, split: Split) -> SpeedCorrection | None:
-        known = self._machines.corrections
-        return known.of(self._key, split, self._marks) if known is not None else None
+        known, learned = self._machines.corrections, self._factors()
+        if known is None or learned is None:
+            return None
+        return known.of(self._key, split, self._parts(split), learned)
+
+    def _factors(self) -> LearnedFactors | None:
+        """As they are when they are first needed, and after an answer."""
+        machines = self._machines
+        if self._learned is None and machines.corrections is not None:
+            own = [(ends_of(one.node), one.path) for one in machines.offers if one.path is not None]
+            between = [(ends_of(*ends), path) for ends, path in machines.paths.items()]
+            marks = device_marks(machines.speeds)
+            self._learned = machines.corrections.learned(self._key, marks, paths_now([*own, *between]))
+        return self._learned
+
+    def _corrected_parts(self, split: Split) -> Iterator[CorrectedPart]:
+        parts, learned = self._parts(split), self._factors()
+        token, prompt = by_part(parts.token), by_part(parts.prompt)
+        for part, name in {part_of(one): self._name(one) for one in (*parts.token, *parts.prompt)}.items():
+            found = CorrectedPart(name, token.get(part, 0.0), prompt.get(part, 0.0))
+            if learned is not None:
+                found = replace(
+                    found, generate=1 / learned.generate.of(part), prompt=1 / learned.prompt.of(part)
+                )
+            yield found
+
+    def _name(self, part: PredictedPart) -> str:
+        if part.path is not None:
+            return " ↔ ".join(node or self._options.node_name for node in part.ends)
+        return part.device or "rest"
+
+    def _parts(self, split: Split) -> PredictedParts:
+        return PredictedParts(self.predictor.token_parts(split), self.predictor.prompt_parts(split))
 
     def _split_of(self, plan: Plan) -> Split:
         stages: list[PlannedStage] = []

@@ -5,13 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from meshd.gateway.interface import AnswerTimings
 from meshd.identity.keys import PeerId
+from meshd.model.output import DevicePath
 from meshd.model.status import SplitPart
 from meshd.peer.interface import Mesh
 from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.explain import Explained, RunFacts, explain
 from meshd.role.head.measured_speed import MeasuredSpeed
-from meshd.role.head.plan_prediction import PlanPredictor
+from meshd.role.head.plan_prediction import PlanPredictor, on_paths
 from meshd.role.head.speed_corrections import SpeedLearner
+from meshd.role.head.split_plan import path_to
 from meshd.role.head.survey import Surveyor
 from meshd.role.head.timed_answers import TimedAnswers
 from meshd.role.head.token_cost import TokenCost, crossed
@@ -54,8 +56,13 @@ class RunMeasures:
             self.speed.answered(timings)
             facts, predictor = self._facts, self._predictor
             if facts is not None and predictor is not None and not timings.drafted:
-                predictor.learn(facts.plan, self._learner, timings)  # it predicts rounds of one token
+                plan = on_paths(facts.plan, self._paths().get)  # those at the load were new, perhaps
+                predictor.learn(plan, self._learner, timings)  # it predicts rounds of one token
         self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)
+
+    def _paths(self) -> Mapping[str, DevicePath | None]:
+        paths = {one.peer: path_to(one.paths) for one in self._mesh.peers()}
+        return {name: paths.get(peer) for name, peer in self._workers().items()}
 
     async def explain(
         self, split: Sequence[SplitPart], surveyor: Surveyor | None, *, drafts: bool

@@ -1,18 +1,20 @@
 """What answers took, against what was predicted: by how much later predictions are corrected.
 
-A factor is kept for each split of each model, in a file of the cache. A split that never ran gets the mean of
-those that did, on one node or on several alike: so one that ran is not passed over for one that did not, only
-because predictions of both are as far off. Factors lie between 0.5 and 2. The measured times of the devices
-are part of a split's key, so another build, driver or number of threads, with which devices are measured
-again, begins anew; so do the arguments of llama-server and the format of activations. Nor is there anything
-in a mean that was learned while a device had other times than now: a factor that came from times that were
-measured beside other work would spoil predictions from good ones.
+For each split of each model a line in a file of the cache says by how much its answers were faster than
+predicted, and which shares of the time were of which device and path (split_factors.py). A split that ran is
+predicted as it was measured. All splits of a model together tell by how much the predictions of each device
+and of each path are off (model/part_factors.py), and so correct splits that never ran. Factors lie between
+0.5 and 2.
+
+The measured times of the devices are part of a split's key and of the names of its shares, so another build,
+driver or number of threads, with which devices are measured again, begins anew: a factor that came from times
+that were measured beside other work would spoil predictions from good ones. A path whose round trip or rate
+is far from what it was begins anew as well. The arguments of llama-server and the format of activations make
+another model.
 """
 
 import hashlib
-import math
-import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,20 +22,34 @@ from meshd.base import log
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
+from meshd.model.output import DevicePath
+from meshd.model.part_factors import LEAST_FACTOR, MOST_FACTOR, Observed, Part, PartFactors, fitted
 from meshd.model.prediction import PlannedStage, Split
+from meshd.model.time_parts import PredictedParts
+from meshd.role.head.split_factors import (
+    FACTORS_LINE_BYTES,
+    REST,
+    THOUSANDTHS,
+    SplitFactors,
+    by_part,
+    device_mark,
+    is_now,
+    kept_shares,
+    parsed,
+    path_mark,
+    show,
+)
 from meshd.role.native.keyed_lines import KeyedLines
 from meshd.role.native.trial_cache import trial_key
 
-LEAST_FACTOR, MOST_FACTOR = 0.5, 2.0
 _MOST_SPLITS = 256
+_MOST_COUNTED = 64  # of a model's, the newest, by which factors of devices and paths are found
 _ENOUGH_TOKENS = 32  # generated, or of prompts, before anything is learned
 _REMEMBERED_SECONDS = 300.0  # of answers; older ones count half
 _CHANGE = 0.02  # of a factor, before it is written again
-_NUMBER = r"(?:-|[0-9]\.[0-9]{4})"
-_DEVICE_LETTERS = 6  # of what stands for a device with its times
-# Lines of earlier versions end before the devices
-_LINE = re.compile(rf"([0-9a-f]{{16}}) ({_NUMBER}) ({_NUMBER})(?: ((?:[0-9a-f]{{{_DEVICE_LETTERS}}})+))?")
 LOG = log.get("serve")
+PathsNow = Mapping[str, Sequence[DevicePath]]
+"""By path_mark: a path as those see it that are on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,54 +62,70 @@ class SpeedCorrection:
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptFactors:
-    """Factors of one split; None for what was not measured. `group`: splits that resemble it.
+class LearnedFactors:
+    """Of the times of devices and paths, in generating and in prompts."""
 
-    `devices`: those that it runs on, with their times, as `device_marks` has them; empty: not known.
-    """
+    generate: PartFactors
+    prompt: PartFactors
 
-    group: str
-    generate: float | None
-    prompt: float | None
-    devices: frozenset[str] = frozenset()
+    def __bool__(self) -> bool:
+        return bool(self.generate) or bool(self.prompt)
 
 
 class SpeedCorrections:
     """`path` None: kept as long as this object."""
 
     def __init__(self, path: Path | None) -> None:
-        self._lines = KeyedLines(path, read=_parsed, show=_line, most=_MOST_SPLITS, on_unwritten=_unwritten)
+        self._lines = KeyedLines(
+            path,
+            read=parsed,
+            show=show,
+            most=_MOST_SPLITS,
+            line_bytes=FACTORS_LINE_BYTES,
+            on_unwritten=_unwritten,
+        )
 
-    def of(self, model: str, split: Split, known: Set[str]) -> SpeedCorrection | None:
-        """`model` by its model_key; `known`: the device_marks of all machines.
+    def learned(self, model: str, known: Set[str], paths: PathsNow) -> LearnedFactors:
+        """`model` by its model_key; `known`: the device_marks of all machines, `paths`: path_marks."""
+        own = [one for one in self._lines.values() if one.model == _short(model)]
+        counted = [one for one in own if one.shares and one.devices <= known][-_MOST_COUNTED:]
+        generate, prompt = list[Observed](), list[Observed]()
+        for one in counted:
+            if one.generate is not None:
+                generate.append((_named(one, "token", paths), 1 / one.generate))
+            if one.prompt is not None:
+                prompt.append((_named(one, "prompt", paths), 1 / one.prompt))
+        return LearnedFactors(fitted(generate), fitted(prompt))
 
-        None where nothing like it ever ran with devices as they are known now.
-        """
-        group = _group(model, split)
+    def of(
+        self, model: str, split: Split, parts: PredictedParts, learned: LearnedFactors
+    ) -> SpeedCorrection | None:
+        """`parts`: its prediction. None where nothing is known of it, nor of other splits of the model."""
         own = self._lines.find(_key(model, split))
-        alike = [one for one in self._lines.values() if one.group == group]
-        alike = [one for one in alike if one.devices and one.devices <= known]
-        if own is None and not alike:
+        own = own if own is not None and own.is_on(parts.token) else None
+        if own is None and not learned:
             return None
         generate = own.generate if own is not None else None
         prompt = own.prompt if own is not None else None
         return SpeedCorrection(
-            generate=generate or _mean([one.generate for one in alike]),
-            prompt=prompt or _mean([one.prompt for one in alike]),
+            generate=generate or 1 / learned.generate.ratio(by_part(parts.token)),
+            prompt=prompt or 1 / learned.prompt.ratio(by_part(parts.prompt)),
             is_own=own is not None,
         )
 
-    def learn(self, model: str, split: Split, generate: float | None, prompt: float | None) -> None:
+    def learn(
+        self, model: str, split: Split, parts: PredictedParts, generate: float | None, prompt: float | None
+    ) -> None:
         """The rates of this split were so many times as high as predicted; None: nothing is known."""
         key = _key(model, split)
+        shares = kept_shares(parts.token, parts.prompt)
         before = self._lines.find(key)
-        if before is not None:
+        if before is not None and before.is_on(parts.token):
             generate = _changed(before.generate, generate)
             prompt = _changed(before.prompt, prompt)
-        devices = frozenset(_mark(one.label, one.speed) for one in (*split.stages, split.output))
-        kept = _KeptFactors(_group(model, split), _clipped(generate), _clipped(prompt), devices)
-        if kept != before:
-            self._lines.add(key, kept)
+            if (generate, prompt) == (before.generate, before.prompt) and before.shares:
+                return
+        self._lines.add(key, SplitFactors(_short(model), _clipped(generate), _clipped(prompt), shares))
 
 
 class SpeedLearner:
@@ -139,15 +171,30 @@ def model_key(layers: ModelLayers, work: LayerWork, how: Sequence[str]) -> str:
 
 def device_marks(speeds: Mapping[tuple[str, str], DeviceSpeed]) -> frozenset[str]:
     """Of devices by node and name, with their times: another mark as soon as they are measured again."""
-    return frozenset(_mark(f"{node} {device}", speed) for (node, device), speed in speeds.items())
+    return frozenset(device_mark(f"{node} {device}", speed) for (node, device), speed in speeds.items())
 
 
-def _mark(label: str, speed: DeviceSpeed | None) -> str:
-    return hashlib.sha256(f"{label} {_times(speed)!r}".encode()).hexdigest()[:_DEVICE_LETTERS]
+def paths_now(paths: Iterable[tuple[tuple[str, str], DevicePath]]) -> PathsNow:
+    """By time_parts.ends_of; several of the same ends where each end sees it differently."""
+    found: dict[str, list[DevicePath]] = {}
+    for ends, path in paths:
+        found.setdefault(path_mark(ends), []).append(path)
+    return found
 
 
-def _times(speed: DeviceSpeed | None) -> object:
-    return speed.times if speed is not None else ()
+def _named(kept: SplitFactors, kind: str, paths: PathsNow) -> Mapping[Part, float]:
+    """Its shares of 1. A path that is another one by now has a factor for itself."""
+    found: dict[Part, float] = {}
+    for one in kept.shares:
+        if one.path is None:
+            part = "device", one.mark
+        elif is_now(one, paths):
+            part = "path", one.mark
+        else:
+            part = "former path", f"{one.mark} {one.path.rtt} {one.path.rate}"
+        found[part] = (one.token if kind == "token" else one.prompt) / THOUSANDTHS
+    found[REST] = max(0.0, 1 - sum(found.values()))
+    return found
 
 
 def _key(model: str, split: Split) -> str:
@@ -156,17 +203,12 @@ def _key(model: str, split: Split) -> str:
 
 
 def _stage(stage: PlannedStage) -> str:
-    return f"{stage.label} {stage.begin} {stage.end} {_times(stage.speed)!r}"
+    times = stage.speed.times if stage.speed is not None else ()
+    return f"{stage.label} {stage.begin} {stage.end} {times!r}"
 
 
-def _group(model: str, split: Split) -> str:
-    several = len({stage.node for stage in split.stages}) > 1
-    return hashlib.sha256(f"{model} {several}".encode()).hexdigest()[:16]
-
-
-def _mean(factors: Sequence[float | None]) -> float:
-    known = [math.log(one) for one in factors if one]
-    return math.exp(sum(known) / len(known)) if known else 1.0
+def _short(model: str) -> str:
+    return hashlib.sha256(model.encode()).hexdigest()[:16]
 
 
 def _changed(before: float | None, now: float | None) -> float | None:
@@ -182,22 +224,3 @@ def _clipped(factor: float | None) -> float | None:
 
 def _unwritten(why: str) -> None:
     LOG.warning("correction_not_kept", why=why)
-
-
-def _line(kept: _KeptFactors) -> str:
-    shown = (f"{one:.4f}" if one is not None else "-" for one in (kept.generate, kept.prompt))
-    devices = f" {''.join(sorted(kept.devices))}" if kept.devices else ""
-    return f"{kept.group} {' '.join(shown)}{devices}"
-
-
-def _parsed(text: str) -> _KeptFactors | None:
-    found = _LINE.fullmatch(text)
-    if found is None:
-        return None
-    group, *numbers, marks = found.groups(default="")
-    generate, prompt = (None if number == "-" else float(number) for number in numbers)
-    if any(one is not None and not LEAST_FACTOR <= one <= MOST_FACTOR for one in (generate, prompt)):
-        return None
-    places = range(0, len(marks), _DEVICE_LETTERS)
-    devices = frozenset(marks[at : at + _DEVICE_LETTERS] for at in places)
-    return _KeptFactors(group, generate, prompt, devices)

@@ -17,7 +17,13 @@ from meshd.model.partition import share_out
 from meshd.model.prediction import PlannedStage, Prediction, Split
 from meshd.model.split_values import Plan
 from meshd.role.head.draft_model import beside_draft
-from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines, PlanPredictor
+from meshd.role.head.plan_prediction import (
+    ASSUMED_ANSWER,
+    ASSUMED_PROMPT,
+    CorrectedPart,
+    Machines,
+    PlanPredictor,
+)
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.speed_corrections import SpeedCorrection
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, shape_of, without_idle
@@ -42,6 +48,7 @@ class SplitChoice:
     seconds: float
     why: str = ""
     correction: SpeedCorrection | None = None
+    parts: tuple[CorrectedPart, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -152,7 +159,13 @@ class _SplitChooser:
         plan, used = without_idle(plan, offers)
         found = self._plans.predict(plan)
         return SplitChoice(
-            plan, tuple(used), options, found.prediction, found.answer_s, correction=found.correction
+            plan,
+            tuple(used),
+            options,
+            found.prediction,
+            found.answer_s,
+            correction=found.correction,
+            parts=found.parts,
         )
 
     # Roughly.
@@ -166,7 +179,7 @@ class _SplitChooser:
             for counts in self._divisions(offers):
                 split = self._rough_split(offers, counts)
                 if split is not None:
-                    rough.append((self._predictor.answer_seconds(split, ASSUMED_ANSWER), offers, counts))
+                    rough.append((self._plans.answer_seconds(split), offers, counts))
         rough.sort(key=lambda one: one[0])
         kept = rough[: _MOST_PLANNED - 4]
         for size in range(4):  # of each size the best, so that there is something to compare with

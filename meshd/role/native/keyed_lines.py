@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from meshd.base.replaced_file import replace_file
 
 _KEY_LETTERS = 64
-_LINE_BYTES = 256
+_LINE_BYTES = 256  # with its key and its end, unless told
 V = TypeVar("V")
 
 
@@ -29,12 +29,17 @@ class KeyedLines(Generic[V]):
         show: Callable[[V], str],
         most: int,
         on_unwritten: Callable[[str], None],
+        line_bytes: int = _LINE_BYTES,
     ) -> None:
-        """`most` lines are kept, the newest. `read` gives None for what `show` has not made."""
+        """`most` lines are kept, the newest, of at most `line_bytes`, with key and end.
+
+        `read` gives None for what `show` has not made.
+        """
         self._path = path
         self._read_value = read
         self._show = show
         self._most = most
+        self._line_bytes = line_bytes
         self._on_unwritten = on_unwritten
         self._values: dict[str, V] = {}
         self._seen: tuple[int, int, int] | None = None  # the file as it was read or written last
@@ -87,7 +92,7 @@ class KeyedLines(Generic[V]):
     def _read(self, path: Path) -> dict[str, V]:
         try:
             with path.open("rb") as file:
-                lines = file.read(self._most * _LINE_BYTES).decode("ascii", "replace").splitlines()
+                lines = file.read(self._most * self._line_bytes).decode("ascii", "replace").splitlines()
         except OSError:
             return {}
         found: dict[str, V] = {}

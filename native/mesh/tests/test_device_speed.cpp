@@ -74,6 +74,13 @@ TEST(a_longer_cache_takes_longer) {
     CHECK(took(said, 1, 1) > took(said, 0, 1)); // it is 32 times as long
 }
 
+// All of them would take too long for so many tokens, and one of them says as much
+TEST(many_caches_are_timed_with_many_tokens_as_well) {
+    odd_device cpu(oddity::none);
+    const lines said = said_of(cpu, { "32=flash_attn:f16:f16:64:64:8:8:4096" }, 0);
+    CHECK(took(said, 0, 512) > took(said, 0, 1) && took(said, 0, 1) > 0);
+}
+
 TEST(what_a_device_does_not_compute_has_no_time) {
     odd_device lacks(oddity::lacks, GGML_OP_ROPE);
     const lines said = said_of(lacks, { "1=rope:64:3:32", "1=rms_norm:64" }, 0);

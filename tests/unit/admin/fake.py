@@ -215,6 +215,15 @@ def planned(
         answer_s=answer_s,
         prompt_tokens=512,
         answer_tokens=256,
+        parts=(
+            plan_api.PlanPart(
+                part=f"{nodes[0][0]} CPU",
+                token_s=0.04,
+                prompt_s=4.1,
+                generate_factor=0.9,
+                prompt_factor=1.0,
+            ),
+        ),
         speculation=plan_api.PlanSpeculation(
             free_tokens=14,
             model_tokens=0,

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+import pytest
 from meshd.model.cache import ContextShape
 from meshd.model.ggml import TENSOR_TYPE_NAMES
 from meshd.model.gguf import Header, TensorInfo, Value
-from meshd.model.layer_work import LayerWork, layer_work
+from meshd.model.layer_work import NEAR_CELLS, LayerWork, layer_work, unseen_cells
 from meshd.wire.limits import MAX_TIMED, MAX_TIMED_BYTES
 
 SHAPE = ContextShape(4096)
@@ -59,7 +60,28 @@ def test_layers_with_the_same_matrices_are_one_kind() -> None:
     assert "flash_attn:f16:f16:16:16:4:2:256" in first
     assert (work.output, output) == (2, "1=mul_mat:q8_0:64:1000")
     assert (work.near, work.far) == (3, 4)
-    assert near == "1=flash_attn:f16:f16:16:16:4:2:256" and far == "1=flash_attn:f16:f16:16:16:4:2:4096"
+    assert near == "32=flash_attn:f16:f16:16:16:4:2:256" and far == "32=flash_attn:f16:f16:16:16:4:2:4096"
+
+
+@pytest.mark.parametrize(("heads", "caches"), [(2, 32), (4, 32), (8, 16), (64, 2), (512, 1)])
+def test_caches_together_are_more_than_a_processor_holds(heads: int, caches: int) -> None:
+    """Of 128 elements a head, 4096 cells take 2 MiB; no more than 256 MiB are asked for, if two fit."""
+    wide = {
+        **LLAMA,
+        "llama.embedding_length": 512 * 128,
+        "llama.attention.head_count": 512,
+        "llama.attention.head_count_kv": heads,
+    }
+    work = work_of(EMBEDDING, *block(0), *block(1), *block(2), metadata=wide)
+    assert work.far is not None
+    assert work.texts[work.far] == f"{caches}=flash_attn:f16:f16:128:128:512:{heads}:4096"
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 128, 155, 156, 512])
+def test_the_last_cells_are_seen_by_the_last_tokens(tokens: int) -> None:
+    """As the mask of mesh-server's attention has it."""
+    hidden = [sum(cell > token + NEAR_CELLS - 156 for cell in range(NEAR_CELLS)) for token in range(tokens)]
+    assert unseen_cells(tokens) == pytest.approx(sum(hidden) / tokens)
 
 
 def test_the_output_is_its_own_matrix_where_there_is_one() -> None:

@@ -1,5 +1,6 @@
 """What a split will do: each part of the law of prediction.py, by itself."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath
 from meshd.model.prediction import HOP_SECONDS, STEP_SECONDS, PlannedStage, Predictor, Split
+from meshd.model.time_parts import PredictedPart
 from meshd.wire.capacity import TimedLayer
 
 from tests.unit.model.split_scene import split_model
@@ -120,8 +122,13 @@ def test_streams_share_a_round() -> None:
 
 def test_a_longer_cache_takes_longer() -> None:
     reader = replace(HEAD, speed=speed(0.2, cell_us=0.01))
-    short, long = (1 / PREDICTOR.predict(split(reader), cells=cells).generate_tok_s for cells in (256, 4096))
-    assert short == pytest.approx(token(split(HEAD)))
+    shortest, short, long = (
+        1 / PREDICTOR.predict(split(reader), cells=cells).generate_tok_s for cells in (101, 256, 4096)
+    )
+    assert shortest == pytest.approx(token(split(HEAD)))
+    assert short - shortest == pytest.approx(30 * 155 * 0.01e-6, rel=0.01), (
+        "so many it does not see when timed"
+    )
     assert long - short == pytest.approx(30 * (4096 - 256) * 0.01e-6, rel=0.01)
 
 
@@ -197,3 +204,41 @@ def test_cards_of_one_machine_compute_beside_each_other() -> None:
     assert PREDICTOR.predict(split(*together)) == PREDICTOR.predict(split(*near))
     mixed = [replace(together[0], is_gpu=False), together[1]]
     assert PREDICTOR.predict(split(*mixed)) == PREDICTOR.predict(split(*near))
+
+
+def seconds_of(parts: Sequence[PredictedPart]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in parts:
+        name = part.device or "-".join(part.ends)
+        found[name] = found.get(name, 0.0) + part.seconds
+    return found
+
+
+def test_a_token_is_the_sum_of_devices_paths_and_a_rest() -> None:
+    pair = split(worker("b", 0, 15, rtt=0.02), worker("a", 15, 30, rtt=0.04))
+    pair = replace(pair, paths={("b", "a"): DevicePath(0.01, 1e12)})
+    found = seconds_of(PREDICTOR.token_parts(pair))
+    assert found == {
+        "b CPU": pytest.approx(0.003),
+        "a CPU": pytest.approx(0.003),
+        "head CPU": pytest.approx(0.002),
+        "-b": pytest.approx(0.01 + HOP_SECONDS),
+        "a-b": pytest.approx(0.005 + HOP_SECONDS),
+        # back, and the wait for its order: 20 ms, less those of the way to it
+        "-a": pytest.approx(0.02 + HOP_SECONDS + 0.02 - 0.01 - 0.003 - 0.005 - HOP_SECONDS),
+        "-": STEP_SECONDS,
+    }
+    assert sum(found.values()) == pytest.approx(token(pair))
+    served = seconds_of(PREDICTOR.token_parts(replace(pair, pushed=False)))
+    assert served["-a"] == pytest.approx(0.04 + 2 * HOP_SECONDS) and "a-b" not in served
+
+
+@pytest.mark.parametrize("pushed", [True, False])
+def test_a_prompt_repeats_what_takes_longest(pushed: bool) -> None:
+    slow = worker("b", 15, 30, rtt=0.02, layer_ms=0.3)
+    pair = split(worker("a", 0, 15, rtt=0.02), slow, pushed=pushed)
+    found = seconds_of(PREDICTOR.prompt_parts(pair))
+    assert sum(found.values()) == pytest.approx(PREDICTOR.predict(pair).first_token_s)
+    once = 128 * 15 * 0.0001
+    assert found["b CPU"] == pytest.approx(4 * 3 * once)
+    assert found["a CPU"] == pytest.approx((1 if pushed else 4) * 2 * once)

@@ -1,4 +1,4 @@
-"""Predictions are corrected by what answers took: per split, within bounds, forgotten with the devices."""
+"""Predictions are corrected by what answers took: within bounds, and forgotten with devices and paths."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.interface import AnswerTimings
+from meshd.model.output import DevicePath
+from meshd.model.part_factors import LEAST_FACTOR, MOST_FACTOR
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
 from meshd.role.head.serving_split import ServingSplit, serving_split
 from meshd.role.head.speed_corrections import SpeedCorrections, SpeedLearner
@@ -62,19 +64,77 @@ def test_a_split_that_was_slower_is_predicted_to_be_slower_again(tmp_path: Path)
     assert after[1] == pytest.approx(before[1] * 0.8, rel=0.03)
 
 
-def test_splits_like_it_are_corrected_as_well_and_those_on_one_node_are_not() -> None:
+def test_splits_over_the_same_devices_and_paths_are_corrected_as_well() -> None:
+    """One answer tells nothing apart: all that took part in it is as much slower, and nothing else."""
     known = SpeedCorrections(None)
-    other, alone = rates(predicted(known, OTHER)), rates(predicted(known, ALONE))
+    local = replace(OPTIONS, devices=(), tensor_split=(0.0, 0.0, 30.0))
+    before = {name: rates(predicted(known, one))[0] for name, one in (("other", OTHER), ("alone", ALONE))}
     answered(known, SPLIT, 1.25)
-    assert rates(predicted(known, OTHER))[0] == pytest.approx(other[0] * 0.8, rel=0.03)
-    assert rates(predicted(known, ALONE)) == alone
+    assert rates(predicted(known, OTHER))[0] == pytest.approx(before["other"] * 0.8, rel=0.01)
+    assert rates(predicted(known, ALONE))[0] == pytest.approx(before["alone"] * 0.8, rel=0.01)
     assert is_own(known, SPLIT) == {True} and is_own(known, OTHER) == {False}
+    answered(known, local, 1.0)
+    assert rates(predicted(known, SPLIT))[0] < rates(predicted(SpeedCorrections(None), SPLIT))[0]
+
+
+def test_several_splits_tell_devices_apart() -> None:
+    """`a` is as predicted, and `b` half as fast: so is what is predicted of a split that never ran."""
+    known = SpeedCorrections(None)
+    true = {**BOTH, "b": 4.0}
+    splits = [replace(SPLIT, tensor_split=(float(count), 30.0 - count)) for count in (2, 8, 22, 28)]
+    for one in splits:
+        was, will = (rates(predicted(SpeedCorrections(None), one, there))[0] for there in (BOTH, true))
+        answered(known, one, was / will)
+    for count in (5, 15, 25):
+        one = replace(SPLIT, tensor_split=(float(count), 30.0 - count))
+        truth = rates(predicted(SpeedCorrections(None), one, true))
+        assert rates(predicted(known, one))[0] == pytest.approx(truth[0], rel=0.05)
+
+
+def test_machines_are_chosen_by_what_is_known_of_them() -> None:
+    """`a` looks faster than `b`, until answers of both together show which of them is slow."""
+    known, looks, true = SpeedCorrections(None), {**BOTH, "b": 1.2}, {**BOTH, "a": 1.9, "b": 1.2}
+    free = replace(OPTIONS, devices=("none",))
+    assert choose_split(MODEL, WORK, there(known, looks), free)[0].nodes == ("a",)
+    for count in (6, 24):
+        one = replace(SPLIT, tensor_split=(float(count), 30.0 - count))
+        was, will = (rates(predicted(SpeedCorrections(None), one, there))[0] for there in (looks, true))
+        answered(known, one, was / will, layer_ms=looks)
+    assert choose_split(MODEL, WORK, there(known, looks), free)[0].nodes == ("b",)
+
+
+def test_a_path_that_is_another_one_by_now_begins_anew() -> None:
+    known, split = SpeedCorrections(None), replace(SPLIT, output="head")
+    far = there(known)
+    far = replace(far, offers=tuple(replace(one, path=DevicePath(0.05, 1e9)) for one in far.offers))
+    answered(known, split, 1.5)
+    near, now = (choose_split(MODEL, WORK, one, split)[0] for one in (there(known), far))
+    assert near.correction is not None and near.correction.is_own
+    assert now.correction is not None and not now.correction.is_own, "its devices are still known"
+    plain = choose_split(MODEL, WORK, replace(far, corrections=SpeedCorrections(None)), split)[0]
+    slower = 1 / now.prediction.generate_tok_s - 1 / plain.prediction.generate_tok_s
+    devices = 1 / plain.prediction.generate_tok_s - plain.prediction.ways_s
+    assert slower == pytest.approx(0.5 * devices, rel=0.02), "paths are as predicted"
 
 
 def is_own(known: SpeedCorrections, options: HeadOptions) -> set[bool | None]:
     """Of all plans that the options allow, with the output where it was."""
     choices = choose_split(MODEL, WORK, there(known), replace(options, output="head"))
     return {one.correction.is_own if one.correction is not None else None for one in choices}
+
+
+def test_a_plan_tells_its_parts_and_their_factors() -> None:
+    known = SpeedCorrections(None)
+    answered(known, SPLIT, 1.25)
+    best = choose_split(MODEL, WORK, there(known), replace(OTHER, output="head"))[0]
+    names = [part.name for part in best.parts]
+    assert sorted(names) == ["a CPU", "a ↔ b", "b CPU", "head CPU", "head ↔ a", "head ↔ b", "rest"]
+    token, prompt = sum(part.token_s for part in best.parts), sum(part.prompt_s for part in best.parts)
+    assert 0.8 / token == pytest.approx(best.prediction.generate_tok_s, rel=0.01)
+    assert prompt / 0.8 == pytest.approx(best.prediction.first_token_s, rel=0.01)
+    assert all(part.generate == pytest.approx(0.8, rel=0.01) for part in best.parts)
+    prompts = {part.name: part.prompt for part in best.parts}
+    assert prompts["a CPU"] == pytest.approx(0.8, rel=0.01) and prompts["a ↔ b"] == 1, "too little to tell"
 
 
 @pytest.mark.parametrize(("slower", "factor"), [(10.0, 0.5), (0.1, 2.0)])
@@ -106,7 +166,7 @@ def test_a_device_that_a_split_does_not_use_may_be_measured_again() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.6, 1.7), st.booleans()), min_size=1, max_size=6))
-def test_the_mean_is_of_what_was_learned_with_these_times(learned: list[tuple[float, bool]]) -> None:
+def test_what_was_learned_with_other_times_does_not_count(learned: list[tuple[float, bool]]) -> None:
     """Each of another split; `busy`: while a device had other times."""
     known = SpeedCorrections(None)
     for layers, (slower, busy) in enumerate(learned, start=1):
@@ -119,19 +179,19 @@ def test_the_mean_is_of_what_was_learned_with_these_times(learned: list[tuple[fl
         return
     assert found is not None and not found.is_own
     for factor in (found.generate, found.prompt):
-        assert min(counted) * 0.98 <= factor <= max(counted) * 1.02
+        assert LEAST_FACTOR <= factor <= MOST_FACTOR
+        assert factor == pytest.approx(counted[0], rel=0.01) or len(counted) > 1
 
 
-def test_a_file_of_an_earlier_version_corrects_its_splits_and_no_others(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_version_is_as_none(tmp_path: Path) -> None:
     file = tmp_path / "corrections"
     answered(SpeedCorrections(file), SPLIT, 1.25)
-    words = file.read_text().split()
-    assert len(words) == 5
-    file.write_text(f"{' '.join(words[:4])}\n")
+    key, model, *_ = file.read_text().split()
+    file.write_text(f"{key} {model} 0.8000 0.8000\n{key} {model} 0.8000 - 012345abcdef\n")
     known = SpeedCorrections(file)
-    assert is_own(known, SPLIT) == {True} and is_own(known, OTHER) == {None}
+    assert is_own(known, SPLIT) == is_own(known, OTHER) == {None}
     answered(known, SPLIT, 1.5)
-    assert file.read_text().split()[4] == words[4] and is_own(known, OTHER) == {False}
+    assert is_own(known, SPLIT) == {True} and len(file.read_text().splitlines()) == 1
 
 
 def test_other_activations_are_another_model() -> None:
