@@ -61,7 +61,7 @@ class _KnownAnswer:
     touched: float
 
 
-class _Tally:
+class _KeptAmount:
     """How much there is of something: in all, and of each key."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class KeptFolder:
         self._path = path
         self._wall = wall
         self._known: dict[str, _KnownAnswer] = {}
-        self._answers, self._bytes = _Tally(), _Tally()
+        self._answers, self._bytes = _KeptAmount(), _KeptAmount()
         self._used: dict[str, KeptFile] = {}
         self._trouble = ""
 
