@@ -179,7 +179,16 @@ public:
         return buffer != nullptr;
     }
 
+    // Each time with other experts: those of the last run may still be in a processor's caches
     bool run(ggml_backend_t backend, steady::duration & took) {
+        for (const auto & one : routes) {
+            std::vector<int32_t> ids(static_cast<size_t>(ggml_nelements(one.ids)));
+            for (size_t i = 0; i < ids.size(); i++) {
+                ids[i] = one.expert(static_cast<int64_t>(i), runs);
+            }
+            ggml_backend_tensor_set(one.ids, ids.data(), 0, ids.size() * sizeof(int32_t));
+        }
+        runs++;
         const auto began = steady::now();
         const bool done = ggml_backend_graph_compute(backend, graph.graph()) == GGML_STATUS_SUCCESS;
         took = steady::now() - began;
@@ -187,6 +196,19 @@ public:
     }
 
 private:
+    // Which experts of a layer the tokens pass
+    struct route {
+        ggml_tensor * ids;
+        int64_t layer;
+        int64_t used;
+        int64_t experts;
+
+        // `i` counts those of the first token, then those of the second
+        int32_t expert(int64_t i, int64_t run) const {
+            return static_cast<int32_t>((i % used + (i / used + layer) * 7919 + run * used) % experts);
+        }
+    };
+
     void add(const timed_word & word, ggml_tensor * matrix, int64_t layer) {
         ggml_context * context = graph.context.get();
         if (matrix == nullptr) {
@@ -197,11 +219,8 @@ private:
         } else if (word.asked.n.size() == 1) {
             graph.result(ggml_mul_mat(context, matrix, input({ word.asked.n[0], graph.tokens })));
         } else {
-            // each layer and token has other experts
-            const int64_t used = word.used;
-            const int64_t experts = word.experts;
-            ggml_tensor * ids = graph.leaf(GGML_TYPE_I32, { used, graph.tokens },
-                [=](int64_t i) { return static_cast<double>((i % used + (i / used + layer) * 7919) % experts); });
+            ggml_tensor * ids = graph.leaf(GGML_TYPE_I32, { word.used, graph.tokens }, [](int64_t) { return 0.0; });
+            routes.push_back({ ids, layer, word.used, word.experts });
             graph.result(ggml_mul_mat_id(context, matrix, input({ word.asked.n[0], 1, graph.tokens }), ids));
         }
     }
@@ -217,6 +236,8 @@ private:
     trial_graph graph;
     ggml_backend_buffer_ptr buffer;
     std::map<std::vector<int64_t>, ggml_tensor *> inputs;
+    std::vector<route> routes;
+    int64_t runs = 0;
 };
 
 // The shortest, after one that does not count: what else runs on the machine makes them longer, never shorter. false:

@@ -4,6 +4,8 @@
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
 
+#include <set>
+
 namespace mesh {
 
 enum class oddity { none, wrong, inexact, fails, lacks, unopened };
@@ -13,11 +15,13 @@ public:
     // With nodes of this operation; there is one at a time
     explicit odd_device(oddity what, ggml_op operation = GGML_OP_NONE) : device(*cpu()) {
         chosen = { what, operation, &device };
+        experts.clear();
         device.iface.init_backend = open;
         device.iface.supports_op = supports;
     }
 
     ggml_backend_device device;
+    static inline std::set<int32_t> experts; // that were the first for any token, in any computation
 
 private:
     struct choice {
@@ -38,6 +42,9 @@ private:
         const ggml_status status = compute_right(backend, graph);
         for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
             ggml_tensor * node = ggml_graph_node(graph, i);
+            if (node->op == GGML_OP_MUL_MAT_ID) {
+                experts.insert(*static_cast<int32_t *>(node->src[2]->data));
+            }
             if (node->op != chosen.operation || node->type != GGML_TYPE_F32) {
                 continue;
             }

@@ -81,6 +81,13 @@ TEST(many_caches_are_timed_with_many_tokens_as_well) {
     CHECK(took(said, 0, 512) > took(said, 0, 1) && took(said, 0, 1) > 0);
 }
 
+// Or they would be read from the processor's caches, as no model does
+TEST(each_run_is_with_other_experts) {
+    odd_device cpu(oddity::none);
+    said_of(cpu, { "1=mul_mat_id:q8_0:64:32:10:2" }, 0);
+    CHECK(odd_device::experts == std::set<int32_t>({ 0, 2, 4, 6, 8 }));
+}
+
 TEST(what_a_device_does_not_compute_has_no_time) {
     odd_device lacks(oddity::lacks, GGML_OP_ROPE);
     const lines said = said_of(lacks, { "1=rope:64:3:32", "1=rms_norm:64" }, 0);
