@@ -19,7 +19,8 @@ from meshd.model.status import ModelState, ModelStatus, WorkerWeights
 class Readiness:
     """State of the model now; `reason` in words; `retry_after` in seconds; progress in [0, 1] or None.
 
-    `workers`: how far each is while the model is loaded. `no_room`: it failed for lack of memory.
+    `workers`: how far each is while the model is loaded. `no_room`: it has failed, or waits, for lack of
+    memory, which other workers may bring.
     `note`: what clients are told whose answers go on.
     """
 

@@ -62,6 +62,11 @@ class Roster:
         # with a standby worker it is the place of another one that is taken: that one is still missed
         self._ran_on = self._ran_on | regular if standby.intersection(workers) else regular
 
+    def missed(self) -> list[str]:
+        """Names of those that the model ran on, and that cannot be asked now."""
+        able = {peer.peer for peer in self._able()}
+        return sorted(peer.name for peer in self._mesh.peers() if peer.peer in self._ran_on - able)
+
     def workers(self) -> list[PeerStatus]:
         """Those that may be asked now; of unsteady ones only what is needed, the best first."""
         able = [peer for peer in self._able() if not self.is_standby(peer)]

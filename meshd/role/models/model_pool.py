@@ -96,7 +96,7 @@ class ModelOnDemand:
         if self._is_leaving:
             return ModelStage.UNLOADING
         now = self.upstream.readiness
-        if now.state is ModelState.FAILED and now.no_room:
+        if now.no_room:
             return ModelStage.NO_ROOM
         if now.state is ModelState.LOADING and self.upstream.failures >= _MANY_FAILURES:
             return ModelStage.WAITING
