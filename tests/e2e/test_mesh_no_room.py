@@ -1,4 +1,4 @@
-"""A worker is lost under an answer, and the model does not fit without it: the answer waits until it is back."""
+"""A worker is lost under an answer, and nothing fits without it: the answer waits until it is back."""
 
 import os
 import signal

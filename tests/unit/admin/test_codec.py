@@ -37,6 +37,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     ),
     why_api.WhyRequest(): '{"request":"why"}',
     models_api.MemberModelsRequest(): '{"request":"member_models"}',
+    models_api.FilesInUseRequest(): '{"request":"files_in_use"}',
     models_api.PullRequest(name="mesh:glm", rate=5): (
         '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false,"background":false}'
     ),
