@@ -147,7 +147,7 @@ def _peer(
     who = f"`{peer.name}` ({peer.id[:10]})"
     long = peer.state_s if peer.state_s is not None else 0.0
     if peer.state == "suspended":
-        yield from _suspended(peer, who, long, used=_is_used(peer, status))
+        yield from _suspended(peer, who, long, status)
     if peer.state == "lost" and not is_away(peer):
         yield HealthWarning(
             code="peer_lost",
@@ -193,15 +193,16 @@ def _peer(
         )
 
 
-def _suspended(peer: PeerView, who: str, long: float, *, used: bool) -> Iterator[HealthWarning]:
-    if used:
+def _suspended(peer: PeerView, who: str, long: float, status: Status) -> Iterator[HealthWarning]:
+    if _is_used(peer, status):
         left = max(0.0, peer.grace_s - long)
         yield HealthWarning(
             code="peer_suspended",
             severity="warning",
-            what=f"answers have waited {long:.0f} s for a link to {who}; "
-            f"without one they fail in {left:.0f} s{_because(peer.last_error)}",
-            hint="check its network, power and sleep; answers resume when a link is back",
+            what=f"answers have waited {long:.0f} s for a link to {who}{_because(peer.last_error)}; "
+            f"without one {_then(status, left)}",
+            hint="check its network, power and sleep; answers resume when a link is back. If it has crashed, "
+            "start it again: they do not wait that long then",
         )
     elif long >= SUSPENDED_SECONDS:
         yield HealthWarning(
@@ -210,6 +211,15 @@ def _suspended(peer: PeerView, who: str, long: float, *, used: bool) -> Iterator
             what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
             hint="check its network, power and sleep; its streams resume when a link is back",
         )
+
+
+def _then(status: Status, left: float) -> str:
+    """What becomes of the answers that wait for a worker, in `left` seconds."""
+    if status.api is None or not status.api.continue_s:
+        return f"they fail in {left:.0f} s"
+    ready = [f"`{one.node}`" for model in _served(status) for one in model.standby if one.ready]
+    how = f"with standby worker {ready[0]} in its place" if ready else "without it, or when it is back"
+    return f"it counts as lost in {left:.0f} s: the model is loaded again then, {how}, and they go on"
 
 
 def _is_used(peer: PeerView, status: Status) -> bool:
@@ -278,8 +288,9 @@ def _model(model: ModelStatus) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="model_waiting",
             severity="info",
-            what=f"`{model.name}` is not loaded yet{_because(model.reason)}",
-            hint="start a worker of this mesh, or serve with --min-workers 0",
+            what=f"`{model.name}` is not loaded{_because(model.reason)}",
+            hint="start the workers that it waits for, or others; with `--min-workers 0` it needs none if it "
+            "fits on this node",
         )
     if (slow := _slower(model)) is not None:
         yield HealthWarning(

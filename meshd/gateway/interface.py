@@ -256,6 +256,7 @@ class GatewayStatus:
     waiting: int = 0  # requests that wait for their turn
     keys: tuple[KeyStatus, ...] = ()  # empty where no key is asked for
     reason: str = ""  # why it is not ready; the models that a client offers
+    continue_s: float = 0.0  # how long answers wait for a model that is lost under them; 0: they end
 
 
 FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]
