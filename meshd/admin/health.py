@@ -32,6 +32,9 @@ _UNFIT_HINT = (
     "try another driver, or exclude the device with `--device CPU`; run `meshd logs device-trial` for "
     "details. It is tried again after ten minutes"
 )
+_UNKNOWN_HINT = (
+    "correct the name, or start that worker: it is used once it is there; `meshd peers` lists all nodes"
+)
 _NAME_HINT = "restart one of them once with another `--name`"
 _DISK_HINT = (
     "free space on that disk, and check that it is mounted read-write. Do not restart the node before: it "
@@ -47,6 +50,7 @@ def examine(
     file_notes: Sequence[str] = (),
     refused: Sequence[tuple[str, str]] = (),
     unfit: Sequence[str] = (),
+    unknown: Sequence[str] = (),
     unwritten: Mapping[str, str] = MappingProxyType({}),
 ) -> Status:
     """The same status with its warnings.
@@ -54,6 +58,7 @@ def examine(
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
     compare with those of the peers. `file_notes`: changes to this worker's model files.
     `refused`: messages that the firewall refused, and hints. `unfit`: devices that failed their trial.
+    `unknown`: workers that the user has named and nobody knows.
     `unwritten`: files that could not be written, and why.
     """
     found = [
@@ -79,6 +84,10 @@ def examine(
             for name, why in unwritten.items()
         ),
         *(HealthWarning(code="device_unfit", severity="warning", what=it, hint=_UNFIT_HINT) for it in unfit),
+        *(
+            HealthWarning(code="unknown_worker", severity="warning", what=it, hint=_UNKNOWN_HINT)
+            for it in unknown
+        ),
     ]
     return replace(status, warnings=tuple(found))
 

@@ -165,6 +165,7 @@ class DaemonControl(TunnelAnswers):
             file_notes=role.notes,
             refused=role.refused,
             unfit=role.unfit,
+            unknown=role.unknown,
             unwritten={**parts.home.keeping.waiting, **log.unwritten()},
         )
 

@@ -213,6 +213,7 @@ class Serve:
             tunnels=tunnels,
             model=self.model_status,
             unfit=self._history.own_devices.notes,
+            unknown=tuple(self._roster.unknown_names()),
             is_computing=self._run is not None and self._run.loaded,
             listed=self._history.own_devices.listed,
         )

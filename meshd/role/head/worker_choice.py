@@ -90,7 +90,7 @@ class Roster:
         others = [peer for peer in self.connected() if peer.peer not in asked]
         others = [peer for peer in others if not self.is_standby(peer)]  # status shows them
         reasons = [self.exclusion_reason(peer) or self._unsteady(peer) for peer in others]
-        return [*self._unknown_names(), *(why for why in reasons if why is not None)]
+        return [*self.unknown_names(), *(why for why in reasons if why is not None)]
 
     def spares(self) -> bool:
         """Whether somebody is left out who could be asked all the same."""
@@ -143,8 +143,8 @@ class Roster:
     def _is_meant(self, peer: PeerStatus) -> bool:
         return not self._only or any(_is_named(peer, text) for text in (*self._only, *self._standby))
 
-    def _unknown_names(self) -> list[str]:
-        """Of `only`: a misspelled name would be waited for without end."""
+    def unknown_names(self) -> list[str]:
+        """For people, of `only`: a misspelled name would be waited for without end."""
         workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         names = {str(peer.peer): peer.name for peer in workers}
         unknown = [text for text in self._only if not naming.meant(text, names)]

@@ -191,6 +191,7 @@ def test_every_code_is_listed_and_tested() -> None:
         "model_file",
         "rpc_refused",
         "device_unfit",
+        "unknown_worker",
         "disk",
     } == warning_codes()
 
@@ -214,6 +215,11 @@ def test_a_refused_request_is_shown() -> None:
 def test_a_device_that_failed_its_trial_is_shown() -> None:
     (told,) = examine(calm(), unfit=("device GPU0 is not used: it stood still",)).warnings
     assert told.code == "device_unfit" and "GPU0" in told.what and "driver" in told.hint
+
+
+def test_a_worker_that_nobody_knows_is_shown() -> None:
+    (told,) = examine(calm(), unknown=("no worker is called `nobody` (known: `garage`)",)).warnings
+    assert told.code == "unknown_worker" and "`nobody`" in told.what and "meshd peers" in told.hint
 
 
 def test_a_note_about_a_file_is_shown() -> None:
