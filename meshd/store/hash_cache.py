@@ -68,9 +68,16 @@ class FileState:
         A write within one tick of the file system's clock leaves mtime and ctime as they are, so hashes read
         that soon after a change must not be believed later.
         """
+        return clock_ns > self._settles_ns
+
+    def seconds_to_settle(self, clock_ns: int) -> float:
+        """Until `settled_at`: at most two, or a clock was set back, and waiting is no use."""
+        return min(_COARSE_TICK_NS, max(0, self._settles_ns + 1 - clock_ns)) / 1e9
+
+    @property
+    def _settles_ns(self) -> int:
         last = max(self.mtime_ns, self.ctime_ns)
-        tick = _FINE_TICK_NS if last % 1_000_000_000 else _COARSE_TICK_NS
-        return clock_ns - last > tick
+        return last + (_FINE_TICK_NS if last % 1_000_000_000 else _COARSE_TICK_NS)
 
 
 class HashCache:

@@ -9,7 +9,6 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
-from xml.parsers import expat
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.address import Proto
@@ -215,6 +214,8 @@ def read_address(values: Mapping[str, str]) -> str:
 
 def _elements(data: bytes) -> list[tuple[tuple[str, ...], str]]:
     """Each element that ends: the local names from the root to it, and its text, in order of the ends."""
+    from xml.parsers import expat  # most nodes never meet a router that describes itself
+
     if len(data) > MAX_XML_BYTES:
         raise _bad_xml(f"{len(data)} bytes")
     reader = _XmlReader()

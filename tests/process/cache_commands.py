@@ -77,7 +77,8 @@ async def native_build(cache: Path, fail: Fail) -> str:
         return len(found.binaries) == (7 if tools else 5)
 
     with ExitStack() as stack:
-        for name, fake in (("fill", fill), ("compile_tree", compile_tree), ("need_compiler", lambda: None)):
+        stack.enter_context(mock.patch("meshd.build.compile.compile_tree", compile_tree))
+        for name, fake in (("fill", fill), ("need_compiler", lambda: None)):
             stack.enter_context(mock.patch.object(native, name, fake))
         build = partial(native.build, cache, backend="cpu", progress=_told)
         with fail(below(folder)):

@@ -145,13 +145,18 @@ class PartFiles:
         except OSError as error:
             raise self._explained(error) from None
 
+    @property
+    def states(self) -> list[FileState]:
+        """Of the open files. Raises OSError."""
+        return [FileState.of(descriptor) for descriptor in self._descriptors]
+
     def finish(self) -> list[FileState]:
         """Give the whole model its place; returns the states of its files."""
         try:
             if self._final.exists():
                 shutil.rmtree(self._final)
             self._part.replace(self._final)
-            return [FileState.of(descriptor) for descriptor in self._descriptors]
+            return self.states
         except OSError as error:
             raise self._explained(error) from None
 

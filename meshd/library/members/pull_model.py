@@ -286,6 +286,9 @@ class ModelPull:
         def on_progress(progress: HashProgress) -> None:
             self.state.activity = progress.text
 
+        clock = self._place.hashes.clock_ns()
+        if clock is not None:  # or the hashes would not be kept, and all of it would be read again
+            await asyncio.sleep(max(state.seconds_to_settle(clock) for state in files.states))
         model = await ModelFile.open(files.part_paths[0], cache=self._place.hashes)
         try:
             return (await model.index(on_progress)).fingerprint
