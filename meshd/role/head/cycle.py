@@ -410,7 +410,7 @@ class Serve:
         elif isinstance(error, UserError):
             no_room = isinstance(error, NotEnoughMemory)
             if isinstance(error, NoSplit) and self._files.was_loaded:  # what was lost may come back
-                self._tell(ModelState.WAITING, self._why_waiting(error), no_room=no_room)
+                self._tell(ModelState.WAITING, self._roster.why_waiting(why), no_room=no_room)
             else:
                 self._tell(ModelState.FAILED, why, no_room=no_room)
                 LOG.error("model_failed", why=error.what, hint=error.hint)
@@ -421,11 +421,6 @@ class Serve:
         return why
 
     # Waiting.
-
-    def _why_waiting(self, error: NoSplit) -> str:
-        missed = ", ".join(self._roster.missed())
-        waits = f"waiting for {missed} to come back" if missed else "waiting for workers or memory"
-        return "; ".join([f"{waits}: {error.with_hint}", *self._left_out()])
 
     async def _wait_for_workers(self) -> list[PeerStatus]:
         least = self._options.min_workers

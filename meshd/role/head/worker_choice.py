@@ -62,10 +62,12 @@ class Roster:
         # with a standby worker it is the place of another one that is taken: that one is still missed
         self._ran_on = self._ran_on | regular if standby.intersection(workers) else regular
 
-    def missed(self) -> list[str]:
-        """Names of those that the model ran on, and that cannot be asked now."""
-        able = {peer.peer for peer in self._able()}
-        return sorted(peer.name for peer in self._mesh.peers() if peer.peer in self._ran_on - able)
+    def why_waiting(self, why: str) -> str:
+        """For people: which of those that the model ran on cannot be asked now, and `why` it needs them."""
+        missed = self._ran_on.difference(peer.peer for peer in self._able())
+        names = ", ".join(sorted(peer.name for peer in self._mesh.peers() if peer.peer in missed))
+        waits = f"waiting for {names} to come back" if names else "waiting for workers or memory"
+        return "; ".join([f"{waits}: {why}", *self.left_out()])
 
     def workers(self) -> list[PeerStatus]:
         """Those that may be asked now; of unsteady ones only what is needed, the best first."""
