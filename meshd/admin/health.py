@@ -32,6 +32,9 @@ _UNFIT_HINT = (
     "try another driver, or exclude the device with `--device CPU`; run `meshd logs device-trial` for "
     "details. It is tried again after ten minutes"
 )
+_UNKNOWN_HINT = (
+    "correct the name, or start that worker: it is used once it is there; `meshd peers` lists all nodes"
+)
 _NAME_HINT = "restart one of them once with another `--name`"
 _DISK_HINT = (
     "free space on that disk, and check that it is mounted read-write. Do not restart the node before: it "
@@ -47,6 +50,7 @@ def examine(
     file_notes: Sequence[str] = (),
     refused: Sequence[tuple[str, str]] = (),
     unfit: Sequence[str] = (),
+    unknown: Sequence[str] = (),
     unwritten: Mapping[str, str] = MappingProxyType({}),
 ) -> Status:
     """The same status with its warnings.
@@ -54,6 +58,7 @@ def examine(
     `clock_offsets`: seconds that a peer's wall clock (by id) is ahead of ours. `native`: our own build, to
     compare with those of the peers. `file_notes`: changes to this worker's model files.
     `refused`: messages that the firewall refused, and hints. `unfit`: devices that failed their trial.
+    `unknown`: workers that the user has named and nobody knows.
     `unwritten`: files that could not be written, and why.
     """
     found = [
@@ -79,6 +84,10 @@ def examine(
             for name, why in unwritten.items()
         ),
         *(HealthWarning(code="device_unfit", severity="warning", what=it, hint=_UNFIT_HINT) for it in unfit),
+        *(
+            HealthWarning(code="unknown_worker", severity="warning", what=it, hint=_UNKNOWN_HINT)
+            for it in unknown
+        ),
     ]
     return replace(status, warnings=tuple(found))
 
@@ -147,7 +156,7 @@ def _peer(
     who = f"`{peer.name}` ({peer.id[:10]})"
     long = peer.state_s if peer.state_s is not None else 0.0
     if peer.state == "suspended":
-        yield from _suspended(peer, who, long, used=_is_used(peer, status))
+        yield from _suspended(peer, who, long, status)
     if peer.state == "lost" and not is_away(peer):
         yield HealthWarning(
             code="peer_lost",
@@ -193,15 +202,16 @@ def _peer(
         )
 
 
-def _suspended(peer: PeerView, who: str, long: float, *, used: bool) -> Iterator[HealthWarning]:
-    if used:
+def _suspended(peer: PeerView, who: str, long: float, status: Status) -> Iterator[HealthWarning]:
+    if _is_used(peer, status):
         left = max(0.0, peer.grace_s - long)
         yield HealthWarning(
             code="peer_suspended",
             severity="warning",
-            what=f"answers have waited {long:.0f} s for a link to {who}; "
-            f"without one they fail in {left:.0f} s{_because(peer.last_error)}",
-            hint="check its network, power and sleep; answers resume when a link is back",
+            what=f"answers have waited {long:.0f} s for a link to {who}{_because(peer.last_error)}; "
+            f"without one {_then(status, left)}",
+            hint="check its network, power and sleep; answers resume when a link is back. If it has crashed, "
+            "start it again: they do not wait that long then",
         )
     elif long >= SUSPENDED_SECONDS:
         yield HealthWarning(
@@ -210,6 +220,15 @@ def _suspended(peer: PeerView, who: str, long: float, *, used: bool) -> Iterator
             what=f"no link to {who} for {long:.0f} s{_because(peer.last_error)}",
             hint="check its network, power and sleep; its streams resume when a link is back",
         )
+
+
+def _then(status: Status, left: float) -> str:
+    """What becomes of the answers that wait for a worker, in `left` seconds."""
+    if status.api is None or not status.api.continue_s:
+        return f"they fail in {left:.0f} s"
+    ready = [f"`{one.node}`" for model in _served(status) for one in model.standby if one.ready]
+    how = f"with standby worker {ready[0]} in its place" if ready else "without it, or when it is back"
+    return f"it counts as lost in {left:.0f} s: the model is loaded again then, {how}, and they go on"
 
 
 def _is_used(peer: PeerView, status: Status) -> bool:
@@ -278,8 +297,9 @@ def _model(model: ModelStatus) -> Iterator[HealthWarning]:
         yield HealthWarning(
             code="model_waiting",
             severity="info",
-            what=f"`{model.name}` is not loaded yet{_because(model.reason)}",
-            hint="start a worker of this mesh, or serve with --min-workers 0",
+            what=f"`{model.name}` is not loaded{_because(model.reason)}",
+            hint="start the workers that it waits for, or others; with `--min-workers 0` it needs none if it "
+            "fits on this node",
         )
     if (slow := _slower(model)) is not None:
         yield HealthWarning(

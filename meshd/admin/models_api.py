@@ -38,6 +38,18 @@ class MemberModelsRequest(Request[MemberModelsReply], name="member_models"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesInUseReply:
+    """Paths of model files, of those with shards the first one's."""
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesInUseRequest(Request[FilesInUseReply], name="files_in_use"):
+    """Which model files does this node serve or lend?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HolderView:
     """A member that a model comes from. `problem`: why it gives no more; empty while it does."""
 

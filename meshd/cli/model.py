@@ -26,6 +26,7 @@ from meshd.cli.list_models import ListedModel, list_models, meant_views, members
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output
 from meshd.cli.pull_model import begin_pull, keep_pulled, pull_from_members, rate_of
+from meshd.cli.used_model import check_unused
 from meshd.config import Config
 from meshd.model.model_name import MESH, is_digits
 
@@ -83,7 +84,7 @@ def run(args: Arguments, out: Output) -> int:
     given = as_given(args.name)
     resolver = Resolver(stores, reporter(out))
     if args.action == "rm":
-        return _remove(given, resolver, stores, args, out)
+        return _remove(given, resolver, stores, config, args, out)
     if args.action == "pull":
         return _pull(given, resolver, config, args, out)
     if args.action == "show":
@@ -256,10 +257,13 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
     return 0
 
 
-def _remove(given: Path | str, resolver: "Resolver", stores: "Stores", args: Arguments, out: Output) -> int:
+def _remove(
+    given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
+) -> int:
     from meshd.library.remove import plan_removal, remove
 
     removal = plan_removal(given, resolver, stores)
+    check_unused(removal, config.paths.home)
     named = ", ".join(f"`{name}`" for name in removal.names)
     if not args.yes:
         if not out.asks:

@@ -33,6 +33,8 @@ from meshd.admin.api import (
 from meshd.admin.authority import Authority
 from meshd.admin.health import examine
 from meshd.admin.models_api import (
+    FilesInUseReply,
+    FilesInUseRequest,
     MemberModelsReply,
     MemberModelsRequest,
     PullProgressRequest,
@@ -163,6 +165,7 @@ class DaemonControl(TunnelAnswers):
             file_notes=role.notes,
             refused=role.refused,
             unfit=role.unfit,
+            unknown=role.unknown,
             unwritten={**parts.home.keeping.waiting, **log.unwritten()},
         )
 
@@ -278,6 +281,10 @@ class DaemonControl(TunnelAnswers):
     @MemberModelsRequest.answer
     async def member_models(self, request: MemberModelsRequest) -> MemberModelsReply:
         return await self._parts.models.listed()
+
+    @FilesInUseRequest.answer
+    async def files_in_use(self, request: FilesInUseRequest) -> FilesInUseReply:
+        return self._parts.models.in_use
 
     @PullRequest.answer
     async def pull(self, request: PullRequest) -> PullReply:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshd.admin.models_api import (
     NO_MEMBER_HAS_IT,
+    FilesInUseReply,
     HolderView,
     MemberModelsReply,
     MemberModelView,
@@ -17,7 +18,7 @@ from meshd.base import log
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, UserError
 from meshd.base.tasks import Owner
 from meshd.config import Config
-from meshd.daemon.storage import started_with
+from meshd.daemon.storage import files_in_use, started_with
 from meshd.library.members.ask_models import ask_members
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
@@ -72,6 +73,7 @@ class ModelExchange:
         offered.add(started_with(config))
         ModelsTeller(mesh, offered, pieces, pieces.hashes, disk=disk)
         PieceGiver(mesh, offered, is_serving=is_serving)
+        self._in_use = FilesInUseReply(paths=tuple(str(path.absolute()) for path in files_in_use(config)))
         self._owner: Owner | None = None
         self._pulls: dict[int, _Pull] = {}
         self._last_id = 0
@@ -87,6 +89,11 @@ class ModelExchange:
             finally:
                 self._owner = None
                 owner.cancel()
+
+    @property
+    def in_use(self) -> FilesInUseReply:
+        """What the role of this node was started with."""
+        return self._in_use
 
     async def listed(self) -> MemberModelsReply:
         """What members have."""

@@ -38,6 +38,13 @@ def started_with(config: Config) -> list[Path]:
     return [path for path in named if isinstance(path, Path)]
 
 
+def files_in_use(config: Config) -> list[Path]:
+    """Of models: what the role of this node opens now or with its next load."""
+    served = [config.serve, *(model.serve for model in config.models)]
+    beside = [file for one in served for file in (one.draft_model, one.mmproj)]
+    return [*started_with(config), *(path for path in beside if isinstance(path, Path))]
+
+
 class Storage:
     """Of one daemon; `serve` must run for counts."""
 

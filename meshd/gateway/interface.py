@@ -19,7 +19,8 @@ from meshd.model.status import ModelState, ModelStatus, WorkerWeights
 class Readiness:
     """State of the model now; `reason` in words; `retry_after` in seconds; progress in [0, 1] or None.
 
-    `workers`: how far each is while the model is loaded. `no_room`: it failed for lack of memory.
+    `workers`: how far each is while the model is loaded. `no_room`: it has failed, or waits, for lack of
+    memory, which other workers may bring.
     `note`: what clients are told whose answers go on.
     """
 
@@ -255,6 +256,7 @@ class GatewayStatus:
     waiting: int = 0  # requests that wait for their turn
     keys: tuple[KeyStatus, ...] = ()  # empty where no key is asked for
     reason: str = ""  # why it is not ready; the models that a client offers
+    continue_s: float = 0.0  # how long answers wait for a model that is lost under them; 0: they end
 
 
 FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from meshd.gateway.interface import Upstream
+from meshd.gateway.interface import Readiness, Upstream
 from meshd.model.status import ModelState
 
 _REPEATS = 3  # of a request: one that ends llama-server shall not end it for ever
@@ -24,10 +24,15 @@ class Repeats:
         self._left -= 1
         try:
             async with asyncio.timeout(self._seconds):
-                while (state := self._upstream.readiness.state) is not ModelState.READY:
-                    if state is ModelState.FAILED:
+                while (now := self._upstream.readiness).state is not ModelState.READY:
+                    if _is_hopeless(now):
                         return False
                     await asyncio.sleep(_LOOK_SECONDS)  # nobody tells: states change rarely
         except TimeoutError:
             return False
         return True
+
+
+def _is_hopeless(now: Readiness) -> bool:
+    """Memory comes back with workers; what is unloaded has made room for another model."""
+    return now.state is ModelState.UNLOADED or (now.state is ModelState.FAILED and not now.no_room)

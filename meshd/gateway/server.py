@@ -141,6 +141,7 @@ class Gateway:
             waiting=self._turns.waiting,
             keys=self._accounts.status,
             reason=self._models.readiness.reason,
+            continue_s=self._config.continue_seconds,
         )
 
     def requests_of(self, model: str) -> int:

@@ -147,7 +147,11 @@ class Plan:
         return tuple(given)
 
 
-class NotEnoughMemory(UserError):
+class NoSplit(UserError):
+    """The model cannot be split as asked over the devices that are there; with others it may be possible."""
+
+
+class NotEnoughMemory(NoSplit):
     """No split fits. `largest_context` is the longest that would, in tokens; 0 when none does."""
 
     def __init__(self, what: str, *, hint: str, largest_context: int) -> None:

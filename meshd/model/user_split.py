@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from meshd.base.errors import UserError
 from meshd.model.partition import share_out
-from meshd.model.split_values import Device
+from meshd.model.split_values import Device, NoSplit
 
 
 def user_counts(
@@ -13,14 +13,15 @@ def user_counts(
     """Devices and their numbers of layers: workers, then the head's `own` if there are shares for them.
 
     Whole numbers that sum up to `layers` are taken as they are, and those of one more as llama.cpp does, for
-    the output on the last device but a CPU of the head. Raises UserError.
+    the output on the last device but a CPU of the head. Raises UserError; NoSplit where there are more or
+    fewer devices than shares.
     """
     given = ",".join(f"{share:g}" for share in shares)
     order = [*workers, *own]
     if len(shares) not in (len(workers), len(order)):
         expected = " or ".join(str(n) for n in sorted({len(workers), len(order)}))
         names = ", ".join(device.label for device in order)
-        raise UserError(
+        raise NoSplit(
             f"the tensor split `{given}` has {len(shares)} shares, expected {expected}",
             hint=f"give one share for each worker, then for the head's own devices: {names}",
         )

@@ -237,6 +237,8 @@ class RoleStatus:
     """What somebody should know of the model files, a line each."""
     unfit: tuple[str, ...] = ()
     """Devices that failed their trial, a line each."""
+    unknown: tuple[str, ...] = ()
+    """Workers that the user has named and nobody knows, a line each."""
     refused: tuple[tuple[str, str], ...] = ()
     """The last messages that broke the rules: what happened, and what to do."""
     store: StoreStatus | None = None

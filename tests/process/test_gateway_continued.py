@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
+import pytest
 from aiohttp import web
 from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.model.status import ModelState
@@ -141,6 +142,36 @@ def test_a_model_that_has_failed_is_not_waited_for() -> None:
         assert b"upstream_lost" in rest and len(here.server.seen) == 1
 
     play(Held(), check)
+
+
+def test_nor_one_that_has_made_room_for_another() -> None:
+    async def check(here: World) -> None:
+        reply = await here.chat(stream=True)
+        await reply.content.readuntil(b"\n\n")
+        here.upstream.readiness = Readiness(ModelState.UNLOADED, "it made room for b")
+        here.server.let_go.set()
+        rest = await reply.read()
+        assert b"upstream_lost" in rest and len(here.server.seen) == 1
+
+    play(Held(), check)
+
+
+@pytest.mark.parametrize("state", [ModelState.WAITING, ModelState.FAILED])
+def test_one_that_does_not_fit_is_waited_for(state: ModelState) -> None:
+    """The worker that was lost may come back."""
+    why = "waiting for garage to come back: `m` does not fit"
+
+    async def check(here: World) -> None:
+        here.upstream.readiness = READY
+        reply = await here.chat(stream=True)
+        assert await reply.content.readuntil(b"\n\n") == chunk("a")
+        here.upstream.readiness = Readiness(state, why, no_room=True)
+        here.server.let_go.set()
+        assert await reply.content.readuntil(b"\n\n") == f": {why}\n\n".encode()
+        here.upstream.readiness = READY
+        assert data_of(await reply.read()) == [chunk("b"), DONE]
+
+    play(Held(chunk("b"), DONE), check)
 
 
 def test_nor_longer_than_asked() -> None:

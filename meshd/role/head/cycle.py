@@ -21,7 +21,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.unix_connect import connect_unix
 from meshd.gateway.interface import AnswerTimings, Readiness
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.split_values import NotEnoughMemory
+from meshd.model.split_values import NoSplit, NotEnoughMemory
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
@@ -213,6 +213,7 @@ class Serve:
             tunnels=tunnels,
             model=self.model_status,
             unfit=self._history.own_devices.notes,
+            unknown=tuple(self._roster.unknown_names()),
             is_computing=self._run is not None and self._run.loaded,
             listed=self._history.own_devices.listed,
         )
@@ -407,8 +408,12 @@ class Serve:
             LOG.warning("smaller_model", file=self._files.current.name, why=error.what)
             return self._files.note
         elif isinstance(error, UserError):
-            self._tell(ModelState.FAILED, why, no_room=isinstance(error, NotEnoughMemory))
-            LOG.error("model_failed", why=error.what, hint=error.hint)
+            no_room = isinstance(error, NotEnoughMemory)
+            if isinstance(error, NoSplit) and self._files.was_loaded:  # what was lost may come back
+                self._tell(ModelState.WAITING, self._roster.why_waiting(why), no_room=no_room)
+            else:
+                self._tell(ModelState.FAILED, why, no_room=no_room)
+                LOG.error("model_failed", why=error.what, hint=error.hint)
             await self._roster.until_changed(TRY_AGAIN_SECONDS)
         elif isinstance(error, Refused):
             self._tell(ModelState.WAITING, why)

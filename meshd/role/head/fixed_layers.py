@@ -7,6 +7,7 @@ from meshd.base.byte_format import in_number
 from meshd.base.errors import UserError
 from meshd.model.layer_range import LayerRange
 from meshd.model.partition import share_out
+from meshd.model.split_values import NoSplit
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.split_plan import HeadOptions
 from meshd.wire.lease import OfferedDevice
@@ -16,7 +17,7 @@ def with_fixed_layers(machines: Machines, options: HeadOptions, layers: int) -> 
     """The workers in the order of their layers, and a tensor split; both as they were without `--layers`.
 
     A node with several devices divides its layers over them by their free memory. Raises UserError where
-    the ranges are not all of the model's layers, or name a node that is not there.
+    the ranges are not all of the model's layers, NoSplit where they name a node that is not there.
     """
     if not options.layers:
         return machines, options
@@ -27,7 +28,7 @@ def with_fixed_layers(machines: Machines, options: HeadOptions, layers: int) -> 
     for one in ranges:
         if one.node != me and (one.node not in offers or not offers[one.node].devices):
             there = ", ".join(f"`{name}`" for name in [me, *offers])
-            raise UserError(f"`--layers {one}` names a node that cannot take part", hint=f"there are {there}")
+            raise NoSplit(f"`--layers {one}` names a node that cannot take part", hint=f"there are {there}")
     ordered = [offers[one.node] for one in ranges if one.node != me]
     counts: list[int] = []
     for one in ranges:

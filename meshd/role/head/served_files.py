@@ -51,6 +51,11 @@ class ServedFiles:
             return ""
         return f"`{self.current.name}` in place of `{self.own.name}`: {self._why}"
 
+    @property
+    def was_loaded(self) -> bool:
+        """The model's own, or a smaller one after it, was loaded since `begin`."""
+        return self._was_loaded.is_set()
+
     def begin(self) -> None:
         """As if nothing had ever been loaded: what does not fit is waited for."""
         self._was_loaded.clear()
@@ -67,7 +72,7 @@ class ServedFiles:
 
     def does_not_fit(self, why: str) -> bool:
         """Whether a smaller one than the current one is tried now; else it is the model's own again."""
-        if self._was_loaded.is_set() and self._at + 1 < len(self._files):
+        if self.was_loaded and self._at + 1 < len(self._files):
             self._why = self._why or why
             self._at += 1
             return True
@@ -82,10 +87,7 @@ class ServedFiles:
         file, before = self.current, self.index
         self.index = await file.index(on_progress)
         if not file.paths_unchanged():  # llama-server opens the path, the workers know what was there
-            raise UserError(
-                f"`{file.name}` was replaced by another file",
-                hint="restart `meshd serve` to serve it",
-            )
+            raise _changed(file)
         self.layers = read_layers(file.headers, name=file.name)
         return before is not None and before.fingerprint != self.index.fingerprint
 
@@ -97,6 +99,17 @@ class ServedFiles:
                 await file.index()
             except UserError as error:  # it is said again when it is needed
                 LOG.warning("weights_unknown", why=error.what, hint=error.hint)
+
+
+def _changed(file: WeightsFile) -> UserError:
+    if all(path.exists() for path in file.paths):
+        return UserError(
+            f"`{file.name}` was replaced by another file", hint="restart `meshd serve` to serve it"
+        )
+    return UserError(
+        f"`{file.name}` is gone: it was removed, moved or renamed",
+        hint="move it back there, or restart `meshd serve` with another one",
+    )
 
 
 def check_same_model(header: Header, served: Header, *, name: str, own: str) -> None:

@@ -62,6 +62,13 @@ class Roster:
         # with a standby worker it is the place of another one that is taken: that one is still missed
         self._ran_on = self._ran_on | regular if standby.intersection(workers) else regular
 
+    def why_waiting(self, why: str) -> str:
+        """For people: which of those that the model ran on cannot be asked now, and `why` it needs them."""
+        missed = self._ran_on.difference(peer.peer for peer in self._able())
+        names = ", ".join(sorted(peer.name for peer in self._mesh.peers() if peer.peer in missed))
+        waits = f"waiting for {names} to come back" if names else "waiting for workers or memory"
+        return "; ".join([f"{waits}: {why}", *self.left_out()])
+
     def workers(self) -> list[PeerStatus]:
         """Those that may be asked now; of unsteady ones only what is needed, the best first."""
         able = [peer for peer in self._able() if not self.is_standby(peer)]
@@ -85,7 +92,7 @@ class Roster:
         others = [peer for peer in self.connected() if peer.peer not in asked]
         others = [peer for peer in others if not self.is_standby(peer)]  # status shows them
         reasons = [self.exclusion_reason(peer) or self._unsteady(peer) for peer in others]
-        return [*self._unknown_names(), *(why for why in reasons if why is not None)]
+        return [*self.unknown_names(), *(why for why in reasons if why is not None)]
 
     def spares(self) -> bool:
         """Whether somebody is left out who could be asked all the same."""
@@ -138,8 +145,8 @@ class Roster:
     def _is_meant(self, peer: PeerStatus) -> bool:
         return not self._only or any(_is_named(peer, text) for text in (*self._only, *self._standby))
 
-    def _unknown_names(self) -> list[str]:
-        """Of `only`: a misspelled name would be waited for without end."""
+    def unknown_names(self) -> list[str]:
+        """For people, of `only`: a misspelled name would be waited for without end."""
         workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         names = {str(peer.peer): peer.name for peer in workers}
         unknown = [text for text in self._only if not naming.meant(text, names)]

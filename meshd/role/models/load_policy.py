@@ -9,6 +9,8 @@ The rules, in the order in which they decide:
 - A model whose room is wanted still takes new requests for as long as its load took, and at least
   `LEAST_TURN_SECONDS`, so that loading never takes more than about half of the time. Then they wait, the
   answers under way end, and it is unloaded. A model with an answer under way is never unloaded.
+- A model that was lost under its answers, and fits no more, keeps them waiting for workers only until a
+  request needs its room, or waits for it where another model could make room. Then they end.
 
 So every request goes ahead as long as answers end: those that wait for a model go ahead together once it is
 ready, and a request waits for no more than one turn of each model that is older than it in the queue.
@@ -229,10 +231,12 @@ class LoadPolicy:
         return bool(self.wanted_instead(model.rule.name))
 
     def _should_go(self, model: _Model, now: float) -> bool:
-        if model.running or model.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING):
+        if model.stage in (ModelStage.UNLOADED, ModelStage.UNLOADING):
             return False
-        if model.stage is ModelStage.NO_ROOM and self._beside(model):
+        if model.stage is ModelStage.NO_ROOM and self._beside(model) and (model.waiting or not model.running):
             return True  # it is loaded again when there is room
+        if model.running and (model.stage is not ModelStage.NO_ROOM or not self._room_is_wanted(model)):
+            return False
         if self._room_is_wanted(model):
             if model.stage is not ModelStage.READY:
                 return not model.waiting

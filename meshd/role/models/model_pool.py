@@ -96,7 +96,7 @@ class ModelOnDemand:
         if self._is_leaving:
             return ModelStage.UNLOADING
         now = self.upstream.readiness
-        if now.state is ModelState.FAILED and now.no_room:
+        if now.no_room:
             return ModelStage.NO_ROOM
         if now.state is ModelState.LOADING and self.upstream.failures >= _MANY_FAILURES:
             return ModelStage.WAITING
@@ -215,6 +215,7 @@ class ModelPool:
             model=self._status(self._names[last]) if last is not None else None,
             models=tuple(self.statuses),
             unfit=tuple(dict.fromkeys(note for role in roles for note in role.unfit)),
+            unknown=tuple(dict.fromkeys(note for role in roles for note in role.unknown)),
             is_computing=any(role.is_computing for role in roles),
             listed=max((role.listed for role in roles), key=lambda listed: listed.at),
         )

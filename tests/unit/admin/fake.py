@@ -266,6 +266,11 @@ class FakeControl(Answers):
     open: tuple[TunnelView, ...] = ()
     models: tuple[models_api.MemberModelView, ...] = ()
     pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
+    in_use: tuple[str, ...] = ()
+
+    @models_api.FilesInUseRequest.answer
+    async def files_in_use(self, request: models_api.FilesInUseRequest) -> models_api.FilesInUseReply:
+        return models_api.FilesInUseReply(paths=self.in_use)
 
     @models_api.MemberModelsRequest.answer
     async def member_models(self, request: models_api.MemberModelsRequest) -> models_api.MemberModelsReply:

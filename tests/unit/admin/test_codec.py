@@ -37,6 +37,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     ),
     why_api.WhyRequest(): '{"request":"why"}',
     models_api.MemberModelsRequest(): '{"request":"member_models"}',
+    models_api.FilesInUseRequest(): '{"request":"files_in_use"}',
     models_api.PullRequest(name="mesh:glm", rate=5): (
         '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false,"background":false}'
     ),
@@ -95,7 +96,7 @@ def test_what_packages_say_of_themselves_is_written_as_it_always_was() -> None:
         "children": '[{"name": "llama-server", "pid": null, "state": "ready", "restarts": 0, "reason": ""}]',
         "api": '{"url": "http://127.0.0.1:8090", "ready": true, "requests": 1, "tokens": 42, "running": 1, '
         '"waiting": 2, "keys": [{"name": "anna", "active": 1, "answers": 3, "prompt_tokens": 120, '
-        '"generated_tokens": 42, "tokens_today": 162}], "reason": ""}',
+        '"generated_tokens": 42, "tokens_today": 162}], "reason": "", "continue_s": 0.0}',
         "store": '{"path": "/home/u/.cache/meshd/tensors", "bytes": 7, "limit": 20000000000, "tensors": 3}',
     }
 

@@ -108,15 +108,26 @@ def test_what_passes_by_itself_is_no_warning(change: Change) -> None:
 
 
 def test_answers_that_wait_for_a_worker_are_told_at_once() -> None:
-    def told(state_s: float) -> str:
-        change = peer(state="suspended", state_s=state_s, link=None, last_error="", grace_s=120.0)
-        [warning] = examine(change(calm())).warnings
+    def told(state_s: float, change: Change = lambda status: status, *, continue_s: float = 0.0) -> str:
+        suspended = peer(state="suspended", state_s=state_s, link=None, last_error="", grace_s=120.0)
+        status = change(suspended(calm()))
+        assert status.api is not None
+        [warning] = examine(replace(status, api=replace(status.api, continue_s=continue_s))).warnings
         assert warning.code == "peer_suspended"
         return warning.what
 
     who = f"a link to `garage` ({PEER.id[:10]})"
     assert told(4.0) == f"answers have waited 4 s for {who}; without one they fail in 116 s"
     assert told(70.0) == f"answers have waited 70 s for {who}; without one they fail in 50 s"
+    again = f"answers have waited 70 s for {who}; without one it counts as lost in 50 s: the model is loaded "
+    assert (
+        told(70.0, continue_s=300.0)
+        == f"{again}again then, with standby worker `barn` in its place, and they go on"
+    )
+    assert (
+        told(70.0, model(standby=MODEL.standby[1:]), continue_s=300.0)
+        == f"{again}again then, without it, or when it is back, and they go on"
+    )
     loading = peer(state="suspended", state_s=4.0, link=None)(model(state="loading")(calm()))
     assert codes(loading) == []
 
@@ -180,6 +191,7 @@ def test_every_code_is_listed_and_tested() -> None:
         "model_file",
         "rpc_refused",
         "device_unfit",
+        "unknown_worker",
         "disk",
     } == warning_codes()
 
@@ -203,6 +215,11 @@ def test_a_refused_request_is_shown() -> None:
 def test_a_device_that_failed_its_trial_is_shown() -> None:
     (told,) = examine(calm(), unfit=("device GPU0 is not used: it stood still",)).warnings
     assert told.code == "device_unfit" and "GPU0" in told.what and "driver" in told.hint
+
+
+def test_a_worker_that_nobody_knows_is_shown() -> None:
+    (told,) = examine(calm(), unknown=("no worker is called `nobody` (known: `garage`)",)).warnings
+    assert told.code == "unknown_worker" and "`nobody`" in told.what and "meshd peers" in told.hint
 
 
 def test_a_note_about_a_file_is_shown() -> None:

@@ -14,6 +14,7 @@ from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, Wo
 from meshd.library.interface import TransferProgress
 from meshd.library.members.pull_state import NobodyHasIt
 
+from tests.unit.admin.fake import FakeControl
 from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
 from tests.unit.store.header_files import with_holes
 
@@ -124,6 +125,20 @@ def test_rm_asks_first(models: Path) -> None:
 def test_rm_without_asking() -> None:
     body = json.loads(meshd("model", "rm", "hf:me/Tiny-GGUF", "--yes", "--json").out)
     assert body["removed"] == ["hf:me/Tiny-GGUF:Q8_0"] and body["bytes"] == len(tiny())
+
+
+def test_rm_leaves_what_the_running_node_uses(daemon: FakeControl, tmp_path: Path) -> None:
+    """Also by another path to the same file."""
+    path = Path(json.loads(meshd("model", "show", "t-Q8_0", "--json").out)["paths"][0])
+    other = tmp_path / "other.gguf"
+    other.symlink_to(path)
+    for used in (path, other):
+        daemon.in_use = (str(tmp_path / "unrelated.gguf"), str(used))
+        refused(meshd("model", "rm", "t-Q8_0", "--yes"), 1, "the node that runs here uses it", "meshd stop")
+        refused(meshd("model", "rm", "hf:me/Tiny-GGUF", "--yes"), 1, "the node that runs here uses it")
+    assert path.exists()
+    daemon.in_use = (str(tmp_path / "unrelated.gguf"),)
+    assert meshd("model", "rm", "t-Q8_0", "--yes").code == 0 and not path.exists()
 
 
 @pytest.mark.parametrize(("name", "hint"), [("ollama:other:1b", "ollama rm other:1b"), ("cut-Q4_0", "rm /")])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
-from meshd.config import Config, NodeConfig, Paths, ServeConfig, WorkerConfig
+from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.daemon import storage as daemon_storage
-from meshd.daemon.storage import SHOWN_FILES, Storage, started_with
+from meshd.daemon.storage import SHOWN_FILES, Storage, files_in_use, started_with
 from meshd.library.stores import Stores
 from meshd.model.status import StoreStatus
 from meshd.wire.models import MODELS_SERVICE, ToldDisk
@@ -147,3 +147,14 @@ def test_models_by_name_are_no_files_yet(tmp_path: Path) -> None:
         serve=ServeConfig(model="hf:a/b", fallback_models=(file,)),
     )
     assert started_with(named) == [file, file]
+
+
+def test_files_in_use_are_those_of_all_models(tmp_path: Path) -> None:
+    one, two, three, four = (tmp_path / f"{name}.gguf" for name in "abcd")
+    several = Config(
+        serve=ServeConfig(model="hf:a/b", mmproj=one),
+        models=(ModelConfig(name="m", serve=ServeConfig(model=two, draft_model=three)),),
+        worker=WorkerConfig(models=(four,)),
+    )
+    assert set(files_in_use(several)) == {one, two, three, four}
+    assert files_in_use(Config()) == []

@@ -130,7 +130,7 @@ class FakeFile:
 
     def __init__(self, *, layers: int = 4) -> None:
         self.name = "tiny.gguf"
-        self.paths = (Path("/models/tiny.gguf"),)
+        self.paths: tuple[Path, ...] = (Path("/models/tiny.gguf"),)
         self.headers: tuple[Header, ...] = (parse(gguf(*language_model(layers=layers))),)
         self.descriptors: tuple[int, ...] = ()
         self.missing_bytes = self.missing_shards = 0

@@ -211,3 +211,14 @@ def test_alone_without_any_worker(tmp_path: Path) -> None:
             assert it.llama.spec is not None and it.llama.spec.env["GGML_MESH_FDS"] == ""
 
     run(main())
+
+
+def test_a_name_that_no_worker_has_is_told_beside_a_model_that_is_ready(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, workers=("anna", "nobody")) as it:
+            it.worker("anna")
+            it.start()
+            await it.until(ModelState.READY)
+            assert it.serve.status.unknown == ("no worker is called `nobody` (known: `anna`)",)
+
+    run(main())

@@ -146,6 +146,23 @@ def test_standby_workers_take_the_places_of_those_that_are_lost() -> None:
     run(main())
 
 
+def test_those_that_are_missed_are_named() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner)
+            it.runs_on("ab")
+            assert it.roster.why_waiting("no room") == "waiting for workers or memory: no room"
+            it.meshes["c"].say(PeerState.LOST)
+            it.meshes["a"].say(PeerState.LOST)
+            assert it.roster.why_waiting("no room") == "waiting for a to come back: no room"
+            it.meshes["b"].paused = True
+            said = it.roster.why_waiting("no room")
+            assert said.startswith("waiting for a, b to come back: no room; b is paused (`meshd resume`")
+            owner.cancel()
+
+    run(main())
+
+
 def test_a_loss_that_was_borne_without_them_is_over() -> None:
     async def main() -> None:
         async with Owner() as owner:

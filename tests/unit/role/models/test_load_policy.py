@@ -231,6 +231,32 @@ def test_models_of_a_group_that_do_not_fit_together_take_turns() -> None:
     assert policy.decide(11.0 + APART_SECONDS).load == "a"
 
 
+def test_a_model_lost_under_an_answer_waits_for_workers_until_its_room_is_wanted() -> None:
+    policy, first = ready(*ALONE)
+    policy.is_at("a", ModelStage.LOADING, 10.0)
+    policy.is_at("a", ModelStage.NO_ROOM, 11.0)
+    assert policy.decide(11.0) == NOTHING
+    assert policy.decide(100.0) == NOTHING
+    later = policy.asked("a", 101.0)
+    assert policy.decide(101.0) == LoadDecision(refuse=(later,))
+    policy.asked("b", 102.0)
+    assert policy.decide(102.0) == LoadDecision(unload=("a",))
+    policy.ended(first, 102.0)
+    policy.is_at("a", ModelStage.UNLOADED, 103.0)
+    assert policy.decide(103.0).load == "b"
+
+
+def test_beside_another_one_it_waits_until_somebody_else_wants_it() -> None:
+    policy, _first = ready(*GROUP)
+    second = policy.asked("b", 10.0)
+    loaded(policy, "b", 10.0)
+    assert policy.decide(10.0).begin == (second,)
+    policy.is_at("b", ModelStage.NO_ROOM, 11.0)
+    assert policy.decide(11.0) == NOTHING
+    policy.asked("b", 12.0)
+    assert policy.decide(12.0) == LoadDecision(unload=("b",)), "the other one makes room when it may"
+
+
 def test_the_least_recently_used_makes_room() -> None:
     rules = [ModelRule(name, "g") for name in "abc"]
     policy = LoadPolicy(rules)

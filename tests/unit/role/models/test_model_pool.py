@@ -194,7 +194,7 @@ def test_requests_are_counted_and_clients_may_go_while_they_wait(tmp_path: Path)
 def test_a_model_that_fails_refuses_with_the_reason_and_others_are_served(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, ALONE) as here:
-            here.files["a"].replaced = True
+            here.files["a"].replaced, here.files["a"].paths = True, (tmp_path,)
             said = await here.refused("a")
             assert said.state is ModelState.FAILED and "replaced by another file" in said.reason
             (await here.begun("b")).end()
