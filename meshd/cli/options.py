@@ -48,6 +48,16 @@ class Parser(argparse.ArgumentParser):
         standard().raw(self.format_help())
 
 
+def option_strings(parser: argparse.ArgumentParser) -> list[str]:
+    """All options of a verb, and of its actions."""
+    found: list[str] = []
+    for action in parser._actions:
+        found += action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            found += [option for one in action.choices.values() for option in option_strings(one)]
+    return list(dict.fromkeys(found))
+
+
 def add_config_file(parser: argparse.ArgumentParser) -> None:
     """`--config FILE`."""
     parser.add_argument(

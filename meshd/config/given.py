@@ -78,7 +78,12 @@ def unknown_key(name: str, known: Sequence[str], file: Path) -> UserError:
     """With the nearest key that is known."""
     import difflib
 
+    section = name.rpartition(".")[0]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if section and near and near[0].startswith(f"{section}."):  # what they share says nothing
+        fields = [one.removeprefix(f"{section}.") for one in known if one.startswith(f"{section}.")]
+        field = name.removeprefix(f"{section}.")
+        near = [f"{section}.{one}" for one in difflib.get_close_matches(field, fields, n=1)]
     short = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
     best = (short or near or [""])[0]
     hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"

@@ -126,6 +126,13 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["worker", "--name", "Küche"], "letters (a to z, A to Z), digits"),
         (["worker", "--port", "8090"], "unrecognized arguments"),
         (["worker", "--", "-np", "1"], "unrecognized arguments"),
+        (["worker", "--embeddings"], "run `meshd worker --help`"),
+        (["serve", "--modle", "x"], "did you mean `--model`?"),
+        (["serve", "--modle=x"], "did you mean `--model`?"),
+        (["serve", "--model", "x", "--embeddings"], "after `--`: `meshd serve … -- --embeddings`;"),
+        (["serve", "--model", "x", "-c", "4096"], "after `--`: `meshd serve … -- -c`;"),
+        (["serve", "model.gguf"], "run `meshd serve --help`"),
+        (["model", "pull", "x", "--rat", "1"], "did you mean `--rate`?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
