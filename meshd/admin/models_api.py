@@ -62,7 +62,8 @@ class HolderView:
 class PullReply:
     """How far a pull is. `step`: asking, looking, fetching, checking, done or failed; `before_bytes`: those
     that were there when it began; `rate` in bytes a second, 0 if unknown. `paths` and `fingerprint` when it
-    is done; `error`, `hint` and `code` when it has failed."""
+    is done; `was_here`: they are of a model that this machine had under another name or elsewhere. `error`,
+    `hint` and `code` when it has failed."""
 
     id: int
     step: str
@@ -75,6 +76,7 @@ class PullReply:
     holders: tuple[HolderView, ...] = ()
     paths: tuple[str, ...] = ()
     fingerprint: str | None = None
+    was_here: bool = False
     error: str = ""
     hint: str = ""
     code: str = ""

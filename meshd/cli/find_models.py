@@ -44,6 +44,7 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
     from meshd.library.interface import NotHere
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
+    from meshd.store.shard import is_header
 
     given = str(serve.model)
     find_native(config.paths, head=True)
@@ -51,11 +52,12 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
         stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
     except NotHere:
         path = _pulled(PullRequest(name=given, header_only=True), config, out, head=True)[0]
+        whole = not is_header(path)  # it was here under another name
     else:
-        if stored.complete:
-            out.note(f"all of `{given}` is on this machine, and is used")
-            return replace(serve, model=stored.paths[0], header_only=False)
-        path = stored.paths[0]
+        path, whole = stored.paths[0], stored.complete
+    if whole:
+        out.note(f"all of `{given}` is on this machine, and is used")
+        return replace(serve, model=path, header_only=False)
     out.note(said_of(path))
     return replace(serve, model=path, devices=("none",))
 

@@ -26,6 +26,7 @@ from meshd.library.members.offers import MemberOffer
 from meshd.library.members.pull_model import ModelPull, PullPlace
 from meshd.library.members.pull_state import NobodyHasIt, PullStep
 from meshd.library.members.tell_models import ModelsTeller
+from meshd.library.own_models import own_models
 from meshd.library.stores import Stores
 from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
@@ -66,11 +67,14 @@ class ModelExchange:
     ) -> None:
         cache = config.paths.cache
         self._mesh = mesh
-        self._place = PullPlace(cache / "models", pieces.hashes, pieces)
+        started = started_with(config)
+        self._place = PullPlace(
+            cache / "models", pieces.hashes, pieces, own=lambda: own_models(Stores.here(cache), started)
+        )
         offered = OfferedModels(
             lambda: Stores.here(cache), cache / "weights", pieces, give=config.node.give_models
         )
-        offered.add(started_with(config))
+        offered.add(started)
         ModelsTeller(mesh, offered, pieces, pieces.hashes, disk=disk)
         PieceGiver(mesh, offered, is_serving=is_serving)
         self._in_use = FilesInUseReply(paths=tuple(str(path.absolute()) for path in files_in_use(config)))
@@ -224,6 +228,7 @@ def _reply(pull: _Pull) -> PullReply:
         ),
         paths=tuple(map(str, state.paths)),
         fingerprint=state.fingerprint or None,
+        was_here=state.was_here,
         error=error.what if error is not None else "it was stopped" if failed else "",
         hint=error.hint if error is not None else "",
         code=code,

@@ -97,9 +97,13 @@ class Resolver:
         )
 
     def _mesh(self, name: MeshName) -> StoredModel:
-        """What was pulled from members; a daemon asks them, and only `meshd model pull` asks that."""
+        """What was pulled from members; a daemon asks them, and only `meshd model pull` asks that.
+
+        With a fingerprint, any model of this machine that is known to have it.
+        """
         hashes = self._stores.meshd.parent / "weights"
-        for one in folders.all_models(self._stores.meshd, ModelSource.MESHD):
+        pulled = folders.all_models(self._stores.meshd, ModelSource.MESHD)
+        for one in self._stores.all_models() if name.fingerprint else pulled:
             if one.complete and _is_called(name, one, hashes):
                 return one
         if (header := find_header(self._stores.meshd, name)) is not None:
@@ -121,6 +125,8 @@ class Resolver:
             return (complete or found)[0]
         if complete:
             raise _ambiguous(text, complete)
+        if is_folder(Path(text)):
+            raise UserError(f"`{text}` is a directory here, and no model", hint=f"give its path: `./{text}/`")
         raise NotHere(
             f"there is no model `{text}` on this machine{self._near(text)}",
             hint=f"list what there is with `meshd model ls`, or {_FORMS}",

@@ -186,7 +186,7 @@ class HeaderPull(ModelPull):
                 self._is_lost(offer.peer, error)
             return None
         found = fingerprint([header], [digests])
-        if self._is_wished(found, index) and offer.model.fingerprint.hex() in ("", found):
+        if self._is_wished(found, index.content.hex()) and offer.model.fingerprint.hex() in ("", found):
             return _Hashes(offer, digests, found)
         self.state.holders[offer.peer].problem = _LIED
         LOG.warning("holder_lied", peer=offer.peer.short, why=_LIED)

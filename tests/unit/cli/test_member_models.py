@@ -116,6 +116,28 @@ def test_a_pull_as_json(daemon: FakeControl, tmp_path: Path) -> None:
     assert body["members"] == [{"node": "garage", "bytes": 1000}, {"node": "desk", "bytes": 0}]
 
 
+@pytest.mark.parametrize("more", [(), ("--background",)])
+def test_a_pull_of_what_is_here_under_another_name(
+    daemon: FakeControl, models: Path, more: tuple[str, ...]
+) -> None:
+    """Also of a short name: nothing is moved."""
+    path = models / ".models/own-Q8_0.gguf"
+    for name in ("mesh:far-Q8_0", "smollm2"):
+        daemon.pulls = [replace(_fetching(1000), step="done", holders=(), paths=(str(path),), was_here=True)]
+        ran = meshd("model", "pull", name, *more)
+        assert (ran.code, ran.out) == (0, f"{path}\n") and "`own-Q8_0` is on this machine" in ran.err
+        assert path.exists()
+
+
+def test_a_pull_as_json_is_as_show(daemon: FakeControl, models: Path) -> None:
+    path = models / ".models/own-Q8_0.gguf"
+    daemon.pulls = [replace(_fetching(1000), step="done", paths=(str(path),))]
+    body = json.loads(meshd("model", "pull", "mesh:far-Q8_0", "--json").out)
+    assert body.pop("resumed_bytes") == 0 and len(body.pop("members")) == 2
+    assert (body["name"], body["source"], body["nodes"][1:]) == ("own-Q8_0", "models", ["garage"])
+    assert body == json.loads(meshd("model", "show", str(path), "--json").out)
+
+
 def test_a_bar_has_the_rate_and_the_time_that_is_left(daemon: FakeControl, tmp_path: Path) -> None:
     path = put(tmp_path / "there/far-Q8_0.gguf", tiny())
     daemon.pulls = [_fetching(500), replace(_fetching(1000), step="done", paths=(str(path),))]

@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.library import resolve
-from meshd.library.interface import ModelSource
+from meshd.library.interface import ModelSource, NotHere
 from meshd.library.resolve import Resolver
 from meshd.library.short_names import DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
+from meshd.library.verify import verify
 
 from tests.hub_server import Hub
 from tests.unit.store.header_files import with_holes
@@ -39,6 +40,26 @@ def test_a_path_that_looks_like_a_repository(resolver: Resolver) -> None:
     with pytest.raises(UserError, match="there is no model file") as caught:
         resolver.get(Path("unsloth/Qwen3-4B-GGUF"))
     assert "`hf:unsloth/Qwen3-4B-GGUF`" in caught.value.hint
+
+
+def test_a_folder_without_a_slash(
+    resolver: Resolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "x/m.gguf", tiny())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="`x` is a directory") as caught:
+        resolver.get("x")
+    assert caught.value.hint == "give its path: `./x/`"
+
+
+def test_a_fingerprint_is_found_in_any_store(resolver: Resolver, home: Path, stores: Stores) -> None:
+    """By the hashes that are known of it; a name with `mesh:` means only what came from members."""
+    path = put(home / ".models/mine-Q8_0.gguf", tiny())
+    fingerprint = verify(resolver.local(path), stores.meshd.parent / "weights", lambda _: None).fingerprint
+    assert resolver.get(f"mesh:{fingerprint}").paths == (path,)
+    assert resolver.get(f"mesh:{fingerprint[:32]}").paths == (path,)
+    with pytest.raises(NotHere):
+        resolver.local("mesh:mine-Q8_0")
 
 
 @pytest.mark.parametrize(
