@@ -12,10 +12,12 @@ from meshd.library.interface import ModelSource, NotHere
 from meshd.library.resolve import Resolver
 from meshd.library.short_names import DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
-from meshd.library.verify import verify
+from meshd.model.weights_index import fingerprint
+from meshd.store.hash_cache import FileState, HashCache
 
+from tests.gguf_bytes import parse
 from tests.hub_server import Hub
-from tests.unit.store.header_files import with_holes
+from tests.unit.store.header_files import hashes_of, with_holes
 
 from .models import cached, in_ollama, put, tiny, tiny_shards
 
@@ -55,9 +57,11 @@ def test_a_folder_without_a_slash(
 def test_a_fingerprint_is_found_in_any_store(resolver: Resolver, home: Path, stores: Stores) -> None:
     """By the hashes that are known of it; a name with `mesh:` means only what came from members."""
     path = put(home / ".models/mine-Q8_0.gguf", tiny())
-    fingerprint = verify(resolver.local(path), stores.meshd.parent / "weights", lambda _: None).fingerprint
-    assert resolver.get(f"mesh:{fingerprint}").paths == (path,)
-    assert resolver.get(f"mesh:{fingerprint[:32]}").paths == (path,)
+    hashes = hashes_of(tiny())
+    HashCache(stores.meshd.parent / "weights").save(FileState.at(path), parse(tiny()), hashes)
+    digits = fingerprint([parse(tiny())], [hashes])
+    for text in (f"mesh:{digits}", f"mesh:{digits[:32]}"):
+        assert resolver.get(text).paths == (path,)
     with pytest.raises(NotHere):
         resolver.local("mesh:mine-Q8_0")
 
