@@ -42,6 +42,12 @@ _DISK_HINT = (
 )
 
 
+_KEEP_HINT = (
+    "free space on that disk, raise `--keep-weights`, or give this worker the model's file; until then each load "
+    "sends them again"
+)
+
+
 def examine(
     status: Status,
     *,
@@ -68,6 +74,7 @@ def examine(
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_mdns(status),
         *_children(status),
+        *_kept_weights(status),
         *(warning for model in _served(status) for warning in _model(model)),
         *(
             HealthWarning(code="model_file", severity="warning", what=it, hint=_FILE_HINT)
@@ -114,6 +121,12 @@ def _mdns(status: Status) -> Iterator[HealthWarning]:
             hint="nothing to do while nodes find each other; otherwise allow UDP port 5353, "
             "or multicast between Wi-Fi clients",
         )
+
+
+def _kept_weights(status: Status) -> Iterator[HealthWarning]:
+    if status.store is not None and status.store.problem:
+        what = f"downloaded weights cannot be kept in `{status.store.path}`: {status.store.problem}"
+        yield HealthWarning(code="weights_not_kept", severity="warning", what=what, hint=_KEEP_HINT)
 
 
 def _banned(status: Status) -> Iterator[HealthWarning]:
