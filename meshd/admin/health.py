@@ -43,8 +43,8 @@ _DISK_HINT = (
 
 
 _KEEP_HINT = (
-    "free space on that disk, raise `--keep-weights`, or give this worker the model's file; until then each load "
-    "sends them again"
+    "free space on that disk, raise `--keep-weights`, or give this worker the model's file; until then each "
+    "load sends them again"
 )
 
 

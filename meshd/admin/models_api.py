@@ -25,19 +25,6 @@ class MemberModelView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberModelsReply:
-    """Of all members that are there; `left_out` did not say."""
-
-    models: tuple[MemberModelView, ...]
-    left_out: tuple[LeftOutView, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberModelsRequest(Request[MemberModelsReply], name="member_models"):
-    """Asked of the members now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FilesInUseReply:
     """Paths of model files, of those with shards the first one's."""
 
@@ -80,6 +67,20 @@ class PullReply:
     error: str = ""
     hint: str = ""
     code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberModelsReply:
+    """Of all members that are there; `left_out` did not say. `pulls`: those that run on this node."""
+
+    models: tuple[MemberModelView, ...]
+    left_out: tuple[LeftOutView, ...] = ()
+    pulls: tuple[PullReply, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberModelsRequest(Request[MemberModelsReply], name="member_models"):
+    """Asked of the members now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

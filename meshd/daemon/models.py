@@ -100,11 +100,14 @@ class ModelExchange:
         return self._in_use
 
     async def listed(self) -> MemberModelsReply:
-        """What members have."""
+        """What members have, and which of it is being pulled."""
         told = await ask_members(self._mesh)
         views = [_view(offer) for one in told for offer in one.offers if offer.stem]
         left_out = [LeftOutView(node=one.node, why=one.why_not) for one in told if one.why_not]
-        return MemberModelsReply(models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out))
+        pulls = tuple(_reply(one) for one in self._pulls.values() if one.task is not None)
+        return MemberModelsReply(
+            models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out), pulls=pulls
+        )
 
     def start(self, request: PullRequest) -> PullReply:
         """A pull of that name that runs already is watched by another one more.
@@ -114,7 +117,9 @@ class ModelExchange:
         try:
             name = parse_model_name(request.name)
         except ValueError as error:
-            raise UserError(f"`{request.name[:200]}` is not a model's name: {error}") from None
+            from meshd.library.resolve import no_name  # and stores, which no pull needs
+
+            raise no_name(request.name, error) from None
         make = _kind_of_pull(header_only=request.header_only)
         running = (
             one

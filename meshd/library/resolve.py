@@ -18,7 +18,16 @@ from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
 from meshd.library.walk import hint_for_missing, is_file, is_folder, size_of
 from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
-from meshd.model.model_name import BareName, HubName, MeshName, OllamaName, is_path, parse_model_name
+from meshd.model.model_name import (
+    MESH,
+    BareName,
+    HubName,
+    MeshName,
+    OllamaName,
+    is_digits,
+    is_path,
+    parse_model_name,
+)
 
 _MOST_NAMED = 8  # candidates that an error lists
 Given = Path | str
@@ -52,7 +61,7 @@ class Resolver:
         except ValueError as error:
             if is_path(given):
                 return self._path(_expanded(given))
-            raise UserError(f"`{given[:200]}` is not a model's name: {error}", hint=_FORMS) from None
+            raise no_name(given, error) from None
         match name:
             case HubName():
                 return self._hub(name, download)
@@ -172,6 +181,13 @@ _FORMS = (
     "give the path of a GGUF file, `hf:ORG/REPO:QUANT` (Hugging Face) or `ollama:NAME`; "
     f"short names are {', '.join((*SHORT_NAMES, DEMO))}"
 )
+
+
+def no_name(text: str, error: ValueError) -> UserError:
+    """The error for a text that parse_model_name refuses."""
+    few = text.startswith(MESH) and is_digits(text.removeprefix(MESH))
+    hint = "`meshd model ls --json` shows all 64 digits of each fingerprint that is known" if few else _FORMS
+    return UserError(f"`{text[:200]}` is not a model's name: {error}", hint=hint)
 
 
 def _words(model: StoredModel) -> set[str]:
