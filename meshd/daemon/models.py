@@ -163,7 +163,8 @@ class ModelExchange:
     async def _run(self, pull: _Pull) -> None:
         try:
             await pull.work.run()
-            LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
+            if not pull.work.state.was_here:
+                LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
         except LocalProtocolError:
             raise
         except NobodyHasIt as error:  # who asked is told, and may ask again

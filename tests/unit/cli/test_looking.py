@@ -50,7 +50,7 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "42 tokens",
         "127.0.0.1:4000",
         "llama-server",
-        "1 standing by",
+        "1 spare link",
     ):
         assert word in ran.out, word
 

@@ -54,7 +54,9 @@ def test_a_folder_without_a_slash(
     assert caught.value.hint == "give its path: `./x/`"
 
 
-def test_a_fingerprint_is_found_in_any_store(resolver: Resolver, home: Path, stores: Stores) -> None:
+def test_a_fingerprint_is_found_in_any_store(
+    resolver: Resolver, home: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the hashes that are known of it; a name with `mesh:` means only what came from members."""
     path = put(home / ".models/mine-Q8_0.gguf", tiny())
     hashes = hashes_of(tiny())
@@ -64,6 +66,10 @@ def test_a_fingerprint_is_found_in_any_store(resolver: Resolver, home: Path, sto
         assert resolver.get(text).paths == (path,)
     with pytest.raises(NotHere):
         resolver.local("mesh:mine-Q8_0")
+    with pytest.raises(NotHere):
+        resolver.local("smollm2")
+    monkeypatch.setattr(resolve, "DEMO_FINGERPRINT", digits)
+    assert resolver.local("smollm2").paths == (path,)
 
 
 @pytest.mark.parametrize(
