@@ -378,7 +378,8 @@ def test_what_the_commands_say_of_a_header(tmp_path: Path, monkeypatch: pytest.M
         one for one in json.loads(meshd("model", "ls", "--json").out) if one["name"] == "mesh:far-Q4_0"
     )
     assert (row["problem"], row["source"], row["quant"]) == ("only its header is here", "meshd", "Q4_K_M")
-    assert row["nodes"] == [{"node": row["nodes"][0]["node"], "path": str(path), "complete": False}]
+    [node] = row["nodes"]
+    assert (node["names"], node["path"], node["complete"]) == (["far-Q4_0"], str(path), False)
     shown = meshd("model", "show", "mesh:far-Q4_0").out
     assert (
         f"fingerprint    {row['fingerprint']}" in shown and "problem        only its header is here" in shown
