@@ -18,7 +18,7 @@ def check_space(place: Path, lacking: int, *, hint: str) -> None:
     if lacking and lacking + RESERVED_BYTES > free:
         why = f"{in_bytes(lacking)} are needed, {in_bytes(free)} are free"
         if lacking <= free:
-            why += f", of which {in_bytes(RESERVED_BYTES)} stay free"
+            why += f"; {in_bytes(RESERVED_BYTES)} must stay free"
         raise no_space(there, why, hint=hint)
 
 
