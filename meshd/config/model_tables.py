@@ -12,7 +12,7 @@ from meshd.config.forms import listed, whole
 from meshd.config.given import Given, raw_text, read_given, unknown_key
 from meshd.config.key import Key
 from meshd.config.keys import KEYS
-from meshd.config.serve_keys import serve_key
+from meshd.config.serve_keys import SERVE_KEYS, serve_key
 from meshd.config.tree import ModelConfig, ServeConfig
 
 T = TypeVar("T")
@@ -148,13 +148,12 @@ def _values(name: str, table: object, file: Path) -> dict[str, object]:
 
 def _unknown(section: str, field: str, file: Path) -> UserError:
     """A setting that only other sections have is most likely meant; else the nearest of a model's."""
-    homes = [key.section for key in KEYS if key.field == field and key.in_file]
-    if homes:
-        home = "serve" if "serve" in homes else homes[0]
-        return UserError(
-            f"unknown key `{section}.{field}` in `{file}`",
-            hint=f"`{field}` belongs in `[{home}]`: it is not set for each model",
-        )
+    for key in (*SERVE_KEYS, *KEYS):
+        if key.field == field and key.in_file:
+            return UserError(
+                f"unknown key `{section}.{field}` in `{file}`",
+                hint=f"`{field}` belongs in `[{key.section}]`: it is not set for each model",
+            )
     return unknown_key(f"{section}.{field}", [f"{section}.{known}" for known in _KEYS], file)
 
 
