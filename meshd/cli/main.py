@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshd.base.errors import MeshdError, UsageError
-from meshd.cli.options import Arguments, Parser, option_strings, split_rest
+from meshd.cli.options import Arguments, Parser, split_rest
 from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
@@ -309,11 +309,7 @@ def _run(argv: list[str], out: Output) -> int:
     after: list[str] | None = None
     if verb.rest:
         rest, after = split_rest(rest)
-    args, unknown = parser.parse_known_args(rest)
-    if unknown:
-        from meshd.cli.unknown_verb import unknown_options
-
-        raise unknown_options(name, unknown, option_strings(parser), passes_on=verb.rest)
+    args = parser.parse(rest, passes_on=verb.rest)
     args.rest = after
     return module.run(args, out)
 

@@ -43,6 +43,15 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError instead of printing."""
         raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
 
+    def parse(self, argv: Sequence[str], *, passes_on: bool) -> Arguments:
+        """The arguments of a verb; `passes_on`: it hands llama-server its options. Raises UsageError."""
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            from meshd.cli.unknown_verb import unknown_options
+
+            raise unknown_options(self.prog, unknown, option_strings(self), passes_on=passes_on)
+        return args
+
     def print_help(self, file: object = None) -> None:
         """On stdout; argparse's own drops what cannot be written, and ends with 0."""
         standard().raw(self.format_help())

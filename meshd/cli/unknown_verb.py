@@ -40,14 +40,12 @@ def unknown_options(
     verb: str, unknown: Sequence[str], options: Collection[str], *, passes_on: bool
 ) -> UsageError:
     """The error for arguments that the verb does not have. `passes_on`: it hands llama-server its options."""
-    help_of_verb = f"run `meshd {verb} --help`"
+    help_of_verb = f"run `{verb} --help`"
     option = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
     near = difflib.get_close_matches(option, options, n=1, cutoff=0.75) if option else []
     hint = help_of_verb
     if near:
-        hint = f"did you mean `{near[0]}`? All options: `meshd {verb} --help`"
+        hint = f"did you mean `{near[0]}`? All options: `{verb} --help`"
     elif option and passes_on:
-        hint = (
-            f"options of llama-server go after `--`: `meshd {verb} … -- {option}`; for others {help_of_verb}"
-        )
-    return UsageError(f"meshd {verb}: unrecognized arguments: {' '.join(unknown)}", hint=hint)
+        hint = f"options of llama-server go after `--`: `{verb} … -- {option}`; for others {help_of_verb}"
+    return UsageError(f"{verb}: unrecognized arguments: {' '.join(unknown)}", hint=hint)
