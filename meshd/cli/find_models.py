@@ -11,6 +11,7 @@ from meshd.base.errors import UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.config import Config, ServeConfig
+from meshd.model.gguf_names import HEADER_SUFFIX
 from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
     from meshd.library.interface import NotHere
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
-    from meshd.store.shard import is_header
 
     given = str(serve.model)
     find_native(config.paths, head=True)
@@ -52,7 +52,7 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
         stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
     except NotHere:
         path = _pulled(PullRequest(name=given, header_only=True), config, out, head=True)[0]
-        whole = not is_header(path)  # it was here under another name
+        whole = not path.name.endswith(HEADER_SUFFIX)  # it was here under another name
     else:
         path, whole = stored.paths[0], stored.complete
     if whole:

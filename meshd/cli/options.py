@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
+from meshd.cli.unknown_verb import unknown_options
 from meshd.config import LoadedConfig, load
 from meshd.config.forms import parse_duration, whole
 from meshd.config.key import Key
@@ -15,7 +16,6 @@ from meshd.config.keys import KEYS
 from meshd.config.shown import help_of
 
 Arguments = argparse.Namespace
-NOT_HERE = "not in this version"
 MOST_MILLISECONDS = 10_000
 
 
@@ -47,8 +47,6 @@ class Parser(argparse.ArgumentParser):
         """The arguments of a verb; `passes_on`: it hands llama-server its options. Raises UsageError."""
         args, unknown = self.parse_known_args(argv)
         if unknown:
-            from meshd.cli.unknown_verb import unknown_options
-
             raise unknown_options(self.prog, unknown, option_strings(self), passes_on=passes_on)
         return args
 

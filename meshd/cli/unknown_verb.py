@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Collection, Sequence
 
 from meshd.base.errors import UsageError
-from meshd.cli.options import NOT_HERE
 
+NOT_HERE = "not in this version"
 # verbs of other programs for models, and what does the same here
 LIKE_OTHERS = {
     "chat": "serve",
