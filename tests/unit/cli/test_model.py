@@ -334,6 +334,19 @@ def test_a_model_of_the_hub_that_came_from_members_is_found_by_its_name(
     assert members.asked == [(name, "serve")]
 
 
+def test_no_header_is_served_of_a_model_that_is_here_under_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = put(tmp_path / "elsewhere.gguf", tiny())
+    monkeypatch.setattr("meshd.daemon.model_first.pull_first", lambda *_: [whole])
+    monkeypatch.setattr("meshd.daemon.role_runtime.find_native", lambda *_, **__: None)
+    config = Config(serve=ServeConfig(model="mesh:tiny-Q4_0", header_only=True), paths=Paths(cache=tmp_path))
+    told = Terminal()
+    serve = finding.find_served_model(config, Output(Terminal(), told, {})).serve
+    assert serve == ServeConfig(model=whole)
+    assert "all of `mesh:tiny-Q4_0` is on this machine, and is used" in told.getvalue()
+
+
 def test_a_header_of_members_comes_before_the_node_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
