@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
 from meshd.config.key import Key
+from meshd.model.model_name import hint_of_digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ def read_given(key: Key, given: Given) -> object:
     try:
         value = key.form.read(given.raw)
     except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
-        hint = "run the verb with `--help` for its options" if given.error is UsageError else ""
+        hint = hint_of_digits(str(given.raw)) if key.names_models else ""
+        hint = hint or ("run the verb with `--help` for its options" if given.error is UsageError else "")
         raise given.error(
             f"cannot use `{given.shown}`: expected {key.form.expected}",
             hint=hint or f"see `{key.name}` in docs/config.md",

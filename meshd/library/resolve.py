@@ -19,12 +19,11 @@ from meshd.library.stores import Stores
 from meshd.library.walk import hint_for_missing, is_file, is_folder, size_of
 from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
 from meshd.model.model_name import (
-    MESH,
     BareName,
     HubName,
     MeshName,
     OllamaName,
-    is_digits,
+    hint_of_digits,
     is_path,
     parse_model_name,
 )
@@ -190,9 +189,7 @@ _FORMS = (
 
 def no_name(text: str, error: ValueError) -> UserError:
     """The error for a text that parse_model_name refuses."""
-    few = text.startswith(MESH) and is_digits(text.removeprefix(MESH))
-    hint = "`meshd model ls --json` shows all 64 digits of each fingerprint that is known" if few else _FORMS
-    return UserError(f"`{text[:200]}` is not a model's name: {error}", hint=hint)
+    return UserError(f"`{text[:200]}` is not a model's name: {error}", hint=hint_of_digits(text) or _FORMS)
 
 
 def _words(model: StoredModel) -> set[str]:

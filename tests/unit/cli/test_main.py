@@ -131,6 +131,7 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["serve", "--modle=x"], "did you mean `--model`?"),
         (["serve", "--model", "x", "--embeddings"], "after `--`: `meshd serve … -- --embeddings`;"),
         (["serve", "--model", "x", "-c", "4096"], "after `--`: `meshd serve … -- -c`;"),
+        (["serve", "--model", "mesh:570760e3492da2f0"], "at least 32 digits: `meshd model ls --json`"),
         (["serve", "model.gguf"], "run `meshd serve --help`"),
         (["model", "pull", "x", "--rat", "1"], "did you mean `--rate`?"),
     ],

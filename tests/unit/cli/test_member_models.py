@@ -107,7 +107,7 @@ def test_digits_show_no_file_that_is_called_so(daemon: FakeControl) -> None:
 
 def test_few_digits_are_refused() -> None:
     said = "at least 32 of the 64 digits of a fingerprint, not 12"
-    hint = "`meshd model ls --json` shows all 64 digits"
+    hint = "at least 32 digits: `meshd model ls --json` shows all"
     refused(meshd("model", "verify", f"mesh:{DIGITS[:12]}"), 1, said, hint)
     refused(meshd("model", "verify", "mesh:"), 1, "hint: give the path of a GGUF file")
 
