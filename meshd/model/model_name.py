@@ -97,7 +97,8 @@ def hint_of_digits(text: str) -> str:
     """Where the rest of a fingerprint is; empty for a text that is not `mesh:` with digits."""
     if not text.startswith(MESH) or not is_digits(text.removeprefix(MESH)):
         return ""
-    return f"give at least {LEAST_FINGERPRINT_DIGITS} digits: `meshd model ls --json` shows all {FINGERPRINT_DIGITS}"
+    least, whole = LEAST_FINGERPRINT_DIGITS, FINGERPRINT_DIGITS
+    return f"give at least {least} digits: `meshd model ls --json` shows all {whole}"
 
 
 def is_path(text: str) -> bool:
