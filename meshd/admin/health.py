@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
+from meshd.admin.worker_health import worker_warnings
 from meshd.base.byte_format import in_bytes, in_number
 from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
@@ -22,15 +23,10 @@ AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, 
 MAX_NODES_NAMED = 3
 _LOG_HINT = "run `meshd logs llama-server` for details"
 _PLAN_HINT = "change that and restart the head; it also tries again when workers come or go"
-_FILE_HINT = "if that was not intended, put the right file there; the next load uses it"
 _REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
 _FAULTS_HINT = (
     "install the same version of meshd on both nodes; if it persists, report the `work_failed` lines of "
     "`meshd logs`."
-)
-_UNFIT_HINT = (
-    "try another driver, or exclude the device with `--device CPU`; run `meshd logs device-trial` for "
-    "details. It is tried again after ten minutes"
 )
 _UNKNOWN_HINT = (
     "correct the name, or start that worker: it is used once it is there; `meshd peers` lists all nodes"
@@ -39,12 +35,6 @@ _NAME_HINT = "restart one of them once with another `--name`"
 _DISK_HINT = (
     "free space on that disk, and check that it is mounted read-write. Do not restart the node before: it "
     "keeps the content in memory, and writes the file as soon as it can"
-)
-
-
-_KEEP_HINT = (
-    "free space on that disk, raise `--keep-weights`, or give this worker the model's file; until then each "
-    "load sends them again"
 )
 
 
@@ -74,12 +64,8 @@ def examine(
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_mdns(status),
         *_children(status),
-        *_kept_weights(status),
         *(warning for model in _served(status) for warning in _model(model)),
-        *(
-            HealthWarning(code="model_file", severity="warning", what=it, hint=_FILE_HINT)
-            for it in file_notes
-        ),
+        *worker_warnings(status.store, file_notes, unfit),
         *(
             HealthWarning(code="rpc_refused", severity="warning", what=what, hint=f"{hint}{_REVOKE_HINT}")
             for what, hint in refused
@@ -90,7 +76,6 @@ def examine(
             )
             for name, why in unwritten.items()
         ),
-        *(HealthWarning(code="device_unfit", severity="warning", what=it, hint=_UNFIT_HINT) for it in unfit),
         *(
             HealthWarning(code="unknown_worker", severity="warning", what=it, hint=_UNKNOWN_HINT)
             for it in unknown
@@ -121,12 +106,6 @@ def _mdns(status: Status) -> Iterator[HealthWarning]:
             hint="nothing to do while nodes find each other; otherwise allow UDP port 5353, "
             "or multicast between Wi-Fi clients",
         )
-
-
-def _kept_weights(status: Status) -> Iterator[HealthWarning]:
-    if status.store is not None and status.store.problem:
-        what = f"downloaded weights cannot be kept in `{status.store.path}`: {status.store.problem}"
-        yield HealthWarning(code="weights_not_kept", severity="warning", what=what, hint=_KEEP_HINT)
 
 
 def _banned(status: Status) -> Iterator[HealthWarning]:
