@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.status import HealthWarning, PeerView, Status
+from meshd.admin.worker_health import worker_warnings
 from meshd.base.byte_format import in_bytes, in_number
 from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
@@ -22,15 +23,10 @@ AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, 
 MAX_NODES_NAMED = 3
 _LOG_HINT = "run `meshd logs llama-server` for details"
 _PLAN_HINT = "change that and restart the head; it also tries again when workers come or go"
-_FILE_HINT = "if that was not intended, put the right file there; the next load uses it"
 _REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
 _FAULTS_HINT = (
     "install the same version of meshd on both nodes; if it persists, report the `work_failed` lines of "
     "`meshd logs`."
-)
-_UNFIT_HINT = (
-    "try another driver, or exclude the device with `--device CPU`; run `meshd logs device-trial` for "
-    "details. It is tried again after ten minutes"
 )
 _UNKNOWN_HINT = (
     "correct the name, or start that worker: it is used once it is there; `meshd peers` lists all nodes"
@@ -69,10 +65,7 @@ def examine(
         *_mdns(status),
         *_children(status),
         *(warning for model in _served(status) for warning in _model(model)),
-        *(
-            HealthWarning(code="model_file", severity="warning", what=it, hint=_FILE_HINT)
-            for it in file_notes
-        ),
+        *worker_warnings(status.store, file_notes, unfit),
         *(
             HealthWarning(code="rpc_refused", severity="warning", what=what, hint=f"{hint}{_REVOKE_HINT}")
             for what, hint in refused
@@ -83,7 +76,6 @@ def examine(
             )
             for name, why in unwritten.items()
         ),
-        *(HealthWarning(code="device_unfit", severity="warning", what=it, hint=_UNFIT_HINT) for it in unfit),
         *(
             HealthWarning(code="unknown_worker", severity="warning", what=it, hint=_UNKNOWN_HINT)
             for it in unknown

@@ -25,19 +25,6 @@ class MemberModelView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberModelsReply:
-    """Of all members that are there; `left_out` did not say."""
-
-    models: tuple[MemberModelView, ...]
-    left_out: tuple[LeftOutView, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberModelsRequest(Request[MemberModelsReply], name="member_models"):
-    """Asked of the members now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FilesInUseReply:
     """Paths of model files, of those with shards the first one's."""
 
@@ -62,7 +49,8 @@ class HolderView:
 class PullReply:
     """How far a pull is. `step`: asking, looking, fetching, checking, done or failed; `before_bytes`: those
     that were there when it began; `rate` in bytes a second, 0 if unknown. `paths` and `fingerprint` when it
-    is done; `error`, `hint` and `code` when it has failed."""
+    is done; `was_here`: they are of a model that this machine had under another name or elsewhere. `error`,
+    `hint` and `code` when it has failed."""
 
     id: int
     step: str
@@ -75,9 +63,24 @@ class PullReply:
     holders: tuple[HolderView, ...] = ()
     paths: tuple[str, ...] = ()
     fingerprint: str | None = None
+    was_here: bool = False
     error: str = ""
     hint: str = ""
     code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberModelsReply:
+    """Of all members that are there; `left_out` did not say. `pulls`: those that run on this node."""
+
+    models: tuple[MemberModelView, ...]
+    left_out: tuple[LeftOutView, ...] = ()
+    pulls: tuple[PullReply, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberModelsRequest(Request[MemberModelsReply], name="member_models"):
+    """Asked of the members now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ def run(args: Arguments, out: Output) -> int:
                     f"{in_number(lent, 'model')} still in use here",
                     hint="run `meshd drain` again to go on waiting, or `meshd pause` to end the use now",
                 )
-            out.progress(f"waiting for {in_number(lent, 'model')} to be loaded without this node")
+            out.progress(f"waiting for the head of {in_number(lent, 'model')} to let go of this node")
             time.sleep(_LOOK_SECONDS)
     out.line("drained: nothing is lent, and nothing will be until `meshd resume`")
     return 0

@@ -11,6 +11,7 @@ from meshd.base.errors import UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.config import Config, ServeConfig
+from meshd.model.gguf_names import HEADER_SUFFIX
 from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
         stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
     except NotHere:
         path = _pulled(PullRequest(name=given, header_only=True), config, out, head=True)[0]
+        whole = not path.name.endswith(HEADER_SUFFIX)  # it was here under another name
     else:
-        if stored.complete:
-            out.note(f"all of `{given}` is on this machine, and is used")
-            return replace(serve, model=stored.paths[0], header_only=False)
-        path = stored.paths[0]
+        path, whole = stored.paths[0], stored.complete
+    if whole:
+        out.note(f"all of `{given}` is on this machine, and is used")
+        return replace(serve, model=path, header_only=False)
     out.note(said_of(path))
     return replace(serve, model=path, devices=("none",))
 

@@ -22,8 +22,9 @@ from meshd.admin.client import NotRunning, ask
 from meshd.admin.codec import to_json
 from meshd.base.errors import UsageError, UserError
 from meshd.base.time_format import in_time
-from meshd.cli.options import NOT_HERE, Arguments, Parser, duration, number
+from meshd.cli.options import Arguments, Parser, duration, number
 from meshd.cli.output import Output
+from meshd.cli.unknown_verb import NOT_HERE
 from meshd.config import home_here
 
 DEFAULT_EXPIRES = "24h"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.admin.client import Client, NotRunning
-from meshd.admin.models_api import MemberModelsReply, MemberModelsRequest, MemberModelView
+from meshd.admin.models_api import MemberModelsReply, MemberModelsRequest, MemberModelView, PullReply
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import MeshdError
 from meshd.cli.output import Json, Output
@@ -30,11 +30,33 @@ class ListedModel:
     stored: "StoredModel | None" = None
     facts: "ModelFacts | None" = None
     views: list[MemberModelView] = field(default_factory=list)
+    pull: PullReply | None = None
 
     @property
     def nodes(self) -> list[str]:
         """The members that have it."""
-        return list(dict.fromkeys(view.node for view in self.views))
+        return list(self.names)
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """By member, what its files of it are called there."""
+        found: dict[str, list[str]] = {}
+        for view in self.views:
+            names = found.setdefault(view.node, [])
+            if view.name not in names:
+                names.append(view.name)
+        return found
+
+    @property
+    def nodes_as_text(self) -> list[str]:
+        """The members, with the names that are not that of the list."""
+        own = self.stored.stem if self.stored is not None else self.views[0].name if self.views else ""
+        return [_as_text(node, names, own.lower()) for node, names in self.names.items()]
+
+    def is_pulled_by(self, pull: PullReply) -> bool:
+        return self.stored is None and any(
+            view.name == pull.name and view.bytes == pull.total_bytes for view in self.views
+        )
 
     def is_also(self, view: MemberModelView) -> bool:
         """By fingerprint where both are known, else by name and size."""
@@ -49,6 +71,12 @@ class ListedModel:
             return self.facts.fingerprint, self.stored.stem, self.stored.size if complete else -1
         known = next((one for one in self.views if one.fingerprint), self.views[0])
         return known.fingerprint, known.name, known.bytes
+
+
+def _as_text(node: str, names: Sequence[str], own: str) -> str:
+    others = [name for name in names if name.lower() != own]
+    also = "also " if len(others) < len(names) else ""
+    return f"{node} ({also}{', '.join(others)})" if others else node
 
 
 def meant_views(text: str, views: Sequence[MemberModelView]) -> list[MemberModelView]:
@@ -83,6 +111,9 @@ def list_models(config: Config, stores: "Stores", out: Output, *, as_json: bool)
             listed.append(ListedModel(views=[view]))
         else:
             same.views.append(view)
+    for pull in told.pulls if told is not None else ():
+        if pull.name:
+            _add_pull(listed, pull)
     for left in told.left_out if told is not None else ():
         out.note(f"{left.node} did not say which models it has: {left.why}")
     if as_json:
@@ -92,6 +123,15 @@ def list_models(config: Config, stores: "Stores", out: Output, *, as_json: bool)
     else:
         out.note("no models on this machine; download one: `meshd model pull hf:ORG/REPO:QUANT`")
     return 0
+
+
+def _add_pull(listed: list[ListedModel], pull: PullReply) -> None:
+    """To its model; members that have it may be gone by now."""
+    same = next((one for one in listed if one.is_pulled_by(pull)), None)
+    if same is not None:
+        same.pull = pull
+    else:
+        listed.append(ListedModel(pull=pull))
 
 
 def _local(config: Config, stores: "Stores", out: Output) -> list[ListedModel]:
@@ -119,20 +159,44 @@ def _show(listed: Sequence[ListedModel], config: Config, out: Output, *, members
             quant = f.quant or m.quant
             row = [m.name, in_bytes(m.size), quant, f.architecture, str(m.source), _state(m, f)]
         else:
-            view = one.views[0]
-            quant, architecture = view.quant or "", view.architecture or ""
-            row = [_name_of(one, listed), in_bytes(view.bytes), quant, architecture, "mesh", _NOWHERE]
+            quant, architecture = next(((v.quant or "", v.architecture or "") for v in one.views), ("", ""))
+            state = _NOWHERE if one.pull is None else _pull_state(one.pull)
+            row = [_name_of(one, listed), in_bytes(_bytes_of(one)), quant, architecture, "mesh", state]
         nodes = [config.node.name] if one.stored is not None else []
-        rows.append([*row, ", ".join([*nodes, *one.nodes])] if members else row)
+        rows.append([*row, ", ".join([*nodes, *one.nodes_as_text])] if members else row)
     out.table([*headers, "NODES"] if members else headers, rows)
 
 
 def _name_of(one: ListedModel, listed: Sequence[ListedModel]) -> str:
     """By which it can be pulled: its file's name, unless members call different models so."""
+    if not one.views:
+        return f"{MESH}{one.pull.name}" if one.pull is not None else ""
     view = one.views[0]
     same = [other for other in listed if any(v.name.lower() == view.name.lower() for v in other.views)]
     digits = next((known for v in one.views if (known := v.fingerprint or v.content)), None)
     return MESH + (view.name if len(same) == 1 or digits is None else digits[:LEAST_FINGERPRINT_DIGITS])
+
+
+def _bytes_of(one: ListedModel) -> int:
+    """Of one that is not on this machine."""
+    return one.views[0].bytes if one.views else one.pull.total_bytes if one.pull is not None else 0
+
+
+def _pull_state(pull: PullReply) -> str:
+    share = f" {pull.done_bytes / pull.total_bytes:.0%}" if pull.total_bytes else ""
+    rate = f", {in_bytes(pull.rate)}/s" if pull.step == "fetching" and pull.rate else ""
+    return f"pull: {pull.step}{share}{rate}"
+
+
+def _pull_json(pull: PullReply | None) -> Json:
+    if pull is None:
+        return None
+    return {
+        "step": pull.step,
+        "done_bytes": pull.done_bytes,
+        "bytes": pull.total_bytes,
+        "bytes_s": pull.rate or None,
+    }
 
 
 def _state(model: "StoredModel", facts: "ModelFacts") -> str:
@@ -143,17 +207,17 @@ def _state(model: "StoredModel", facts: "ModelFacts") -> str:
 
 def _to_json(one: ListedModel, config: Config, listed: Sequence[ListedModel]) -> Json:
     """As docs/cli.md has it: `nodes` are those that have the model, this one first."""
-    others = members_json(one.views)
+    others = members_json(one)
     if one.stored is None or one.facts is None:
-        view = one.views[0]
         return {
             "name": _name_of(one, listed),
-            "bytes": view.bytes,
+            "bytes": _bytes_of(one),
             "fingerprint": next((v.fingerprint for v in one.views if v.fingerprint), None),
             "source": "mesh",
-            "quant": view.quant,
-            "architecture": view.architecture,
+            "quant": next((v.quant for v in one.views), None),
+            "architecture": next((v.architecture for v in one.views), None),
             "problem": None,
+            "pull": _pull_json(one.pull),
             "nodes": others,
         }
     model, facts = one.stored, one.facts
@@ -167,11 +231,17 @@ def _to_json(one: ListedModel, config: Config, listed: Sequence[ListedModel]) ->
         "quant": facts.quant or model.quant or None,
         "architecture": facts.architecture or None,
         "problem": facts.problem or model.problem or None,
-        "nodes": [{"node": config.node.name, "path": path, "complete": complete}, *others],
+        "pull": None,
+        "nodes": [
+            {"node": config.node.name, "names": [model.stem], "path": path, "complete": complete},
+            *others,
+        ],
     }
 
 
-def members_json(views: Sequence[MemberModelView]) -> list[Mapping[str, Json]]:
+def members_json(one: ListedModel) -> list[Mapping[str, Json]]:
     """Members tell no path."""
-    nodes = list(dict.fromkeys(view.node for view in views))
-    return [{"node": node, "path": None, "complete": True} for node in nodes]
+    return [
+        {"node": node, "names": list(names), "path": None, "complete": True}
+        for node, names in one.names.items()
+    ]

@@ -309,7 +309,7 @@ def _run(argv: list[str], out: Output) -> int:
     after: list[str] | None = None
     if verb.rest:
         rest, after = split_rest(rest)
-    args = parser.parse_args(rest)
+    args = parser.parse(rest, passes_on=verb.rest)
     args.rest = after
     return module.run(args, out)
 

@@ -31,7 +31,7 @@ from meshd.config import Config
 from meshd.model.model_name import MESH, is_digits
 
 if TYPE_CHECKING:  # they cost time to import, and `--help` needs none of them
-    from meshd.admin.models_api import MemberModelView
+    from meshd.admin.models_api import MemberModelsReply, MemberModelView, PullReply
     from meshd.library.facts import ModelFacts
     from meshd.library.interface import StoredModel
     from meshd.library.resolve import Resolver
@@ -86,33 +86,43 @@ def run(args: Arguments, out: Output) -> int:
     if args.action == "rm":
         return _remove(given, resolver, stores, config, args, out)
     if args.action == "pull":
-        return _pull(given, resolver, config, args, out)
+        return _pull(given, resolver, stores, config, args, out)
     if args.action == "show":
-        return _show(given, resolver, config, args, out)
+        return _show(given, resolver, stores, config, args, out)
     return _verify(resolver.local(given), config, args, out)
 
 
-def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Arguments, out: Output) -> int:
+def _pull(
+    given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
+) -> int:
     rate = rate_of(args.rate)
     try:
         model = resolver.local(given)
         there = model.complete
     except UserError:
         there = False
-    if args.background and not there:
-        return _begin_pull(given, config, rate, args, out)
-    pulled = None if there else pull_from_members(given, config.paths.home, rate, out)
+    pulled = None
+    if not there and args.background:
+        pulled = begin_pull(given, config.paths.home, rate, out)
+        if not pulled.was_here:
+            return _begun(pulled, args, out)
+    elif not there:
+        pulled = pull_from_members(given, config.paths.home, rate, out)
     if pulled is not None:
         paths = [Path(path) for path in pulled.paths]
         kept = keep_pulled(str(given), paths, config.paths.cache, reporter(out), out)
         model = resolver.local(kept) if kept is not None else resolver.get(given)
+        there = pulled.was_here
     elif not there:
         model = resolver.get(given)
+    model = stores.named(model)
     if args.json:
         holders = pulled.holders if pulled is not None else ()
         members: list[Json] = [{"node": one.node, "bytes": one.bytes} for one in holders]
         before = pulled.before_bytes if pulled is not None else 0
-        out.json({**_details(model, config), "resumed_bytes": before, "members": members})
+        nodes = _nodes_with(model, config, members_models(config.paths.home, out))
+        details = {**_details(model, config), "nodes": nodes}
+        out.json({**details, "resumed_bytes": before, "members": members})
     else:
         if there:
             out.note(f"`{model.name}` is on this machine")
@@ -120,8 +130,8 @@ def _pull(given: Path | str, resolver: "Resolver", config: Config, args: Argumen
     return 0
 
 
-def _begin_pull(given: Path | str, config: Config, rate: int, args: Arguments, out: Output) -> int:
-    begun = begin_pull(given, config.paths.home, rate, out)
+def _begun(begun: "PullReply", args: Arguments, out: Output) -> int:
+    """What is said of a pull in the background."""
     if args.json:
         sizes: dict[str, Json] = {"done_bytes": begun.done_bytes, "bytes": begun.total_bytes}
         out.json({"schema": 1, "name": begun.name, "step": begun.step, **sizes})
@@ -161,20 +171,26 @@ def _details(model: "StoredModel", config: Config) -> dict[str, Json]:
     }
 
 
-def _show(given: Path | str, resolver: "Resolver", config: Config, args: Arguments, out: Output) -> int:
+def _nodes_with(model: "StoredModel", config: Config, told: "MemberModelsReply | None") -> list[str]:
+    """The nodes that have a model of this machine, this one first."""
+    own = ListedModel(model, _facts(model, config))
+    own.views += [view for view in (told.models if told is not None else ()) if own.is_also(view)]
+    return [config.node.name, *own.nodes]
+
+
+def _show(
+    given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
+) -> int:
     told = members_models(config.paths.home, out)
     views = told.models if told is not None else ()
     try:
-        model = resolver.local(given)
+        model = stores.named(resolver.local(given))
     except UserError:
         meant = meant_views(str(given), views)
         if not meant:
             raise
         return _show_members(meant, args, out, by_name=not is_digits(str(given).removeprefix(MESH)))
-    own = ListedModel(model, _facts(model, config))
-    own.views += [view for view in views if own.is_also(view)]
-    details = _details(model, config)
-    nodes = [config.node.name, *own.nodes]
+    details, nodes = _details(model, config), _nodes_with(model, config, told)
     if args.json:
         out.json({**details, "nodes": nodes})
         return 0

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
+from meshd.cli.unknown_verb import unknown_options
 from meshd.config import LoadedConfig, load
 from meshd.config.forms import parse_duration, whole
 from meshd.config.key import Key
@@ -15,7 +16,6 @@ from meshd.config.keys import KEYS
 from meshd.config.shown import help_of
 
 Arguments = argparse.Namespace
-NOT_HERE = "not in this version"
 MOST_MILLISECONDS = 10_000
 
 
@@ -43,9 +43,26 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError instead of printing."""
         raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
 
+    def parse(self, argv: Sequence[str], *, passes_on: bool) -> Arguments:
+        """The arguments of a verb; `passes_on`: it hands llama-server its options. Raises UsageError."""
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            raise unknown_options(self.prog, unknown, option_strings(self), passes_on=passes_on)
+        return args
+
     def print_help(self, file: object = None) -> None:
         """On stdout; argparse's own drops what cannot be written, and ends with 0."""
         standard().raw(self.format_help())
+
+
+def option_strings(parser: argparse.ArgumentParser) -> list[str]:
+    """All options of a verb, and of its actions."""
+    found: list[str] = []
+    for action in parser._actions:
+        found += action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            found += [option for one in action.choices.values() for option in option_strings(one)]
+    return list(dict.fromkeys(found))
 
 
 def add_config_file(parser: argparse.ArgumentParser) -> None:

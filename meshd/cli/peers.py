@@ -7,7 +7,7 @@ from meshd.admin.client import ask
 from meshd.admin.codec import to_json
 from meshd.admin.health import is_away
 from meshd.admin.status import PeerView, Status
-from meshd.base.byte_format import in_bytes
+from meshd.base.byte_format import in_bytes, in_number
 from meshd.base.time_format import in_time
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
@@ -51,7 +51,7 @@ def _row(peer: PeerView) -> tuple[str, ...]:
     link = peer.link
     note = peer.why_not_direct or ("" if link is not None else peer.stopped or peer.last_error)
     if peer.standby_links:
-        note = f"{len(peer.standby_links)} standing by" + (f"; {note}" if note else "")
+        note = in_number(len(peer.standby_links), "spare link") + (f"; {note}" if note else "")
     return (
         peer.name,
         peer.id[:10],

@@ -110,8 +110,9 @@ def _layers(given: Sequence[str]) -> tuple[str, ...]:
 def _show(reply: PlanReply, out: Output) -> None:
     best = reply.plans[reply.choice]
     out.line(f"{reply.model}: {best.why}")
+    answers = f" for each of {best.slots} answers at once" if best.slots != 1 else ", one answer at a time"
     out.line(
-        f"context {best.ctx_size} tokens for each of {best.slots} answers at once, "
+        f"context {best.ctx_size} tokens{answers}, "
         f"prompts in steps of {best.ubatch}, output on {best.output_on}"
     )
     if best.corrected_by:

@@ -188,7 +188,7 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
             model.group or "-",
             model.state,
             f"{model.running} running, {model.waiting} waiting",
-            model.reason if model.state not in ("ready", "unloaded") else "",
+            model.reason if model.state != "ready" else "",
         )
         for model in models
     ]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
 from meshd.config.key import Key
+from meshd.model.model_name import hint_of_digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ def read_given(key: Key, given: Given) -> object:
     try:
         value = key.form.read(given.raw)
     except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
-        hint = "run the verb with `--help` for its options" if given.error is UsageError else ""
+        hint = hint_of_digits(str(given.raw)) if key.names_models else ""
+        hint = hint or ("run the verb with `--help` for its options" if given.error is UsageError else "")
         raise given.error(
             f"cannot use `{given.shown}`: expected {key.form.expected}",
             hint=hint or f"see `{key.name}` in docs/config.md",
@@ -78,7 +80,12 @@ def unknown_key(name: str, known: Sequence[str], file: Path) -> UserError:
     """With the nearest key that is known."""
     import difflib
 
+    section = name.rpartition(".")[0]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if section and near and near[0].startswith(f"{section}."):  # what they share says nothing
+        fields = [one.removeprefix(f"{section}.") for one in known if one.startswith(f"{section}.")]
+        field = name.removeprefix(f"{section}.")
+        near = [f"{section}.{one}" for one in difflib.get_close_matches(field, fields, n=1)]
     short = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
     best = (short or near or [""])[0]
     hint = f"use `{best}`, the nearest key" if best else "run `meshd config show` to list all keys"

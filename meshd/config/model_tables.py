@@ -11,7 +11,8 @@ from meshd.config import forms
 from meshd.config.forms import listed, whole
 from meshd.config.given import Given, raw_text, read_given, unknown_key
 from meshd.config.key import Key
-from meshd.config.serve_keys import serve_key
+from meshd.config.keys import KEYS
+from meshd.config.serve_keys import SERVE_KEYS, serve_key
 from meshd.config.tree import ModelConfig, ServeConfig
 
 T = TypeVar("T")
@@ -138,11 +139,22 @@ def _values(name: str, table: object, file: Path) -> dict[str, object]:
     for field, raw in table.items():
         key = _KEYS.get(field)
         if key is None:
-            raise unknown_key(f"{section}.{field}", [f"{section}.{known}" for known in _KEYS], file)
+            raise _unknown(section, field, file)
         text = f"{section}.{field} = {raw_text(key, raw)}"
         given = Given(raw, f"file {file}", f"{text}` in `{file}", file.absolute().parent, UserError)
-        values[field] = read_given(key, given)
+        values[field] = read_given(replace(key, section=f"{MODELS}.NAME"), given)
     return values
+
+
+def _unknown(section: str, field: str, file: Path) -> UserError:
+    """A setting that only other sections have is most likely meant; else the nearest of a model's."""
+    for key in (*SERVE_KEYS, *KEYS):
+        if key.field == field and key.in_file:
+            return UserError(
+                f"unknown key `{section}.{field}` in `{file}`",
+                hint=f"`{field}` belongs in `[{key.section}]`: it is not set for each model",
+            )
+    return unknown_key(f"{section}.{field}", [f"{section}.{known}" for known in _KEYS], file)
 
 
 def _model(name: str, values: Mapping[str, object], serve: ServeConfig) -> ModelConfig:

@@ -85,7 +85,7 @@ async def _pull_as_member(
                 try:
                     return await _pull(exchange, request, show)
                 finally:
-                    member.local.say_goodbye()
+                    member.local.say_goodbye("it only asked for its model")
                     await asyncio.sleep(_GOODBYE_SECONDS)
                     network.cancel()
         finally:

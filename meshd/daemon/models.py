@@ -26,6 +26,7 @@ from meshd.library.members.offers import MemberOffer
 from meshd.library.members.pull_model import ModelPull, PullPlace
 from meshd.library.members.pull_state import NobodyHasIt, PullStep
 from meshd.library.members.tell_models import ModelsTeller
+from meshd.library.own_models import own_models
 from meshd.library.stores import Stores
 from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
@@ -66,11 +67,14 @@ class ModelExchange:
     ) -> None:
         cache = config.paths.cache
         self._mesh = mesh
-        self._place = PullPlace(cache / "models", pieces.hashes, pieces)
+        started = started_with(config)
+        self._place = PullPlace(
+            cache / "models", pieces.hashes, pieces, own=lambda: own_models(Stores.here(cache), started)
+        )
         offered = OfferedModels(
             lambda: Stores.here(cache), cache / "weights", pieces, give=config.node.give_models
         )
-        offered.add(started_with(config))
+        offered.add(started)
         ModelsTeller(mesh, offered, pieces, pieces.hashes, disk=disk)
         PieceGiver(mesh, offered, is_serving=is_serving)
         self._in_use = FilesInUseReply(paths=tuple(str(path.absolute()) for path in files_in_use(config)))
@@ -96,11 +100,14 @@ class ModelExchange:
         return self._in_use
 
     async def listed(self) -> MemberModelsReply:
-        """What members have."""
+        """What members have, and which of it is being pulled."""
         told = await ask_members(self._mesh)
         views = [_view(offer) for one in told for offer in one.offers if offer.stem]
         left_out = [LeftOutView(node=one.node, why=one.why_not) for one in told if one.why_not]
-        return MemberModelsReply(models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out))
+        pulls = tuple(_reply(one) for one in self._pulls.values() if one.task is not None)
+        return MemberModelsReply(
+            models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out), pulls=pulls
+        )
 
     def start(self, request: PullRequest) -> PullReply:
         """A pull of that name that runs already is watched by another one more.
@@ -110,7 +117,9 @@ class ModelExchange:
         try:
             name = parse_model_name(request.name)
         except ValueError as error:
-            raise UserError(f"`{request.name[:200]}` is not a model's name: {error}") from None
+            from meshd.library.resolve import no_name  # and stores, which no pull needs
+
+            raise no_name(request.name, error) from None
         make = _kind_of_pull(header_only=request.header_only)
         running = (
             one
@@ -154,7 +163,8 @@ class ModelExchange:
     async def _run(self, pull: _Pull) -> None:
         try:
             await pull.work.run()
-            LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
+            if not pull.work.state.was_here:
+                LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
         except LocalProtocolError:
             raise
         except NobodyHasIt as error:  # who asked is told, and may ask again
@@ -224,6 +234,7 @@ def _reply(pull: _Pull) -> PullReply:
         ),
         paths=tuple(map(str, state.paths)),
         fingerprint=state.fingerprint or None,
+        was_here=state.was_here,
         error=error.what if error is not None else "it was stopped" if failed else "",
         hint=error.hint if error is not None else "",
         code=code,

@@ -98,9 +98,14 @@ class Armour:
         if expected > MAX_PASTED_CHARS:
             raise self.wrong("its first characters are damaged")
         if len(digits) < expected:
-            raise self.wrong(f"it is truncated: {_characters(expected - len(digits))} missing")
+            # its beginning says how long it is, and that may be what is damaged
+            missing = _characters(expected - len(digits))
+            raise self.wrong(
+                f"it is truncated ({missing} missing), or a character of its beginning is damaged"
+            )
         if len(digits) > expected:
-            raise self.wrong(f"it has {_characters(len(digits) - expected)} too many")
+            extra = _characters(len(digits) - expected)
+            raise self.wrong(f"it has {extra} too many, or a character of its beginning is damaged")
         try:
             raw = from_base32(digits)
         except ValueError:

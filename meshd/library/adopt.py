@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from meshd.library.headers import HEADER_KIND
 from meshd.library.interface import ModelSource, NotTheSame, ReportProgress, StoredModel
 from meshd.library.walk import folders_in, size_of
 from meshd.model.gguf_names import quant_of
@@ -20,6 +21,7 @@ from meshd.store.shard import close_all, open_shards
 _NOTE = ".pulled-as"  # in the folder of a model that no hub has confirmed
 _NOTE_BYTES = 1024
 _FOLDERS = "mesh-"
+_OWN_FOLDERS = (_FOLDERS, f"{HEADER_KIND}-")
 
 
 def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: ReportProgress) -> list[Path]:
@@ -61,6 +63,17 @@ def note_name(name: HubName, paths: Sequence[Path]) -> None:
     whole = HubName(name.org, name.repo, name.choice or quant or paths[0].name)
     with suppress(OSError):
         (paths[0].parent / _NOTE).write_text(f"{whole}\n", "utf-8")
+
+
+def notes_of(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """What was noted beside a model, if anything was."""
+    note = paths[0].parent / _NOTE
+    return (note,) if note.is_file() else ()
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Whether it was made for one model that came from members."""
+    return folder.name.startswith(_OWN_FOLDERS)
 
 
 def find_noted(name: HubName, folder: Path) -> StoredModel | None:

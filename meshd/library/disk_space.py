@@ -16,7 +16,10 @@ def check_space(place: Path, lacking: int, *, hint: str) -> None:
     there = _nearest(place)
     free = free_bytes(there)
     if lacking and lacking + RESERVED_BYTES > free:
-        raise no_space(there, f"{in_bytes(lacking)} are needed, {in_bytes(free)} are free", hint=hint)
+        why = f"{in_bytes(lacking)} are needed, {in_bytes(free)} are free"
+        if lacking <= free:
+            why += f"; {in_bytes(RESERVED_BYTES)} must stay free"
+        raise no_space(there, why, hint=hint)
 
 
 def free_bytes(place: Path) -> int:

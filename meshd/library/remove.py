@@ -9,6 +9,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library import hub_cache
+from meshd.library.adopt import is_own_folder, notes_of
 from meshd.library.headers import files_of
 from meshd.library.hub_cache import PREFIX
 from meshd.library.interface import ModelSource, StoredModel
@@ -49,7 +50,7 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
     if is_header(path):
         return Removal((model.name,), files_of(path), model.size)
     if path.is_relative_to(stores.meshd):
-        return Removal((model.name,), model.paths, model.size)
+        return Removal((model.name,), (*model.paths, *notes_of(model.paths)), model.size)
     raise _not_ours(model)
 
 
@@ -105,6 +106,9 @@ def remove(removal: Removal) -> None:
         raise UserError(
             f"cannot remove `{error.filename}`: {error.strerror}", hint="check who owns it"
         ) from None
+    for own in {path.parent for path in removal.files if is_own_folder(path.parent)}:
+        with suppress(OSError):  # not empty, say
+            own.rmdir()
     folder = removal.repository
     if folder is not None and not any(
         files_below(folder / name, depth=5, suffix="") for name in ("snapshots", "blobs")

@@ -14,11 +14,19 @@ from meshd.library.adopt import find_noted
 from meshd.library.facts import facts_of
 from meshd.library.headers import ONLY_HEADER, find_header
 from meshd.library.interface import ModelSource, NotHere, ReportProgress, StoredModel, TransferProgress
-from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES, stem_of
+from meshd.library.short_names import DEMO, DEMO_FINGERPRINT, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
 from meshd.library.walk import hint_for_missing, is_file, is_folder, size_of
 from meshd.model.gguf_names import GGUF_SUFFIX, quant_of
-from meshd.model.model_name import BareName, HubName, MeshName, OllamaName, is_path, parse_model_name
+from meshd.model.model_name import (
+    BareName,
+    HubName,
+    MeshName,
+    OllamaName,
+    hint_of_digits,
+    is_path,
+    parse_model_name,
+)
 
 _MOST_NAMED = 8  # candidates that an error lists
 Given = Path | str
@@ -52,7 +60,7 @@ class Resolver:
         except ValueError as error:
             if is_path(given):
                 return self._path(_expanded(given))
-            raise UserError(f"`{given[:200]}` is not a model's name: {error}", hint=_FORMS) from None
+            raise no_name(given, error) from None
         match name:
             case HubName():
                 return self._hub(name, download)
@@ -97,9 +105,13 @@ class Resolver:
         )
 
     def _mesh(self, name: MeshName) -> StoredModel:
-        """What was pulled from members; a daemon asks them, and only `meshd model pull` asks that."""
+        """What was pulled from members; a daemon asks them, and only `meshd model pull` asks that.
+
+        With a fingerprint, any model of this machine that is known to have it.
+        """
         hashes = self._stores.meshd.parent / "weights"
-        for one in folders.all_models(self._stores.meshd, ModelSource.MESHD):
+        pulled = folders.all_models(self._stores.meshd, ModelSource.MESHD)
+        for one in self._stores.all_models() if name.fingerprint else pulled:
             if one.complete and _is_called(name, one, hashes):
                 return one
         if (header := find_header(self._stores.meshd, name)) is not None:
@@ -121,6 +133,8 @@ class Resolver:
             return (complete or found)[0]
         if complete:
             raise _ambiguous(text, complete)
+        if is_folder(Path(text)):
+            raise UserError(f"`{text}` is a directory here, and no model", hint=f"give its path: `./{text}/`")
         raise NotHere(
             f"there is no model `{text}` on this machine{self._near(text)}",
             hint=f"list what there is with `meshd model ls`, or {_FORMS}",
@@ -136,8 +150,13 @@ class Resolver:
         return self._hub(name, download)
 
     def _demo(self, download: bool) -> StoredModel:
-        for one in self._stores.all_models():
-            if one.complete and one.stem.lower() == DEMO_STEM.lower():
+        complete = [one for one in self._stores.all_models() if one.complete]
+        for one in complete:
+            if one.stem.lower() == DEMO_STEM.lower():
+                return one
+        hashes = self._stores.meshd.parent / "weights"
+        for one in complete:  # under another name, from members say
+            if facts_of(one, hashes).fingerprint == DEMO_FINGERPRINT:
                 return one
         if not download:
             raise NotHere(f"`{DEMO}` is not on this machine", hint=f"run `meshd model pull {DEMO}`")
@@ -166,6 +185,11 @@ _FORMS = (
     "give the path of a GGUF file, `hf:ORG/REPO:QUANT` (Hugging Face) or `ollama:NAME`; "
     f"short names are {', '.join((*SHORT_NAMES, DEMO))}"
 )
+
+
+def no_name(text: str, error: ValueError) -> UserError:
+    """The error for a text that parse_model_name refuses."""
+    return UserError(f"`{text[:200]}` is not a model's name: {error}", hint=hint_of_digits(text) or _FORMS)
 
 
 def _words(model: StoredModel) -> set[str]:

@@ -7,6 +7,7 @@ from meshd.model.model_name import HubName, parse_model_name
 
 DEMO = "smollm2"  # the model of `meshd demo`, which comes from the Python package index
 DEMO_STEM = "SmolLM2-135M-Instruct.Q4_1"
+DEMO_FINGERPRINT = "570760e3492da2f0e896dcdde144711f48d754472738e2c21394a4e685763c29"
 SHORT_NAMES: Mapping[str, HubName] = {
     "glm": HubName("unsloth", "GLM-4.7-Flash-GGUF", "Q4_K_M"),
     "qwen3": HubName("unsloth", "Qwen3-Coder-30B-A3B-Instruct-GGUF", "Q4_K_M"),

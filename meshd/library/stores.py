@@ -55,6 +55,12 @@ class Stores:
             for model in models
         ]
 
+    def named(self, model: StoredModel) -> StoredModel:
+        """The same, by the name that lists have of it, if it lies in a store."""
+        paths = [path.resolve() for path in model.paths[:1]]
+        here = (one for one in self.listed() if [path.resolve() for path in one.paths[:1]] == paths)
+        return next(here, model) if paths else model
+
     def _each(self) -> Iterator[tuple[Path, Iterator[StoredModel]]]:
         yield self.hub, hub_cache.all_models(self.hub)
         for place in self.ollama:

@@ -93,6 +93,14 @@ class BareName:
 ModelName = HubName | OllamaName | MeshName | BareName
 
 
+def hint_of_digits(text: str) -> str:
+    """Where the rest of a fingerprint is; empty for a text that is not `mesh:` with digits."""
+    if not text.startswith(MESH) or not is_digits(text.removeprefix(MESH)):
+        return ""
+    least, whole = LEAST_FINGERPRINT_DIGITS, FINGERPRINT_DIGITS
+    return f"give at least {least} digits: `meshd model ls --json` shows all {whole}"
+
+
 def is_path(text: str) -> bool:
     """Whether it can only be a path: it has a slash, or begins with `~` or a dot, and no scheme before it."""
     return not text.startswith(_SCHEMES) and ("/" in text or text.startswith(("~", ".")))

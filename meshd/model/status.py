@@ -154,3 +154,4 @@ class StoreStatus:
     bytes: int  # kept now
     limit: int  # maximum
     tensors: int  # complete ones
+    problem: str = ""  # why the last that came could not be kept; empty if they were

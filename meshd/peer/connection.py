@@ -128,10 +128,10 @@ class PeerConnection:
         return Broken(f"not connected to {self.view.label}: {self.view.last_error or 'no link yet'}")
 
     def close(self, code: Code, reason: str) -> None:
-        """Say goodbye on every link and end the session: its streams break with `reason`."""
+        """Say goodbye on every link and end the session: its streams break, with `reason`."""
         if self._held.streams is not None:
             self._held.streams.session.goodbye(code, reason)
-        self._end_session(reason)
+        self._end_session(f"this node said goodbye: {reason}")
 
     def blame(self, fault: Fault) -> None:
         """Something that the peer caused failed here in a way that nobody foresaw."""

@@ -117,12 +117,12 @@ class LocalMember:
         self.sign()
         self._mesh.record_changed()
 
-    def say_goodbye(self) -> None:
+    def say_goodbye(self, why: str = "the node was stopped") -> None:
         """End the sessions with all peers: for now, or for good."""
         if self.has_left:
             self._mesh.say_goodbye("the node has left the mesh", code=Code.LEFT)
         else:
-            self._mesh.say_goodbye("the node was stopped")
+            self._mesh.say_goodbye(why)
 
     async def stay(self, pipe: FirstPipe, make_link: Callable[[], Awaitable[Link]]) -> None:
         """Go on as a member where this node has just joined: the first link, while others are dialled."""

@@ -120,7 +120,11 @@ class DiskContentStore:
         held = sum(size for _, size in self._folder.packs()) if self._folder.limit else 0
         tensors = sum(len(known.table.tensors) for known in self._known.values())
         return StoreStatus(
-            path=str(self._folder.path), bytes=held, limit=self._folder.limit_now(held), tensors=tensors
+            path=str(self._folder.path),
+            bytes=held,
+            limit=self._folder.limit_now(held),
+            tensors=tensors,
+            problem=self._folder.problem,
         )
 
     async def take(

@@ -87,6 +87,11 @@ class HashCache:
         self._folder = folder
         self.reading = asyncio.Lock()  # held while a file is hashed: one at a time, a disk has one head
 
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder
+
     def clock_ns(self) -> int | None:
         """The file system's present time, by making a file; None when the folder cannot be written.
 

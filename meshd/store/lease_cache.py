@@ -231,7 +231,7 @@ class DiskLeaseCache:
             elif not self._stopped:
                 self._write(job.tensor, job)
         except OSError as error:
-            self._stop(error.strerror or str(error))
+            self._stop_for_disk(error.strerror or str(error))
             self.abandon()
 
     def _write(self, tensor: Missed, job: Job) -> None:
@@ -242,11 +242,12 @@ class DiskLeaseCache:
         self._unasked += len(job.data)
         if self._unasked >= ROOM_STEP_BYTES:
             if not self._store.folder.make_room(len(job.data)):
-                self._stop("there is no space: the rest of the store is in use")
+                self._stop_for_disk("there is no space: the rest of the store is in use")
                 return
             self._unasked = 0
         if self._writer is None:
             self._writer = PackWriter(self._store.folder.path, self.peer)
+            self._store.folder.problem = ""
         writer = self._writer
         writer.write(tensor, job.offset, job.data)
         if job.last and not writer.complete(tensor):
@@ -254,6 +255,10 @@ class DiskLeaseCache:
         is_full = writer.written >= self._store.pack_bytes or writer.count >= MAX_PACK_TENSORS // 2
         if is_full and writer.between:
             self._finish()
+
+    def _stop_for_disk(self, why: str) -> None:
+        self._store.folder.problem = why
+        self._stop(why)
 
     def _stop(self, why: str) -> None:
         if not self._stopped:

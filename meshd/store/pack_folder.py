@@ -27,6 +27,7 @@ class StoreFolder:
     def __init__(self, path: Path, limit: int) -> None:
         self.path = path
         self.limit = limit
+        self.problem = ""  # why it took nothing the last time; empty if it did
         self._peers: dict[str, str] = {}
 
     @property
@@ -36,7 +37,7 @@ class StoreFolder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             about = self.path.lstat()
         except OSError as error:
-            self.unusable(str(error))
+            self.unusable(error.strerror or str(error))
             return False
         private = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode) and not about.st_mode & 0o077
         if not private:
@@ -45,6 +46,7 @@ class StoreFolder:
 
     def unusable(self, why: str) -> None:
         """Say so, once for each lease that does without it."""
+        self.problem = why
         LOG.warning("weights_store_unusable", path=str(self.path), why=why)
 
     def packs(self) -> list[tuple[str, int]]:

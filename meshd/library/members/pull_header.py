@@ -117,11 +117,14 @@ class HeaderPull(ModelPull):
         plan = PiecePlan(index, present, wanted=numbers)
         self.state.total = sum(index.piece(number).length for number in numbers)
         self.state.done = self.state.before = plan.done_bytes
+        await in_thread(functools.partial(files.check_space, self.state.total - plan.done_bytes))
         fetcher = self._fetcher(files, index, plan)
 
         async def fetch(peer: PeerId) -> None:
             try:
                 await fetcher.fetch(peer)
+            except UserError as error:  # of our own disk; this task's owner would only log it
+                self._failure = error
             except (MeshdError, TimeoutError) as error:
                 self._is_lost(peer, error)
 
@@ -134,6 +137,8 @@ class HeaderPull(ModelPull):
                 owner.cancel()
         except ExceptionGroup as group:
             raise first_error(group) from None
+        if self._failure is not None:
+            raise self._failure
         if not plan.is_done:
             raise self._lost()
         present.update(numbers)
@@ -181,7 +186,7 @@ class HeaderPull(ModelPull):
                 self._is_lost(offer.peer, error)
             return None
         found = fingerprint([header], [digests])
-        if self._is_wished(found, index) and offer.model.fingerprint.hex() in ("", found):
+        if self._is_wished(found, index.content.hex()) and offer.model.fingerprint.hex() in ("", found):
             return _Hashes(offer, digests, found)
         self.state.holders[offer.peer].problem = _LIED
         LOG.warning("holder_lied", peer=offer.peer.short, why=_LIED)

@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
+from meshd.library.interface import StoredModel
 from meshd.library.members.ask_models import ask_members, ask_pieces
 from meshd.library.members.fetch_pieces import PieceFetcher
 from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
@@ -27,6 +28,7 @@ from meshd.library.members.pull_state import (
     UnusableContent,
     nobody_has,
 )
+from meshd.library.members.same_model import may_be_elsewhere, same_model
 from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MeshName, ModelName
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
@@ -45,11 +47,12 @@ LOG = log.get("library")
 
 @dataclass(frozen=True, slots=True)
 class PullPlace:
-    """Where models go, and the hashes that are kept of them."""
+    """Where models go, and the hashes that are kept of them. `own`: the models of this machine; it blocks."""
 
     folder: Path
     hashes: HashCache
     pieces: PieceCache
+    own: Callable[[], Iterable[StoredModel]] = tuple
 
 
 class ModelPull:
@@ -78,7 +81,7 @@ class ModelPull:
         while True:
             offers = await self._find(failed)
             try:
-                if await self._pull(offers):
+                if await self._is_here(offers) or await self._pull(offers):
                     self.state.step = PullStep.DONE
                     return
             except ExceptionGroup as group:
@@ -124,6 +127,22 @@ class ModelPull:
         self.state.total = one_each[0].model.size
         self.state.holders = {offer.peer: Holder(offer.node) for offer in one_each}
         return one_each
+
+    async def _is_here(self, offers: Sequence[MemberOffer]) -> bool:
+        """Whether this machine has the same, wherever: then that is used, and nothing fetched."""
+        if not may_be_elsewhere(self._name):
+            return False
+        told, place = [offer.model for offer in offers], self._place
+        found = await in_thread(
+            lambda: same_model(told, place.own(), place.pieces, is_wished=self._is_wished)
+        )
+        if found is None:
+            return False
+        state, stored = self.state, found.stored
+        state.name, state.paths, state.fingerprint = stored.stem, stored.paths, found.fingerprint
+        state.total = state.done = state.before = stored.size
+        state.holders, state.was_here = {}, True
+        return True
 
     async def _pull(self, offers: Sequence[MemberOffer]) -> bool:
         """False when what came is not what these members said: others are asked then."""
@@ -298,14 +317,14 @@ class ModelPull:
     def _liars(self, found: str, index: PieceIndex) -> set[PeerId]:
         """Of the members that have this content: those that said it was another model."""
         group = self._group(index)
-        if not found or not self._is_wished(found, index):
+        if not found or not self._is_wished(found, index.content.hex()):
             return group
         told = {one.peer: one.model.fingerprint.hex() for one in self._offers}
         return {peer for peer in group if told[peer] not in ("", found)}
 
-    def _is_wished(self, fingerprint: str, index: PieceIndex) -> bool:
+    def _is_wished(self, fingerprint: str, content: str) -> bool:
         """Whether it begins with the digits that the model was named by; members may say what they like."""
-        proven = (fingerprint, index.content.hex()) if self._by_content else (fingerprint,)
+        proven = (fingerprint, content) if self._by_content else (fingerprint,)
         return any(one.startswith(self._digits) for one in proven)
 
     def _lost(self) -> HoldersLost:

@@ -45,6 +45,7 @@ class PullState:
     paths: tuple[Path, ...] = ()
     fingerprint: str = ""
     activity: str = ""
+    was_here: bool = False  # `paths` are of a model of this machine, and nothing was fetched
 
 
 class NobodyHasIt(UserError):

@@ -40,9 +40,17 @@ class _Option:
 
 
 def advise(
-    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions, plan: Plan
+    layers: ModelLayers,
+    work: LayerWork,
+    machines: Machines,
+    options: HeadOptions,
+    plan: Plan,
+    *,
+    drafts: bool = False,
 ) -> SplitAdvice:
-    """`plan` is what runs; memory in `machines` is what it could have had."""
+    """`plan` is what runs; memory in `machines` is what it could have had. `drafts`: it runs with some, which
+    these predictions leave out.
+    """
     predictor = PlanPredictor(layers, work, machines, options)
     plan = on_paths(plan, {offer.node: offer.path for offer in machines.offers}.get)
     outcome = predictor.predict(plan)
@@ -50,7 +58,7 @@ def advise(
     found = list(_options(layers, work, machines, options, plan))
     best = min(found, key=lambda one: one.seconds, default=None)
     gain = 1 - best.seconds / now if best is not None and now > 0 else 0.0
-    why = f"predicted for {_OF_ANSWER}"
+    why = f"predicted {'without drafts ' if drafts else ''}for {_OF_ANSWER}"
     if not prediction.is_measured:
         why += "; some devices were never measured (`meshd capacity` does that while nothing is served)"
     if best is None or gain < _LEAST_GAIN:

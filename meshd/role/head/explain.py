@@ -131,10 +131,8 @@ async def explain(
         prompt = prompt_account(spent, chosen.prompt_tokens, chosen.queue)
     # in a thread: it plans several times, and tokens pass this loop meanwhile
     advice = await asyncio.to_thread(
-        advise, facts.layers, facts.work, facts.machines, facts.options, facts.plan
+        advise, facts.layers, facts.work, facts.machines, facts.options, facts.plan, drafts=drafts
     )
-    if drafts:
-        advice = replace(advice, why=f"{advice.why}, without drafts")
     return Explained(
         facts=facts,
         split=tuple(split),

@@ -266,6 +266,7 @@ class FakeControl(Answers):
     open: tuple[TunnelView, ...] = ()
     models: tuple[models_api.MemberModelView, ...] = ()
     pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
+    running: tuple[models_api.PullReply, ...] = ()  # what a list of models has of them
     in_use: tuple[str, ...] = ()
 
     @models_api.FilesInUseRequest.answer
@@ -275,7 +276,7 @@ class FakeControl(Answers):
     @models_api.MemberModelsRequest.answer
     async def member_models(self, request: models_api.MemberModelsRequest) -> models_api.MemberModelsReply:
         left_out = plan_api.LeftOutView(node="attic", why="it does not answer")
-        return models_api.MemberModelsReply(models=self.models, left_out=(left_out,))
+        return models_api.MemberModelsReply(models=self.models, left_out=(left_out,), pulls=self.running)
 
     @models_api.PullRequest.answer
     async def pull(self, request: models_api.PullRequest) -> models_api.PullReply:

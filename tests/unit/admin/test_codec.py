@@ -97,7 +97,8 @@ def test_what_packages_say_of_themselves_is_written_as_it_always_was() -> None:
         "api": '{"url": "http://127.0.0.1:8090", "ready": true, "requests": 1, "tokens": 42, "running": 1, '
         '"waiting": 2, "keys": [{"name": "anna", "active": 1, "answers": 3, "prompt_tokens": 120, '
         '"generated_tokens": 42, "tokens_today": 162}], "reason": "", "continue_s": 0.0}',
-        "store": '{"path": "/home/u/.cache/meshd/tensors", "bytes": 7, "limit": 20000000000, "tensors": 3}',
+        "store": '{"path": "/home/u/.cache/meshd/tensors", "bytes": 7, "limit": 20000000000, "tensors": 3, '
+        '"problem": ""}',
     }
 
 

@@ -7,7 +7,7 @@ import pytest
 from meshd.admin.health import examine
 from meshd.admin.status import ChildView, MdnsView, MeshView, PeerView, Status
 from meshd.link.transport import LinkKind
-from meshd.model.status import ModelState, Speeds
+from meshd.model.status import ModelState, Speeds, StoreStatus
 from meshd.wire.native import NativeVersion
 
 from .codes import warning_codes
@@ -66,6 +66,7 @@ CASES: list[tuple[str, Change]] = [
     ("model_failed", model(state="failed", reason="out of memory")),
     ("model_slow", model(measured=Speeds(20.0, 9.9), predicted=Speeds(30.0, 20.0))),
     ("model_waiting", model(state="waiting", reason="1 more worker")),
+    ("weights_not_kept", lambda status: replace(status, store=StoreStatus("/c/t", 0, 0, 0, "no space"))),
 ]
 
 

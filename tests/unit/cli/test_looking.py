@@ -50,7 +50,7 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "42 tokens",
         "127.0.0.1:4000",
         "llama-server",
-        "1 standing by",
+        "1 spare link",
     ):
         assert word in ran.out, word
 
@@ -295,6 +295,7 @@ def several() -> Status:
     """A gateway with three models."""
     small = replace(MODEL, name="small", aliases=("tiny",), group="g", running=2, waiting=1)
     big = replace(small, name="big", aliases=(), group="", state=ModelState.UNLOADED, running=0, waiting=0)
+    big = replace(big, reason="it made room for small")
     failed = replace(big, name="broken", state=ModelState.FAILED, reason="no memory")
     return replace(full_status(), model=small, models=(small, big, failed))
 
@@ -303,7 +304,8 @@ def test_several_models_are_listed_with_their_states(daemon: FakeControl) -> Non
     daemon.state = several()
     lines = [line.split() for line in meshd("status").out.splitlines()]
     assert ["small", "tiny", "g", "ready", "2", "running,", "1", "waiting"] in lines
-    assert ["big", "-", "-", "unloaded", "0", "running,", "0", "waiting"] in lines
+    why = ["it", "made", "room", "for", "small"]
+    assert ["big", "-", "-", "unloaded", "0", "running,", "0", "waiting", *why] in lines
     assert ["broken", "-", "-", "failed", "0", "running,", "0", "waiting", "no", "memory"] in lines
     names = [model["name"] for model in json.loads(meshd("status", "--json").out)["models"]]
     assert names == ["small", "big", "broken"]

@@ -48,6 +48,33 @@ def test_ls_as_json() -> None:
     assert far["fingerprint"] == DIGITS and [node["node"] for node in far["nodes"]] == ["garage", "desk"]
 
 
+def test_ls_says_what_members_call_it(daemon: FakeControl) -> None:
+    other = "f" * 64
+    daemon.models = (
+        member_model("garage", "far-Q8_0", 5_000_000, DIGITS),
+        member_model("desk", "newcomer", 5_000_000, DIGITS),
+        member_model("garage", "its-copy", 5_000_000, DIGITS),
+        member_model("desk", "Far-Q8_0", 6_000_000, other),
+    )
+    far = meshd("model", "ls").out.splitlines()[2]
+    assert far.endswith("garage (also its-copy), desk (newcomer)"), far
+    nodes = json.loads(meshd("model", "ls", "--json").out)[1]["nodes"]
+    assert [node["names"] for node in nodes] == [["far-Q8_0", "its-copy"], ["newcomer"]]
+
+
+def test_ls_says_how_far_pulls_are(daemon: FakeControl) -> None:
+    half = replace(_fetching(2_500_000), total_bytes=5_000_000, rate=1e6)
+    gone = replace(half, name="gone-Q8_0", step="checking", done_bytes=5_000_000)
+    daemon.running = (half, gone, PullReply(id=3, step="asking"))
+    rows = {line.split()[0]: line for line in meshd("model", "ls").out.splitlines()}
+    assert "pull: fetching 50%, 1.0 MB/s" in rows["mesh:far-Q8_0"]
+    assert "5.0 MB" in rows["mesh:gone-Q8_0"] and "pull: checking 100%" in rows["mesh:gone-Q8_0"]
+    own, far, last = json.loads(meshd("model", "ls", "--json").out)
+    assert far["pull"] == {"step": "fetching", "done_bytes": 2_500_000, "bytes": 5_000_000, "bytes_s": 1e6}
+    assert own["pull"] is None and far["nodes"] and last["nodes"] == []
+    assert (last["name"], last["bytes"], last["quant"]) == ("mesh:gone-Q8_0", 5_000_000, None)
+
+
 def test_two_models_of_one_name_are_listed_by_their_fingerprints(daemon: FakeControl) -> None:
     daemon.models = (
         member_model("garage", "far-Q8_0", 5_000_000, DIGITS),
@@ -80,7 +107,9 @@ def test_digits_show_no_file_that_is_called_so(daemon: FakeControl) -> None:
 
 def test_few_digits_are_refused() -> None:
     said = "at least 32 of the 64 digits of a fingerprint, not 12"
-    refused(meshd("model", "verify", f"mesh:{DIGITS[:12]}"), 1, said)
+    hint = "at least 32 digits: `meshd model ls --json` shows all"
+    refused(meshd("model", "verify", f"mesh:{DIGITS[:12]}"), 1, said, hint)
+    refused(meshd("model", "verify", "mesh:"), 1, "hint: give the path of a GGUF file")
 
 
 def test_show_of_what_is_here_and_there() -> None:
@@ -114,6 +143,28 @@ def test_a_pull_as_json(daemon: FakeControl, tmp_path: Path) -> None:
     body = json.loads(meshd("model", "pull", "far-Q8_0", "--json").out)
     assert body["paths"] == [str(path)]
     assert body["members"] == [{"node": "garage", "bytes": 1000}, {"node": "desk", "bytes": 0}]
+
+
+@pytest.mark.parametrize("more", [(), ("--background",)])
+def test_a_pull_of_what_is_here_under_another_name(
+    daemon: FakeControl, models: Path, more: tuple[str, ...]
+) -> None:
+    """Also of a short name: nothing is moved."""
+    path = models / ".models/own-Q8_0.gguf"
+    for name in ("mesh:far-Q8_0", "smollm2"):
+        daemon.pulls = [replace(_fetching(1000), step="done", holders=(), paths=(str(path),), was_here=True)]
+        ran = meshd("model", "pull", name, *more)
+        assert (ran.code, ran.out) == (0, f"{path}\n") and "`own-Q8_0` is on this machine" in ran.err
+        assert path.exists()
+
+
+def test_a_pull_as_json_is_as_show(daemon: FakeControl, models: Path) -> None:
+    path = models / ".models/own-Q8_0.gguf"
+    daemon.pulls = [replace(_fetching(1000), step="done", paths=(str(path),))]
+    body = json.loads(meshd("model", "pull", "mesh:far-Q8_0", "--json").out)
+    assert body.pop("resumed_bytes") == 0 and len(body.pop("members")) == 2
+    assert (body["name"], body["source"], body["nodes"][1:]) == ("own-Q8_0", "models", ["garage"])
+    assert body == json.loads(meshd("model", "show", str(path), "--json").out)
 
 
 def test_a_bar_has_the_rate_and_the_time_that_is_left(daemon: FakeControl, tmp_path: Path) -> None:
@@ -151,7 +202,8 @@ def test_ctrl_c_ends_the_pull(daemon: FakeControl, monkeypatch: pytest.MonkeyPat
     assert daemon.asked == [("pull", "mesh:far-Q8_0", 0), ("pull_stop", 1)]
 
 
-def test_what_nobody_has(daemon: FakeControl) -> None:
+def test_what_nobody_has(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # it was read before
     nobody = PullReply(id=1, step="failed", error="no member has it", code=NO_MEMBER_HAS_IT, hint="list")
     daemon.pulls = [nobody]
     refused(meshd("model", "pull", "mesh:none"), 1, "no member has it")

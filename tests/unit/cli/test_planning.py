@@ -21,6 +21,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_plan_of_one_answer_at_a_time(
+    daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [best, other] = fake.PLAN.plans
+    monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, plans=(replace(best, slots=1), other)))
+    assert "\ncontext 8192 tokens, one answer at a time, prompts" in meshd("plan", "--model", str(file)).out
+
+
 def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
     ran = meshd("plan", "--model", str(file))
     assert ran.code == 0

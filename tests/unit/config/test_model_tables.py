@@ -122,10 +122,21 @@ def test_a_wrong_table_is_refused_with_its_place(tmp_path: Path, text: str, why:
     assert why in caught.value.what and caught.value.hint
 
 
-def test_a_near_miss_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("ctx_sise = 3", "use `models.a.ctx_size`, the nearest key"),
+        ("host = 'x'", "`host` belongs in `[serve]`: it is not set for each model"),
+        ("port = 3", "`port` belongs in `[serve]`: it is not set for each model"),
+        ("name = 'x'", "`name` belongs in `[node]`: it is not set for each model"),
+        ("frobnicate = 3", "run `meshd config show` to list all keys"),
+        ("ttl = '5m'", "see `models.NAME.ttl` in docs/config.md"),
+    ],
+)
+def test_a_near_miss_is_told(tmp_path: Path, line: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
-        read(tmp_path, "[models.a]\nctx_sise = 3")
-    assert "models.a.ctx_size" in caught.value.hint
+        read(tmp_path, f"[models.a]\n{line}")
+    assert caught.value.hint == hint
 
 
 _TOML = st.recursive(

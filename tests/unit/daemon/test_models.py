@@ -112,9 +112,11 @@ def test_a_second_verb_watches_the_same_pull(tmp_path: Path) -> None:
             it.giver("a").has(big())
             first = models.start(PullRequest(name=NAME, rate=1 << 20))
             assert models.start(PullRequest(name=NAME)).id == first.id
+            assert [one.id for one in (await models.listed()).pulls] == [first.id]
             models.stop(first.id)
             reply = await ended(models, models.progress(first.id))
             assert reply.step == "failed" and reply.error == "it was stopped"
+            assert (await models.listed()).pulls == ()
 
     run(main())
 
@@ -128,5 +130,8 @@ def test_so_many_at_once(tmp_path: Path) -> None:
                 models.start(PullRequest(name="mesh:more"))
             with pytest.raises(UserError, match="is not a model's name"):
                 models.start(PullRequest(name="/etc/passwd"))
+            with pytest.raises(UserError, match="at least 32 of the 64 digits") as caught:
+                models.start(PullRequest(name="mesh:570760e3492da2f0"))
+            assert "`meshd model ls --json`" in caught.value.hint
 
     run(main())

@@ -60,6 +60,7 @@ def test_what_chats_do_is_forgiven(pasted: str) -> None:
         (TEXT[:-7], "7 characters missing"),
         (TEXT + "a", "1 character too many"),
         (TEXT + TEXT, "too many|is not allowed"),
+        (TEXT[:8] + "q" + TEXT[9:], "or a character of its beginning is damaged"),
         (TEXT[:20] + "0" + TEXT[21:], "character 21, `0`"),
         (TEXT[:20] + "é" + TEXT[21:], "character 21, `é`"),
         (TEXT[:20] + ("b" if TEXT[20] == "a" else "a") + TEXT[21:], "checksum"),

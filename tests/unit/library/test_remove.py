@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.library import hub_cache
+from meshd.library.adopt import note_name
 from meshd.library.remove import Removal, plan_removal, remove
 from meshd.library.resolve import Resolver
 from meshd.library.short_names import DEMO_STEM
 from meshd.library.stores import Stores
 from meshd.model.model_name import HubName
+
+from tests.unit.store.header_files import with_holes
 
 from .models import cached, in_ollama, put, tiny, tiny_shards
 
@@ -38,6 +41,26 @@ def test_the_last_one_takes_the_folder_with_it(stores: Stores) -> None:
     assert planned.size == sum(map(len, tiny_shards(4).values()))
     remove(planned)
     assert not (stores.hub / "models--me--T").exists()
+
+
+@pytest.mark.parametrize("kind", ["mesh", "noted", "header"])
+def test_the_folder_of_a_model_of_members_goes_with_it(stores: Stores, kind: str) -> None:
+    if kind == "header":
+        with_holes(stores.meshd / "header-0", tiny())
+    else:
+        path = put(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny())
+    if kind == "noted":
+        note_name(HubName("me", "T"), [path])
+    beside = put(stores.meshd / "other-Q4_0.gguf", tiny())
+    remove(plan(stores, "mesh:tiny-Q4_0"))
+    assert list(stores.meshd.iterdir()) == [beside]
+
+
+def test_what_others_put_there_stays(stores: Stores) -> None:
+    path = put(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny())
+    mine = put(path.parent / "notes.txt", b"mine")
+    remove(plan(stores, "mesh:tiny-Q4_0"))
+    assert mine.exists() and not path.exists()
 
 
 def test_a_repository_goes_with_its_pieces(stores: Stores) -> None:

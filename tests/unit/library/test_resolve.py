@@ -8,13 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.library import resolve
-from meshd.library.interface import ModelSource
+from meshd.library.interface import ModelSource, NotHere
 from meshd.library.resolve import Resolver
 from meshd.library.short_names import DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
+from meshd.model.weights_index import fingerprint
+from meshd.store.hash_cache import FileState, HashCache
 
+from tests.gguf_bytes import parse
 from tests.hub_server import Hub
-from tests.unit.store.header_files import with_holes
+from tests.unit.store.header_files import hashes_of, with_holes
 
 from .models import cached, in_ollama, put, tiny, tiny_shards
 
@@ -39,6 +42,34 @@ def test_a_path_that_looks_like_a_repository(resolver: Resolver) -> None:
     with pytest.raises(UserError, match="there is no model file") as caught:
         resolver.get(Path("unsloth/Qwen3-4B-GGUF"))
     assert "`hf:unsloth/Qwen3-4B-GGUF`" in caught.value.hint
+
+
+def test_a_folder_without_a_slash(
+    resolver: Resolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "x/m.gguf", tiny())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="`x` is a directory") as caught:
+        resolver.get("x")
+    assert caught.value.hint == "give its path: `./x/`"
+
+
+def test_a_fingerprint_is_found_in_any_store(
+    resolver: Resolver, home: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the hashes that are known of it; a name with `mesh:` means only what came from members."""
+    path = put(home / ".models/mine-Q8_0.gguf", tiny())
+    hashes = hashes_of(tiny())
+    HashCache(stores.meshd.parent / "weights").save(FileState.at(path), parse(tiny()), hashes)
+    digits = fingerprint([parse(tiny())], [hashes])
+    for text in (f"mesh:{digits}", f"mesh:{digits[:32]}"):
+        assert resolver.get(text).paths == (path,)
+    with pytest.raises(NotHere):
+        resolver.local("mesh:mine-Q8_0")
+    with pytest.raises(NotHere):
+        resolver.local("smollm2")
+    monkeypatch.setattr(resolve, "DEMO_FINGERPRINT", digits)
+    assert resolver.local("smollm2").paths == (path,)
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,10 @@ def test_what_a_lease_uses_stays_and_what_it_has_brought(tmp_path: Path, small: 
             sends(other, large(3))
             other.close()
             assert await has(store) == {large(1), large(2)}, "both are in use: there is no room for a third"
+            assert store.status.problem == "there is no space: the rest of the store is in use"
             it.close()
             await keeps(store, large(3))
-            assert large(3) in await has(store)
+            assert large(3) in await has(store) and store.status.problem == ""
 
     run(main())
 

@@ -201,6 +201,6 @@ def test_a_folder_that_is_not_ours_alone_is_not_used(tmp_path: Path, what: str) 
             async def on_progress(_text: str) -> None: ...
 
             assert await store.take(peer="peer", on_progress=on_progress) is None
-            assert (store.status.bytes, store.status.tensors) == (0, 0)
+            assert (store.status.bytes, store.status.tensors) == (0, 0) and store.status.problem
 
     run(main())

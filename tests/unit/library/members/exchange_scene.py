@@ -1,12 +1,13 @@
 """Nodes with models on disks of their own, joined in memory, and one that takes models from them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
 from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
+from meshd.library.interface import StoredModel
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
 from meshd.library.members.pull_model import ModelPull, PullPlace
@@ -76,10 +77,11 @@ class Scene:
         """A member that a test speaks for."""
         return self.net.mesh(name)
 
-    def pull(self, name: str, *, rate: float | None = None) -> ModelPull:
+    def pull(self, name: str, *, rate: float | None = None, own: Sequence[StoredModel] = ()) -> ModelPull:
+        """`own`: the models that the taker's machine has."""
         cache = self.folder / "taker"
         hashes = HashCache(cache / "weights")
-        place = PullPlace(cache / "models", hashes, PieceCache(cache / "pieces", hashes))
+        place = PullPlace(cache / "models", hashes, PieceCache(cache / "pieces", hashes), lambda: own)
         return ModelPull(self.taker, parse_model_name(name), place, rate=rate)
 
 

@@ -1,10 +1,12 @@
 """Headers of models from members: what is taken, how it is found again, and members that lie about hashes."""
 
 import asyncio
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
+from meshd.library import disk_space
 from meshd.library.headers import find_header, said_of
 from meshd.library.members.pull_state import NobodyHasIt, PullStep
 from meshd.model.model_name import MeshName
@@ -26,6 +28,8 @@ from tests.unit.library.members.told_member import (
 )
 from tests.unit.library.models import tiny, tiny_shards
 from tests.unit.store.header_files import hashes_of
+
+Usage = namedtuple("Usage", "total used free")
 
 
 def first_and_last() -> int:
@@ -92,6 +96,27 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
                 assert found is not None and found.paths == pull.state.paths, text
             assert find_header(models, MeshName("other")) is None
             assert find_header(models, MeshName("0" * 32)) is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", [NAME, f"mesh:{fingerprint_of(large())}"])
+@pytest.mark.parametrize("fills", [False, True], ids=["before", "meanwhile"])
+def test_a_full_disk_is_no_fault_of_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fills: bool
+) -> None:
+    """Before the length of the header is known, too."""
+    free = iter([1 << 40] if fills else [])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, next(free, disk_space.RESERVED_BYTES)))
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            told = bytes.fromhex(fingerprint_of(large()))
+            Member(large(), hashes_of(large()), told).speaks_for(it.mute("a"))
+            error = await failed(pull_of(it, name))
+            assert isinstance(error, UserError) and "not enough space in" in error.what, error.what
+            assert ("67.1 MB are free" if fills else "4.2 MB are needed") in error.what
+            assert "MESHD_CACHE" in error.hint
 
     run(main())
 

@@ -27,6 +27,15 @@ def test_a_worker_that_is_far_away_is_dropped() -> None:
     assert found.then_tok_s > 2 * found.now_tok_s and found.is_measured
 
 
+def test_that_drafts_are_left_out_is_said_of_what_is_predicted() -> None:
+    there = machines([offer("a", 16), offer("b", 16, rtt=0.2)], {"head": 99.0, "a": 1.0, "b": 1.0})
+    plan = serving_split(MODEL, WORK, there, REMOTE).plan
+    assert (
+        advise(MODEL, WORK, there, REMOTE, plan, drafts=True).why.count("predicted without drafts for a") == 1
+    )
+    assert "drafts" not in advise(MODEL, WORK, there, REMOTE, plan).why
+
+
 def test_of_three_the_slow_one_is_dropped() -> None:
     there = machines(
         [offer("a", 2.2), offer("b", 2.2), offer("c", 2.2, rtt=0.3)],

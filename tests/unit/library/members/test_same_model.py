@@ -1,0 +1,106 @@
+"""Models of members that this machine has under another name: they are used, and nothing is fetched."""
+
+from pathlib import Path
+
+import pytest
+from meshd.library.interface import StoredModel
+from meshd.library.members.pull_header import HeaderPull
+from meshd.library.members.pull_model import ModelPull
+from meshd.library.members.pull_state import PullStep
+from meshd.library.own_models import of_path
+from meshd.model.model_name import parse_model_name
+from meshd.store.hash_cache import FileState, HashCache
+from meshd.store.piece_cache import PieceCache
+
+from tests.conformance.run import run
+from tests.gguf_bytes import parse
+from tests.unit.library.members.exchange_scene import NAME, Scene, scene
+from tests.unit.library.members.test_pull_trust import WANTED, other
+from tests.unit.library.members.told_member import Member, index_of, large
+from tests.unit.library.models import put
+from tests.unit.store.header_files import hashes_of
+
+CONTENT = index_of(large()).content
+NAMES = (NAME, "hf:me/Big-GGUF:big-Q8_0.gguf")
+
+
+def mine(it: Scene, data: bytes, *known: str) -> StoredModel:
+    """A file of the taker's user, far from meshd's folders, of which so much is known."""
+    path = put(it.folder / "elsewhere/mine.gguf", data)
+    hashes = HashCache(it.folder / "taker/weights")
+    if "fingerprint" in known:
+        hashes.save(FileState.at(path), parse(data), hashes_of(data))
+    if "content" in known:
+        PieceCache(it.folder / "taker/pieces", hashes).save([FileState.at(path)], index_of(data))
+    return of_path(path)
+
+
+def has_not_fetched(pull: ModelPull, model: StoredModel) -> bool:
+    if not pull.state.was_here:
+        assert pull.state.paths != model.paths and any(one.bytes for one in pull.state.holders.values())
+        return False
+    assert pull.state.step is PullStep.DONE and pull.state.paths == model.paths
+    assert pull.state.done == pull.state.before == pull.state.total == model.size
+    assert not pull.state.holders
+    return True
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "name", "used"),
+    [
+        ("fingerprint", "fingerprint", f"mesh:{NAME}", True),
+        ("fingerprint", "fingerprint", NAME, True),
+        ("fingerprint", "fingerprint", f"mesh:{WANTED.hex()}", True),
+        ("fingerprint", "", f"mesh:{NAME}", False),
+        ("", "fingerprint", f"mesh:{NAME}", False),
+        ("fingerprint", "fingerprint", "hf:me/Big-GGUF:big-Q8_0.gguf", False),
+        ("content", "content", f"mesh:{NAME}", True),
+        ("content", "content", f"mesh:{CONTENT.hex()}", True),
+        ("content", "fingerprint", f"mesh:{NAME}", False),
+    ],
+)
+def test_the_same_content_is_used_where_it_is(
+    tmp_path: Path, known: str, told: str, name: str, used: bool
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            fingerprint = WANTED if told == "fingerprint" else b""
+            content = CONTENT if told == "content" else b""
+            Member(large(), hashes_of(large()), fingerprint, content, NAMES).speaks_for(it.mute("a"))
+            model = mine(it, large(), known)
+            pull = it.pull(name, own=[model])
+            await pull.run()
+            assert has_not_fetched(pull, model) is used
+            assert used is not (tmp_path / "taker/models").exists()
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", [f"mesh:{NAME}", f"mesh:{WANTED.hex()}"])
+def test_another_model_of_that_size_is_not_used(tmp_path: Path, name: str) -> None:
+    """Nor is it if a member says of what was asked for by digits that it is this one, too."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            lie = index_of(other()).content if name.startswith(f"mesh:{WANTED.hex()}") else b""
+            Member(large(), hashes_of(large()), WANTED, lie).speaks_for(it.mute("liar"))
+            Member(large(), hashes_of(large()), WANTED).speaks_for(it.mute("a"))
+            model = mine(it, other(), "fingerprint", "content")
+            pull = it.pull(name, own=[model])
+            await pull.run()
+            assert not has_not_fetched(pull, model) and pull.state.fingerprint == WANTED.hex()
+
+    run(main())
+
+
+def test_of_a_model_that_is_here_no_header_is_taken(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            Member(large(), hashes_of(large()), WANTED).speaks_for(it.mute("a"))
+            model = mine(it, large(), "fingerprint")
+            place = it.pull(NAME, own=[model])._place
+            pull = HeaderPull(it.taker, parse_model_name(f"mesh:{NAME}"), place)
+            await pull.run()
+            assert has_not_fetched(pull, model)
+
+    run(main())
