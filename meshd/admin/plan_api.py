@@ -129,7 +129,7 @@ class PlanView:
     `answer_s`: of a prompt of `prompt_tokens` and an answer of `answer_tokens`, by which splits are compared.
     The factors are in the rates: what answers took, against what was predicted. `corrected_by`: whose,
     `this split` or `splits like it`, which share devices or paths with it; empty where there were none.
-    `parts`: what a token and a prompt are the sums of.
+    `parts`: what a token and a prompt are the sums of. `ctx_note`: why `ctx_size` is less than asked for.
     """
 
     nodes: tuple[PlannedNode, ...]
@@ -153,6 +153,7 @@ class PlanView:
     corrected_by: str = ""
     parts: tuple[PlanPart, ...] = ()
     speculation: PlanSpeculation | None = None
+    ctx_note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

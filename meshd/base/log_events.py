@@ -66,6 +66,7 @@ EVENTS: Mapping[str, str] = {
     "child_stopped": "a child process has exited",
     "child_stopping": "a child process is asked to exit",
     "connection_owner_unreadable": "/proc could not be read, so a local connection to a tunnel was refused",
+    "context_shortened": "the context asked for is longer than what the model was trained for",
     "correction_not_kept": (
         "how long answers took, against what was predicted, could not be written to the cache; later answers "
         "say it again"

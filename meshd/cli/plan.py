@@ -114,6 +114,8 @@ def _show(reply: PlanReply, out: Output) -> None:
         f"context {best.ctx_size} tokens for each of {best.slots} answers at once, "
         f"prompts in steps of {best.ubatch}, output on {best.output_on}"
     )
+    if best.ctx_note:
+        out.line(best.ctx_note)
     if best.corrected_by:
         out.line(
             f"corrected by answers of {best.corrected_by}: generation × {best.generate_factor:.2f}, "

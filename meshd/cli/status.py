@@ -207,6 +207,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
     )
     if model.answers is not None:
         out.line(f"        {model.answers.text}")
+        if model.answers.note:
+            out.line(f"        {model.answers.note}")
     if (speed := _speeds(model)) is not None:
         out.line(f"        {speed}")
     if (speculation := _speculation(model.speculation)) is not None:

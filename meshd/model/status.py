@@ -75,6 +75,7 @@ class AnswersAtOnce:
     slots: int
     tokens: int  # of each, with its prompt; of all together if they share the context
     shared: bool = False  # llama-server ends all of them when it is full
+    note: str = ""  # why they are shorter than asked for; empty: they are not
 
     @property
     def text(self) -> str:

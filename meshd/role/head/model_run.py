@@ -122,6 +122,8 @@ class HeadRun:
         try:
             plan, offers = await self._plan(workers)
             LOG.info("plan", why=plan.why)
+            if plan.answers is not None and plan.answers.note:
+                LOG.warning("context_shortened", why=plan.answers.note)
             async with Owner() as owner:
                 self._weights_of = plan.weights_of
                 reserving = self._reserving()

@@ -174,7 +174,8 @@ def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptio
     given = _split_options(layers, options)
     made = plan(given) if llama_args.parallel is not None else as_many_as_fit(plan, given)
     lacking = ", for more of them memory is short" if made.shape.parallel < given.shape.parallel else ""
-    answers = answers_at_once(made.shape, layers)
+    note = llama_args.shortened(layers, tokens=options.ctx_size, slots=options.slots)
+    answers = answers_at_once(made.shape, llama_args.longest_answer(layers), note)
     return replace(made, why=f"{made.why}; {answers.text}{lacking}", answers=answers)
 
 
