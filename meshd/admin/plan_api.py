@@ -95,7 +95,8 @@ class PlanSpeculation:
     """What drafts make of a split: tokens a second of text that repeats itself, and of prose.
 
     Tokens of a draft, at most: `free_tokens` that the text repeats, `model_tokens` of the draft model. Where
-    both are 0, `why` says why. The shares that are accepted: `measured` in answers, or assumed.
+    both are 0, `why` says why; `why_no_model`: a draft model is not used. The shares that are accepted:
+    `measured` in answers, or assumed.
     """
 
     free_tokens: int
@@ -106,6 +107,7 @@ class PlanSpeculation:
     repetitive_tok_s: float
     prose_tok_s: float
     why: str = ""
+    why_no_model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

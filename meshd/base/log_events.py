@@ -76,6 +76,7 @@ EVENTS: Mapping[str, str] = {
     "device_not_measured": "the speed of a device could not be measured; it is estimated",
     "device_tried": "a device has passed its trial, with `count` operations",
     "device_unfit": "a device has failed its trial, and why; it is not used",
+    "draft_model_unused": "a draft model was given, and nothing is drafted with it, and why",
     "group_not_empty": "processes of a child's group are still running",
     "guard_not_replaced": "the file that names a guard could not be changed",
     "hashing": "a model file is read once to hash its tensors",

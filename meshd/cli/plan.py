@@ -123,6 +123,8 @@ def _show(reply: PlanReply, out: Output) -> None:
         )
     if best.speculation is not None:
         out.line(_drafts(best.speculation))
+        if best.speculation.why_no_model:
+            out.line(best.speculation.why_no_model)
     out.line()
     out.table(
         ("NODE", "DEVICE", "LAYERS", "MEMORY"),

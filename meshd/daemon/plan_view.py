@@ -88,6 +88,7 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
             repetitive_tok_s=round(drafts.repetitive_tok_s, 2),
             prose_tok_s=round(drafts.prose_tok_s, 2),
             why=drafts.why,
+            why_no_model=drafts.why_no_model,
         ),
     )
 

@@ -6,7 +6,7 @@ CPU, those of `blk.N` with layer N, output tensors with the last device unless m
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from meshd.base.errors import UserError
@@ -69,7 +69,7 @@ class ModelLayers:
     largest_elements: int
     cache: ModelCache
     widths: Widths
-    scaling: RopeScaling = RopeScaling()
+    scaling: RopeScaling = field(default_factory=RopeScaling)
 
     @property
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""How long an answer llama-server allows: what the model was trained for, unless the user stretches it. Pure.
+"""How long an answer llama-server allows: what the model was trained for, unless the user stretches it.
 
 Follows `n_ctx_slot` of its server-context.cpp and `llama_init_from_model` of the pinned commit. A longer
 context is not used, though its memory is spent. YaRN with another scale than the model's own moves the limit;
@@ -12,7 +12,7 @@ from itertools import pairwise
 from meshd.model.cache import Hyperparameters
 
 _YARN = "yarn"
-_MOST_TOKENS = 1 << 31
+MOST_TOKENS = 1 << 31
 _CONTEXT_KEY = ".context_length"
 _SCALES = ("--rope-scale", "--rope-freq-scale")
 
@@ -32,7 +32,7 @@ def read_scaling(known: Hyperparameters) -> RopeScaling:
     factor = header.metadata.get(f"{name}.rope.scaling.factor")
     return RopeScaling(
         kind=header.text(f"{name}.rope.scaling.type") or "linear",
-        factor=float(factor) if isinstance(factor, int | float) and 0 < factor < _MOST_TOKENS else 1.0,
+        factor=float(factor) if isinstance(factor, int | float) and 0 < factor < MOST_TOKENS else 1.0,
         original=known.number("rope.scaling.original_context_length"),
     )
 
@@ -55,7 +55,7 @@ def longest_answer(trained: int, scaling: RopeScaling, llama_args: Sequence[str]
             original = _positive(value) or original
     if kind != _YARN or scale == 1 / scaling.factor:
         return trained
-    return int(min((original or trained) / scale, _MOST_TOKENS - 1))
+    return int(min((original or trained) / scale, MOST_TOKENS - 1))
 
 
 def _name(option: str) -> str:
@@ -68,7 +68,7 @@ def _positive(text: str) -> float:
         number = float(text)
     except ValueError:
         return 0.0
-    return number if 0 < number < _MOST_TOKENS else 0.0
+    return number if 0 < number < MOST_TOKENS else 0.0
 
 
 def _overridden(text: str, trained: int) -> int:

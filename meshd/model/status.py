@@ -105,6 +105,7 @@ class SpeculationStatus:
     accepted: int  # those of them that are in answers
     gain: float | None  # times as fast as without; null until it is known
     why: str
+    why_no_model: str = ""  # the draft model is not used; empty: it is, or there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from itertools import pairwise
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
-from meshd.model.rope import longest_answer
+from meshd.model.rope import MOST_TOKENS, longest_answer
 from meshd.model.split_values import default_shape
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # of the pin
-MOST_TOKENS = 1 << 31
 
 _SPLIT = "meshd plans the split: see `--tensor-split` and `--device`"
 _KEY = "use `--api-key-file FILE` of meshd"

@@ -50,7 +50,7 @@ def test_no_limit_is_known_where_the_header_says_none() -> None:
 
 
 def test_the_scaling_is_read_from_the_header() -> None:
-    extra = {
+    extra: dict[str, str | float | int] = {
         "llama.rope.scaling.type": "yarn",
         "llama.rope.scaling.factor": 4.0,
         "llama.rope.scaling.original_context_length": 2048,

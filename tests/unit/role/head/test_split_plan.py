@@ -172,7 +172,9 @@ def test_one_machines_memory_is_counted_once() -> None:
             options=HeadOptions(machine="here", ctx_size=400_000),
         )
     apart = [node_offer("a", cpu(0.2), machine="there"), node_offer("b", cpu(0.2), machine="elsewhere")]
-    many = make_plan(long_model(), offers=apart, plain_rpc=[], own=[cpu(0.2)], options=HeadOptions(machine="here"))
+    many = make_plan(
+        long_model(), offers=apart, plain_rpc=[], own=[cpu(0.2)], options=HeadOptions(machine="here")
+    )
     assert len(many.shares) == 3
 
 
@@ -219,13 +221,17 @@ def test_one_card_is_counted_once_however_many_lend_it(offers: list[NodeOffer]) 
     with pytest.raises(NotEnoughMemory):
         make_plan(long_model(), offers=offers, plain_rpc=[], own=[cpu()], options=options)
     apart = [in_cards_of_their_own(item) for item in offers]
-    make_plan(long_model(), offers=apart, plain_rpc=[], own=[cpu()], options=options)  # twice as much would do
+    make_plan(
+        long_model(), offers=apart, plain_rpc=[], own=[cpu()], options=options
+    )  # twice as much would do
 
 
 def test_a_card_that_the_head_has_too_is_counted_once() -> None:
     own = [cpu(), card(0.35)]
     options = HeadOptions(ctx_size=200_000)
-    plan = make_plan(long_model(), offers=[node_offer("a", card(0.35))], plain_rpc=[], own=own, options=options)
+    plan = make_plan(
+        long_model(), offers=[node_offer("a", card(0.35))], plain_rpc=[], own=own, options=options
+    )
     assert sum(share.total for share in plan.shares if share.device.is_gpu) <= 0.35 * GIB
     apart = make_plan(
         long_model(), offers=[node_offer("a", card(0.35, of="two"))], plain_rpc=[], own=own, options=options
