@@ -341,9 +341,8 @@ def followers(plan: Plan) -> list[tuple[DeviceShare, DeviceShare]]:
 
 
 def split_of(plan: Plan) -> tuple[SplitPart, ...]:
-    """The plan as status shows it: workers in their order, then this node's devices."""
-    shares = [share for share in plan.shares if not share.device.is_head]
-    shares += [share for share in plan.shares if share.device.is_head]
+    """The plan as status shows it: in the order of the layers, then devices that hold none."""
+    shares = sorted(plan.shares, key=lambda share: not share.layers)
     return tuple(
         SplitPart(share.device.node, share.device.name, share.layers, share.weights) for share in shares
     )

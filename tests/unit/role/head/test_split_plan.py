@@ -57,7 +57,8 @@ def node_offer(
 OPTIONS = HeadOptions(machine="here")
 
 
-def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
+def test_every_layer_lies_somewhere_and_status_has_the_order_of_the_layers() -> None:
+    """llama.cpp puts the first layers on the head's CPU."""
     plan = make_plan(
         model(),
         offers=[node_offer("a", cpu()), node_offer("b", cpu())],
@@ -66,7 +67,7 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
         options=OPTIONS,
     )
     split = split_of(plan)
-    assert [part.node for part in split] == ["a", "b", "head"]
+    assert [part.node for part in split] == ["head", "a", "b"]
     assert sum(part.layers for part in split) == 8
     assert all(part.layers for part in split)
 
