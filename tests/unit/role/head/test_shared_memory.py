@@ -94,7 +94,9 @@ def test_a_node_keeps_what_is_its_own() -> None:
 
 def test_too_little_is_too_little_and_the_first_reason_is_told() -> None:
     offers = [node_offer("a", card(0.3)), node_offer("b", card(0.2))]
-    with pytest.raises(NotEnoughMemory, match=r"a CUDA0 .* free.*b CUDA0") as caught:
+    with pytest.raises(
+        NotEnoughMemory, match=r"a CUDA0 and b CUDA0 have nothing for them \(205 MiB free"
+    ) as caught:
         used(offers)
     assert "same memory" not in caught.value.what
 
