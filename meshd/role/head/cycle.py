@@ -430,9 +430,8 @@ class Serve:
                 await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
                 all_there = True
                 continue
-            there, left_out = len(self._roster.wanted()), self._left_out()
-            why = f"waiting for workers: {there} of {least} connected"
-            self._tell(ModelState.WAITING, "; ".join([why, *left_out]))
+            why = f"waiting for workers: {len(self._roster.wanted())} of {least} connected"
+            self._tell(ModelState.WAITING, "; ".join([why, *self._left_out()]))
             try:
                 async with asyncio.timeout_at(self._roster.next_try()):
                     seen = await self._runtime.mesh.changed(seen)
