@@ -95,7 +95,8 @@ class PlanSpeculation:
     """What drafts make of a split: tokens a second of text that repeats itself, and of prose.
 
     Tokens of a draft, at most: `free_tokens` that the text repeats, `model_tokens` of the draft model. Where
-    both are 0, `why` says why. The shares that are accepted: `measured` in answers, or assumed.
+    both are 0, `why` says why; `why_no_model`: a draft model is not used. The shares that are accepted:
+    `measured` in answers, or assumed.
     """
 
     free_tokens: int
@@ -106,6 +107,7 @@ class PlanSpeculation:
     repetitive_tok_s: float
     prose_tok_s: float
     why: str = ""
+    why_no_model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ class PlanView:
     `answer_s`: of a prompt of `prompt_tokens` and an answer of `answer_tokens`, by which splits are compared.
     The factors are in the rates: what answers took, against what was predicted. `corrected_by`: whose,
     `this split` or `splits like it`, which share devices or paths with it; empty where there were none.
-    `parts`: what a token and a prompt are the sums of.
+    `parts`: what a token and a prompt are the sums of. `ctx_note`: why `ctx_size` is less than asked for.
     """
 
     nodes: tuple[PlannedNode, ...]
@@ -153,6 +155,7 @@ class PlanView:
     corrected_by: str = ""
     parts: tuple[PlanPart, ...] = ()
     speculation: PlanSpeculation | None = None
+    ctx_note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,7 @@ EVENTS: Mapping[str, str] = {
     "child_stopped": "a child process has exited",
     "child_stopping": "a child process is asked to exit",
     "connection_owner_unreadable": "/proc could not be read, so a local connection to a tunnel was refused",
+    "context_shortened": "the context asked for is longer than what the model was trained for",
     "correction_not_kept": (
         "how long answers took, against what was predicted, could not be written to the cache; later answers "
         "say it again"
@@ -75,6 +76,7 @@ EVENTS: Mapping[str, str] = {
     "device_not_measured": "the speed of a device could not be measured; it is estimated",
     "device_tried": "a device has passed its trial, with `count` operations",
     "device_unfit": "a device has failed its trial, and why; it is not used",
+    "draft_model_unused": "a draft model was given, and nothing is drafted with it, and why",
     "group_not_empty": "processes of a child's group are still running",
     "guard_not_replaced": "the file that names a guard could not be changed",
     "hashing": "a model file is read once to hash its tensors",

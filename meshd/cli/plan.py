@@ -115,6 +115,8 @@ def _show(reply: PlanReply, out: Output) -> None:
         f"context {best.ctx_size} tokens{answers}, "
         f"prompts in steps of {best.ubatch}, output on {best.output_on}"
     )
+    if best.ctx_note:
+        out.line(best.ctx_note)
     if best.corrected_by:
         out.line(
             f"corrected by answers of {best.corrected_by}: generation × {best.generate_factor:.2f}, "
@@ -122,6 +124,8 @@ def _show(reply: PlanReply, out: Output) -> None:
         )
     if best.speculation is not None:
         out.line(_drafts(best.speculation))
+        if best.speculation.why_no_model:
+            out.line(best.speculation.why_no_model)
     out.line()
     out.table(
         ("NODE", "DEVICE", "LAYERS", "MEMORY"),

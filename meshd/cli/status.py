@@ -207,6 +207,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
     )
     if model.answers is not None:
         out.line(f"        {model.answers.text}")
+        if model.answers.note:
+            out.line(f"        {model.answers.note}")
     if (speed := _speeds(model)) is not None:
         out.line(f"        {speed}")
     if (speculation := _speculation(model.speculation)) is not None:
@@ -240,14 +242,15 @@ def _speeds(model: ModelStatus) -> str | None:
 
 
 def _speculation(found: SpeculationStatus | None) -> str | None:
-    if found is None or not max(found.free, found.model):
+    if found is None or not (max(found.free, found.model) or found.why_no_model):
         return None
     parts = [found.why]
     if found.drafted:
         parts.append(f"{found.accepted / found.drafted:.0%} of {found.drafted} accepted")
     if found.gain is not None:
         parts.append(f"{found.gain:.2f} times as fast as without")
-    return ", ".join(parts)
+    said = ", ".join(parts)
+    return f"{said}; {found.why_no_model}" if found.why_no_model else said
 
 
 def _standby(one: StandbyStatus) -> str:

@@ -56,7 +56,8 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
         first_token_s=round(predicted.first_token_s, 4),
         load_s=round(predicted.load_s, 3),
         bytes_per_token=predicted.bytes_per_token,
-        ctx_size=plan.shape.answer_tokens,
+        ctx_size=plan.answers.tokens if plan.answers is not None else plan.shape.answer_tokens,
+        ctx_note=plan.answers.note if plan.answers is not None else "",
         slots=plan.shape.parallel,
         ubatch=plan.shape.step_tokens,
         output_on=worker.label if worker is not None else "head",
@@ -87,6 +88,7 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
             repetitive_tok_s=round(drafts.repetitive_tok_s, 2),
             prose_tok_s=round(drafts.prose_tok_s, 2),
             why=drafts.why,
+            why_no_model=drafts.why_no_model,
         ),
     )
 

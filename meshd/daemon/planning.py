@@ -130,7 +130,7 @@ def make_planning(
     options = replace(head_options(config, member), devices=tuple(role.devices(config)))
     speeds = device_speeds(runtime, role.threads(config))
     cache = HashCache(config.paths.cache / "weights")
-    surveyor = Surveyor(runtime, options, speeds)
+    surveyor = Surveyor(runtime, options, speeds, built.lendable)
     return Planning(surveyor, speeds, options, cache, built.held, built.drafting)
 
 

@@ -15,6 +15,7 @@ from meshd.role.interface import RoleRuntime, RunningRole
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.pause import Pause
 from meshd.store.hash_cache import HashCache
+from meshd.wire.lease import OfferedDevice
 
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
@@ -30,6 +31,8 @@ class BuiltRole:
     gateway: "Gateway | None" = None
     pause: Pause | None = None
     """Of a role that lends devices."""
+    lendable: Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]] = tuple
+    """Devices of this machine, with what its user lends of their memory."""
     held: Callable[[], Mapping[tuple[str, str], int]] = dict
     """Memory that its model takes of devices, by node and device."""
     explain: "Callable[[], Awaitable[Explained | None]] | None" = None

@@ -78,4 +78,4 @@ class ClaimedWorker:
                 ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans
             ),
         )
-        return BuiltRole(worker, pause=worker.pause, speeds=speeds)
+        return BuiltRole(worker, pause=worker.pause, lendable=worker.lendable, speeds=speeds)

@@ -6,13 +6,14 @@ CPU, those of `blk.N` with layer N, output tensors with the last device unless m
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from meshd.base.errors import UserError
 from meshd.model.cache import Hyperparameters, ModelCache, model_cache
 from meshd.model.gguf import Header, TensorInfo
 from meshd.model.layer_range import MAX_LAYERS
+from meshd.model.rope import RopeScaling, read_scaling
 
 DEFAULT_CONTEXT = 8192  # tokens; more only when asked for: the cache of a long context fills a machine
 _BLOCK = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
@@ -68,6 +69,7 @@ class ModelLayers:
     largest_elements: int
     cache: ModelCache
     widths: Widths
+    scaling: RopeScaling = field(default_factory=RopeScaling)
 
     @property
     def count(self) -> int:
@@ -139,6 +141,7 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
         largest_elements=max(_elements(tensor) for tensor in tensors),
         cache=model_cache(header, count),
         widths=_widths(known, count, embedding),
+        scaling=read_scaling(known),
     )
 
 

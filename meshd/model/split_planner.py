@@ -17,6 +17,7 @@ from meshd.model.layers import ModelLayers
 from meshd.model.llama_placement import MAX_SPLIT_DEVICES, check_placed, check_split, one_to_spare
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
 from meshd.model.partition import partition
+from meshd.model.shortage import MemoryUse, shortage_text
 from meshd.model.split_values import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.user_split import user_counts
 
@@ -104,25 +105,19 @@ class _Planner:
 
     def shortage(self) -> str:
         """What is needed and what is there, device by device."""
-        model, shape = self._model, self._options.shape
-        cache = sum(model.cache.layer_bytes(shape))
-        cpu_layers = self._options.head_layers
-        order = self._order(cpu_layers, self._workers)
-        used = order if cpu_layers else [self._cpu, *order]
-        compute = sum(self._compute(device, order) for device in used)
-        needed = model.weight_bytes + cache + compute
-        room = self._room(order)
-        parts = [
-            f"{device.label} {in_memory(device.free)} free, "
-            f"{in_memory(max(0, room[id(device)]))} of it for layers"
-            for device in used
+        order = self._order(self._options.head_layers, self._workers)
+        used = order if self._cpu in order else [self._cpu, *order]
+        memories = [
+            MemoryUse(
+                [device.label for device in members],
+                min(device.free for device in members),
+                sum(self._fixed(device, order) for device in members),
+                sum(self._compute(device, order) for device in members),
+                any(device in order for device in members),
+            )
+            for members in self._members(used).values()
         ]
-        return (
-            f"`{model.name}` does not fit: it needs {in_memory(needed)} "
-            f"(weights {in_memory(model.weight_bytes)}, "
-            f"cache of {shape.text} {in_memory(cache)}, compute buffers up to "
-            f"{in_memory(compute)}); " + "; ".join(parts)
-        )
+        return shortage_text(self._model, self._options.shape, memories)
 
     def _cpu_choices(self) -> list[tuple[bool, str]]:
         if not self._options.head_layers:

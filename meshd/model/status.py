@@ -75,6 +75,7 @@ class AnswersAtOnce:
     slots: int
     tokens: int  # of each, with its prompt; of all together if they share the context
     shared: bool = False  # llama-server ends all of them when it is full
+    note: str = ""  # why they are shorter than asked for; empty: they are not
 
     @property
     def text(self) -> str:
@@ -104,6 +105,7 @@ class SpeculationStatus:
     accepted: int  # those of them that are in answers
     gain: float | None  # times as fast as without; null until it is known
     why: str
+    why_no_model: str = ""  # the draft model is not used; empty: it is, or there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """`meshd capacity` and `meshd plan` over real daemons: devices are timed, and nothing is loaded."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_two_nodes_are_measured_and_planned_with(tmp_path: Path) -> None:
 def test_a_plan_for_what_is_no_model_and_for_what_fits_nowhere(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            worker = await fleet.worker("worker", *QUIET)
+            worker = await fleet.worker("worker", *QUIET, "--memory", "260M")  # of which its own plans know
             await worker.token()
             bad = tmp_path / "bad.gguf"
             bad.write_bytes(b"GGUF nothing")
@@ -72,6 +73,11 @@ def test_a_plan_for_what_is_no_model_and_for_what_fits_nowhere(tmp_path: Path) -
             assert missing.returncode == 1 and "no model file" in missing.stderr
             huge = await cli(worker.spec.home, "plan", "--model", str(smollm2()), "--ctx-size", str(1 << 24))
             assert huge.returncode == 1 and "does not fit" in huge.stderr and "--ctx-size" in huge.stderr
+            assert "worker CPU has " in huge.stderr and "(260 MiB free, less " in huge.stderr
+            fitting = re.search(r"`--ctx-size (\d+)`", huge.stderr)
+            assert fitting is not None and int(fitting[1]) < 8192, "no longer than it was trained for"
+            shorter = await cli(worker.spec.home, "plan", "--model", str(smollm2()), "--ctx-size", fitting[1])
+            assert shorter.returncode == 0, shorter.stderr
 
     play(check())
 

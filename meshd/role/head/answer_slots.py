@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 from meshd.model.cache import ContextShape
-from meshd.model.layers import ModelLayers
 from meshd.model.split_values import NotEnoughMemory, Plan, SplitOptions
 from meshd.model.status import AnswersAtOnce
 
@@ -44,7 +43,9 @@ def _computing(plan: Plan) -> list[tuple[str, str]]:
     return [(share.device.node, share.device.name) for share in plan.shares if share.layers]
 
 
-def answers_at_once(shape: ContextShape, layers: ModelLayers) -> AnswersAtOnce:
-    """For status. llama-server limits each answer to the context that the model was trained for."""
+def answers_at_once(shape: ContextShape, longest: int, note: str = "") -> AnswersAtOnce:
+    """For status. `longest`: tokens to which llama-server limits each answer (model/rope.py); 0: none."""
     tokens = shape.answer_tokens
-    return AnswersAtOnce(shape.parallel, min(tokens, layers.trained_context or tokens), shape.is_shared)
+    if longest and not shape.is_shared:
+        tokens = min(tokens, longest)
+    return AnswersAtOnce(shape.parallel, tokens, shape.is_shared, note)

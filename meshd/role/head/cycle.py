@@ -424,18 +424,19 @@ class Serve:
 
     async def _wait_for_workers(self) -> list[PeerStatus]:
         least = self._options.min_workers
-        seen = -1
-        while len(self._roster.workers()) < least:
-            there, left_out = len(self._roster.wanted()), self._left_out()
-            why = f"waiting for workers: {there} of {least} connected"
-            self._tell(ModelState.WAITING, "; ".join([why, *left_out]))
+        seen, all_there = -1, not least
+        while not (enough := len(self._roster.workers()) >= least) or not all_there:
+            if enough:  # perhaps no more when that is over: one was lost, or another one has its name
+                await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
+                all_there = True
+                continue
+            why = f"waiting for workers: {len(self._roster.wanted())} of {least} connected"
+            self._tell(ModelState.WAITING, "; ".join([why, *self._left_out()]))
             try:
                 async with asyncio.timeout_at(self._roster.next_try()):
                     seen = await self._runtime.mesh.changed(seen)
             except TimeoutError:
                 LOG.info("worker_tried_again")
-        if least:
-            await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
         for why in self._roster.used_all_the_same():
             LOG.warning("worker_used_all_the_same", why=f"there are too few other workers: {why}")
         return self._roster.workers()

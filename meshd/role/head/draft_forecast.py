@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from meshd.model.drafts import tokens_of_round
 from meshd.model.split_values import Plan
-from meshd.model.status import Speeds
 from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.plan_prediction import PlanOutcome, PlanPredictor
 from meshd.role.head.round_estimate import round_estimate
@@ -34,7 +33,8 @@ class Drafting:
 class DraftForecast:
     """`free`, `model`: tokens of a draft, at most (model.drafts.Drafts), and the share that is accepted.
 
-    `measured`: that share was, in answers. `why` nothing is drafted; else empty.
+    `measured`: that share was, in answers. `why` nothing is drafted, `why_no_model` nothing by the draft
+    model; else empty.
     """
 
     free: int
@@ -45,6 +45,7 @@ class DraftForecast:
     repetitive_tok_s: float
     prose_tok_s: float
     why: str = ""
+    why_no_model: str = ""
 
 
 def forecast(
@@ -57,9 +58,9 @@ def forecast(
 ) -> DraftForecast:
     """With the drafts that a load of this plan would begin with; `weights`: bytes of the model."""
     prediction, draft = outcome.prediction, drafting.draft_model
-    speeds = Speeds(prediction.prompt_tok_s, prediction.generate_tok_s) if prediction.is_measured else None
-    estimate = round_estimate(plan, weights, speeds, draft)
-    drafts = drafting.speculation.would_draft(estimate, now, most=plan.shape.most_drafted)
+    estimate = round_estimate(plan, weights, predictor.rounds_of(plan), draft)
+    begun = drafting.speculation.would_begin(estimate, now, most=plan.shape.most_drafted)
+    drafts = begun.drafts
     shown = drafting.speculation.shown(now)
     free = shown.free if shown.free is not None else ASSUMED_FREE
     model = shown.model if shown.model is not None else ASSUMED_MODEL
@@ -82,5 +83,6 @@ def forecast(
         measured=bool(used) and all(one is not None for one in used),
         repetitive_tok_s=rate(drafts.free, free, 0.0) if drafts.free else prose,
         prose_tok_s=prose,
-        why="" if drafts.longest else drafting.speculation.why_nothing,
+        why="" if drafts.longest else begun.why_nothing,
+        why_no_model=begun.why_no_model,
     )

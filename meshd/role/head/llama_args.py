@@ -11,10 +11,10 @@ from itertools import pairwise
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers
+from meshd.model.rope import MOST_TOKENS, longest_answer
 from meshd.model.split_values import default_shape
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # of the pin
-MOST_TOKENS = 1 << 31
 
 _SPLIT = "meshd plans the split: see `--tensor-split` and `--device`"
 _KEY = "use `--api-key-file FILE` of meshd"
@@ -127,18 +127,16 @@ class LlamaArgs:
         slots share the context, and with `-c` and `-np` it is divided among them.
 
         A step has room for a token of each slot: with less, each round would be two.
+
+        It is no longer than answers may be: llama-server would spend the memory, and use none of it.
         """
-        context = self.tokens if self.tokens is not None else tokens
-        if context == 0:
-            context = layers.trained_context or None
-        one = default_shape(layers, tokens=context)
+        asked, most = self._asked(layers, tokens, slots), self._most(layers, slots)
+        one = default_shape(layers, tokens=min(asked, most) if most else asked)
         parallel = self.parallel or slots
         if self.unified:
             usual = replace(one, parallel=parallel, unified=True)
         else:
-            is_divided = self.tokens is not None and self.parallel is not None
-            each = -(-one.tokens // parallel) if is_divided else one.tokens
-            usual = replace(one, unified=self.unified is None).of(parallel, each)
+            usual = replace(one, unified=self.unified is None).of(parallel, one.tokens)
         return replace(
             usual,
             batch=max(self.batch or usual.batch, parallel),
@@ -148,6 +146,36 @@ class LlamaArgs:
             full_windows=self.full_windows,
             flash_attention=self.flash_attention,
         )
+
+    def longest_answer(self, layers: ModelLayers) -> int:
+        """Tokens, with the prompt; 0: the model does not say."""
+        return longest_answer(layers.trained_context, layers.scaling, self.rest)
+
+    def shortened(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> str:
+        """For people: why the context is shorter than asked for; empty where it is not."""
+        asked, most = self._asked(layers, tokens, slots), self._most(layers, slots)
+        if not most or asked <= most:
+            return ""
+        trained, longest = layers.trained_context, self.longest_answer(layers)
+        why = f"the model was trained for {trained} tokens"
+        advice = "to stretch it, add `-- --rope-scaling yarn --rope-scale N`"
+        if longest > trained:
+            why += f" and is stretched to {longest}"
+            advice = "a larger `--rope-scale` stretches it further"
+        return f"context shortened from {asked} to {most} tokens: {why}; {advice}"
+
+    def _asked(self, layers: ModelLayers, tokens: int | None, slots: int) -> int:
+        """Tokens of each answer, or of the context that they share, as the user wants it."""
+        context = self.tokens if self.tokens is not None else tokens
+        if context == 0:
+            context = layers.trained_context or None
+        whole = default_shape(layers, tokens=context).tokens
+        is_divided = self.tokens is not None and self.parallel is not None and not self.unified
+        return -(-whole // (self.parallel or slots)) if is_divided else whole
+
+    def _most(self, layers: ModelLayers, slots: int) -> int:
+        """Of the same that can be used; 0: no limit is known."""
+        return self.longest_answer(layers) * ((self.parallel or slots) if self.unified else 1)
 
 
 def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:

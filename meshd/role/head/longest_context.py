@@ -31,7 +31,8 @@ def with_largest(solve: Callable[[HeadOptions], T], layers: ModelLayers, options
     if not options.largest_context:
         return solve(options)
     try:
-        return solve(replace(options, ctx_size=layers.trained_context or layers.default_context))
+        longest = read_llama_args(options.llama_args).longest_answer(layers)
+        return solve(replace(options, ctx_size=longest or layers.default_context))
     except NotEnoughMemory as error:
         if not error.largest_context:
             raise

@@ -122,6 +122,8 @@ class HeadRun:
         try:
             plan, offers = await self._plan(workers)
             LOG.info("plan", why=plan.why)
+            if plan.answers is not None and plan.answers.note:
+                LOG.warning("context_shortened", why=plan.answers.note)
             async with Owner() as owner:
                 self._weights_of = plan.weights_of
                 reserving = self._reserving()
@@ -132,7 +134,7 @@ class HeadRun:
                     offers, reservations(plan, offers), needs, self._server.report, owner
                 )
                 await self._push_plan.introduce(plan, self._leases)
-                self._server.start(plan, self._leases, owner, self._drafts.begin(plan, self._predicted))
+                self._server.start(plan, self._leases, owner, self._drafts.begin(plan, self.measures))
                 owner.start(self._run_server(plan, granted, began), name="load")
                 owner.start(give_up(self, self._runtime.mesh, self._options.grace), name="patience")
                 owner.start(self._history.moments.watch(self), name="quiet moments")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.device_speed import DeviceSpeed
@@ -122,6 +123,11 @@ class PlanPredictor:
         split = self._split_of(plan)
         seconds, found = self.predictor.round_seconds(split, tokens), self._correction(split)
         return seconds / found.generate if found is not None else seconds
+
+    def rounds_of(self, plan: Plan) -> Callable[[int], float] | None:
+        """`round_seconds` of a plan; None where devices were not measured."""
+        is_measured = self.predictor.is_measured(self._split_of(plan))
+        return partial(self.round_seconds, plan) if is_measured else None
 
     def device_seconds(self, plan: Plan, tokens: float) -> Mapping[str, float]:
         """Of a round that computes so many tokens, by device; empty where devices were not measured."""

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Mapping
 
+from meshd.base import log
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.drafts import Drafts
 from meshd.model.split_values import Plan
-from meshd.model.status import Speeds
 from meshd.role.head.round_estimate import round_estimate
 from meshd.role.head.run_input import RunHistory, ServedModel
+from meshd.role.head.run_measures import RunMeasures
 from meshd.role.interface import Processes
 
+LOG = log.get("serve")
 _UNUSED_SECONDS = 3.0  # of a model, before a round is timed
 
 
@@ -21,12 +23,15 @@ class RunDrafts:
         self._model = model
         self._history = history
 
-    def begin(self, plan: Plan, predicted: Speeds | None) -> Drafts:
+    def begin(self, plan: Plan, measures: RunMeasures) -> Drafts:
         """What llama-server is to draft."""
         layers, draft = self._model.layers, self._model.options.draft_model
-        estimate = round_estimate(plan, layers.weight_bytes, predicted, draft)
-        now = asyncio.get_running_loop().time()
-        return self._history.speculation.begin(estimate, now, most=plan.shape.most_drafted)
+        estimate = round_estimate(plan, layers.weight_bytes, measures.round_seconds, draft)
+        speculation, now = self._history.speculation, asyncio.get_running_loop().time()
+        drafts = speculation.begin(estimate, now, most=plan.shape.most_drafted)
+        if speculation.why_no_model:
+            LOG.info("draft_model_unused", why=speculation.why_no_model)
+        return drafts
 
     def sampling(self, plan: Plan, settings: Mapping[str, object]) -> DeviceSampling | None:
         """By llama-server's own settings; None where no worker makes logits."""

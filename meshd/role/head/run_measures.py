@@ -12,6 +12,7 @@ from meshd.role.head.away_times import AwayTimes
 from meshd.role.head.explain import Explained, RunFacts, explain
 from meshd.role.head.measured_speed import MeasuredSpeed
 from meshd.role.head.plan_prediction import PlanPredictor, on_paths
+from meshd.role.head.round_estimate import RoundSeconds
 from meshd.role.head.speed_corrections import SpeedLearner
 from meshd.role.head.split_plan import path_to
 from meshd.role.head.survey import Surveyor
@@ -39,6 +40,13 @@ class RunMeasures:
     def facts(self) -> RunFacts | None:
         """As soon as there is a plan."""
         return self._facts
+
+    @property
+    def round_seconds(self) -> RoundSeconds | None:
+        """Of rounds of the plan, as predicted; None where they are not."""
+        if self._facts is None or self._predictor is None:
+            return None
+        return self._predictor.rounds_of(self._facts.plan)
 
     def planned(self, facts: RunFacts) -> None:
         """How the model will run."""

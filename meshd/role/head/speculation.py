@@ -27,6 +27,7 @@ from meshd.model.drafts import (
     gain,
 )
 from meshd.model.status import SpeculationStatus
+from meshd.role.head.round_estimate import RoundEstimate
 
 ENOUGH_TOKENS = 1000  # in answers made alone, before they outweigh what is assumed
 ENOUGH_OF_MODEL = 200  # the same of a draft model: it costs time in text in which nothing is accepted, too
@@ -41,28 +42,8 @@ _LOSS = 0.97  # a gain below this is a loss, and not noise
 _CLEARLY = 1.15  # times as fast: worth a load
 _ALIKE = 0.25  # estimates of rounds that differ by less are of one split
 _REMEMBERED_TOKENS = 8192
-_KEPT = 0.25  # of drafting: the draft model computes once more what was made, several tokens at once
 _ENOUGH_DRAFTED = 100  # tokens, before the share that was accepted is told
 _LEAST_GENERATED = 16  # tokens of an answer that tells what a round takes
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEstimate:
-    """Seconds: of a round over the split with one token, of checking and of drafting one more token."""
-
-    round: float
-    check: float
-    draft: float = 0.0
-
-    @property
-    def base(self) -> float:
-        """Of a round that drafts with the draft model: that computes the token which was made, too."""
-        return self.draft
-
-    @property
-    def token(self) -> float:
-        """Of one more that the draft model drafts."""
-        return self.check + (1 + _KEPT) * self.draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +114,7 @@ class _Life:
 
     drafts: Drafts = field(default_factory=Drafts)
     began: float = 0.0
+    why_no_model: str = ""
     load_seconds: float = 0.0
     tokens: float = 0.0
     drafted: int = 0
@@ -163,13 +145,16 @@ class Speculation:
             self._measured, self._is_tried = None, False  # of another split
         self._estimate, self._most = estimate, most
         self._life = _Life(self._choose(now), now)
+        self._life.why_no_model = self._why_no_model(now)
         if self._life.drafts.model:
             self._model_length = self._life.drafts.model
         return self._life.drafts
 
-    def would_draft(self, estimate: RoundEstimate, now: float, *, most: int) -> Drafts:
-        """What `begin` would give; nothing begins."""
-        return deepcopy(self).begin(estimate, now, most=most)
+    def would_begin(self, estimate: RoundEstimate, now: float, *, most: int) -> "Speculation":
+        """As after `begin`; here nothing begins."""
+        it = deepcopy(self)
+        it.begin(estimate, now, most=most)
+        return it
 
     def shown(self, now: float) -> ShownAcceptance:
         """What answers tell of drafts of this kind of life."""
@@ -180,6 +165,11 @@ class Speculation:
             self._free.acceptance(life.free) if free else None,
             self._model.acceptance(self._model_length) if model else None,
         )
+
+    @property
+    def why_no_model(self) -> str:
+        """The draft model is not used in the present life; empty: it is, or there is none."""
+        return self._life.why_no_model
 
     @property
     def why_nothing(self) -> str:
@@ -264,6 +254,7 @@ class Speculation:
             accepted=life.accepted,
             gain=round(gained, 2) if gained is not None else None,
             why=self._may.why or f"drafts: {life.drafts.text}",
+            why_no_model=life.why_no_model,
         )
 
     def better(self, now: float) -> str:
@@ -299,12 +290,24 @@ class Speculation:
         lost = self._free.gain(self._free_round, self._round) < _LOSS
         if self._free.is_enough(now, ENOUGH_TOKENS) and lost:
             return 0
-        return best_length(self._round, self._estimate.check, ASSUMED_FREE, most)
+        return best_length(self._round, self._estimate.checking, ASSUMED_FREE, most)
 
     def _model_best(self, now: float, most: int) -> int:
         acceptance, base, token = self._of_model(now)
         length = best_safe_length(self._round, token, acceptance, most, base)
         return length if gain(self._round, token, acceptance, length, base) >= _LEAST_GAIN else 0
+
+    def _why_no_model(self, now: float) -> str:
+        """What speaks against its drafts, with the times that decide."""
+        if not self._may.model or self._life.drafts.model:
+            return ""
+        acceptance, base, token = self._of_model(now)
+        most = min(self._most, MOST_MODEL)
+        is_safe = best_safe_length(self._round, token, acceptance, most, base) > 0
+        would = "gain less than 5 %" if is_safe or most == 0 else "slow prose down"
+        known = "timed" if self._is_tried else "estimated"
+        times = f"{(base + token) * 1000:.1f} ms, a round without drafts {self._round * 1000:.1f} ms"
+        return f"draft model not used: it would {would} (drafting and checking a token: {times}, {known})"
 
     def _of_model(self, now: float) -> tuple[float, float, float]:
         """Acceptance, seconds of a round that drafts, and of a drafted token; as assumed until enough is

@@ -34,6 +34,7 @@ _MOST_ORDERED = 3  # of a set of which all orders are
 _MOST_PLANNED = 12  # candidates that are planned in full
 _PLACES = ("head", "worker")  # of the output
 _COMPARED = f"for a prompt of {ASSUMED_PROMPT} tokens and an answer of {ASSUMED_ANSWER}"
+_CLEARLY = 1.1  # times as fast, as predicted: worth a word to who has ruled it out
 _WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
 
 
@@ -81,10 +82,11 @@ def choose_split(
                 found.append(chooser.planned(candidate, output))
             except (UserError, Refused) as refusal:
                 error = error or refusal
-    found = [one for one in _without_twins(sorted(found, key=_cost)) if _workers(one) >= least]
-    if not found:
+    found = _without_twins(sorted(found, key=_cost))
+    allowed = [one for one in found if _workers(one) >= least]
+    if not allowed:
         raise error or Refused(f"no split uses {least} workers", code="workers")
-    return _explained(found)
+    return _explained(allowed, [one for one in found if _workers(one) < least])
 
 
 def _workers(choice: SplitChoice) -> int:
@@ -107,7 +109,8 @@ def _without_twins(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
     return list(seen.values())
 
 
-def _explained(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
+def _explained(choices: Sequence[SplitChoice], ruled_out: Sequence[SplitChoice]) -> list[SplitChoice]:
+    """`ruled_out`: with fewer workers than the user wants."""
     best = choices[0]
     others = [one for one in choices[1:] if (len(one.nodes) > 1) != (len(best.nodes) > 1)]
     if len(best.nodes) == 1:
@@ -121,8 +124,13 @@ def _explained(choices: Sequence[SplitChoice]) -> list[SplitChoice]:
         if others:
             slower = others[0].seconds / best.seconds
             why += f": {slower:.2f} times as fast as `{others[0].nodes[0]}` alone {_COMPARED}"
-        else:
-            why += ": it fits on no single machine" if len(choices) > 1 else ""
+        elif len(choices) > 1 and not any(len(one.nodes) == 1 for one in ruled_out):
+            why += ": it fits on no single machine"
+    if ruled_out and (times := best.seconds / ruled_out[0].seconds) >= _CLEARLY:
+        nodes = " → ".join(f"`{node}`" for node in ruled_out[0].nodes)
+        alone = " alone" if len(ruled_out[0].nodes) == 1 else ""
+        option = f"`--min-workers {_workers(ruled_out[0])}`"
+        why += f"; {nodes}{alone} would be {times:.2f} times as fast: {option}"
     return [replace(best, why=why), *choices[1:]]
 
 
@@ -171,27 +179,27 @@ class _SplitChooser:
     # Roughly.
 
     def ranked(self, least: int) -> list[_Division]:
-        """The most promising."""
+        """The most promising with so many workers or more; of fewer the best, to compare with."""
         if self._options.tensor_split:
             return []
         rough = []
-        for offers in self._orders(least):
+        for offers in self._orders():
             for counts in self._divisions(offers):
                 split = self._rough_split(offers, counts)
                 if split is not None:
                     rough.append((self._plans.answer_seconds(split), offers, counts))
         rough.sort(key=lambda one: one[0])
-        kept = rough[: _MOST_PLANNED - 4]
+        kept = [one for one in rough if len(one[1]) >= least][: _MOST_PLANNED - 4]
         for size in range(4):  # of each size the best, so that there is something to compare with
             of_size = [one for one in rough if len(one[1]) == size]
             kept += [one for one in of_size[:1] if one not in kept]
         return [_Division(offers, counts) for _, offers, counts in kept]
 
-    def _orders(self, least: int) -> Iterator[tuple[NodeOffer, ...]]:
+    def _orders(self) -> Iterator[tuple[NodeOffer, ...]]:
         able = [offer for offer in self._machines.offers if offer.devices]
         able.sort(key=lambda offer: min(self._room_and_speed(offer, one)[1] for one in offer.devices))
         able = able[:_MOST_NODES]
-        for count in range(least, len(able) + 1):
+        for count in range(len(able) + 1):
             for chosen in combinations(able, count):
                 if count <= _MOST_ORDERED:
                     yield from permutations(chosen)

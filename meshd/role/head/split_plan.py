@@ -174,7 +174,8 @@ def _plan(layers: ModelLayers, devices: Sequence[PlanDevice], options: HeadOptio
     given = _split_options(layers, options)
     made = plan(given) if llama_args.parallel is not None else as_many_as_fit(plan, given)
     lacking = ", for more of them memory is short" if made.shape.parallel < given.shape.parallel else ""
-    answers = answers_at_once(made.shape, layers)
+    note = llama_args.shortened(layers, tokens=options.ctx_size, slots=options.slots)
+    answers = answers_at_once(made.shape, llama_args.longest_answer(layers), note)
     return replace(made, why=f"{made.why}; {answers.text}{lacking}", answers=answers)
 
 
@@ -340,9 +341,8 @@ def followers(plan: Plan) -> list[tuple[DeviceShare, DeviceShare]]:
 
 
 def split_of(plan: Plan) -> tuple[SplitPart, ...]:
-    """The plan as status shows it: workers in their order, then this node's devices."""
-    shares = [share for share in plan.shares if not share.device.is_head]
-    shares += [share for share in plan.shares if share.device.is_head]
+    """The plan as status shows it: in the order of the layers, then devices that hold none."""
+    shares = sorted(plan.shares, key=lambda share: not share.layers)
     return tuple(
         SplitPart(share.device.node, share.device.name, share.layers, share.weights) for share in shares
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
@@ -26,6 +27,7 @@ from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 LENDS_NOTHING = "it serves a model, and lends nothing"
 BUSY = "it computes for somebody, and was not measured before; ask again when it is free"
 OnProgress = Callable[[str], None]
+Lendable = Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +52,32 @@ class Surveyed:
 
 
 class Surveyor:
-    """Of one daemon; `speeds` are those of its own devices."""
+    """Of one daemon; `speeds` are those of its own devices, and `lendable` what may be used of them."""
 
-    def __init__(self, runtime: RoleRuntime, options: HeadOptions, speeds: DeviceSpeeds) -> None:
+    def __init__(
+        self,
+        runtime: RoleRuntime,
+        options: HeadOptions,
+        speeds: DeviceSpeeds,
+        lendable: Lendable = tuple,
+    ) -> None:
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._mesh = runtime.mesh
         self._options = options
         choose = partial(pick_for_head, asked=options.devices)
         self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
         self._speeds = speeds
+        self._lendable = lendable
         self.corrections = SpeedCorrections(paths.correction_cache)
 
     async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
         """All that there is. Raises MeshdError when this node's own devices cannot be listed."""
         connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
         peers = {peer.peer: peer for peer in connected if peer.role == WORKER_ROLE}
-        own = await self._listing.devices()
-        names = {peer: status.name for peer, status in peers.items()}
+        own = self._lendable(await self._listing.devices())
+        said = {str(peer): status.name for peer, status in peers.items()}
+        called = naming.labels(said, (self._options.node_name,))
+        names = {peer: called[str(peer)] for peer in peers}
         found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
         offers: list[NodeOffer] = []
         left_out = [(peer.name, LENDS_NOTHING) for peer in connected if peer.role != WORKER_ROLE]

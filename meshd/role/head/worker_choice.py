@@ -139,11 +139,22 @@ class Roster:
         if peer.paused:
             return f"{peer.name} is paused (`meshd resume` there ends that)"
         if not self._is_meant(peer):
+            if any(_is_named(peer, text) for text in self._only):
+                return (
+                    f"`--workers` fits several nodes: for this {peer.name} give its id, `{peer.peer.short}`"
+                )
             return f"{peer.name} is not named by `--workers`"
         return self.backoff.exclusion_reason(peer, asyncio.get_running_loop().time())
 
     def _is_meant(self, peer: PeerStatus) -> bool:
-        return not self._only or any(_is_named(peer, text) for text in (*self._only, *self._standby))
+        if not self._only or self.is_standby(peer):
+            return True
+        fitting = (self._fitting(text) for text in self._only if _is_named(peer, text))
+        return any(all(other.peer == peer.peer for other in found) for found in fitting)
+
+    def _fitting(self, text: str) -> list[PeerStatus]:
+        """The connected workers that it may mean; as for `meshd ping`, none of several."""
+        return [peer for peer in self.connected() if _is_named(peer, text)]
 
     def unknown_names(self) -> list[str]:
         """For people, of `only`: a misspelled name would be waited for without end."""

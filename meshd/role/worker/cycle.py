@@ -107,7 +107,7 @@ class Worker:
             refused=self._streams.refused,
             store=self._store.status if self._store is not None else None,
             is_computing=any(server.is_loaded for server in self._running.values()),
-            listed=replace(self._listing.last, devices=self._lendable(self._listing.last.devices)),
+            listed=replace(self._listing.last, devices=self.lendable(self._listing.last.devices)),
         )
 
     async def prepare(self) -> None:
@@ -127,9 +127,10 @@ class Worker:
 
     async def devices(self, *, recent: bool) -> tuple[OfferedDevice, ...]:
         """What could be lent, with the memory that is free now (`recent`: as it was the last time)."""
-        return self._lendable(await (self._listing.recent() if recent else self._listing.devices()))
+        return self.lendable(await (self._listing.recent() if recent else self._listing.devices()))
 
-    def _lendable(self, listed: Sequence[OfferedDevice]) -> tuple[OfferedDevice, ...]:
+    def lendable(self, listed: Sequence[OfferedDevice]) -> tuple[OfferedDevice, ...]:
+        """These devices of this machine, with what may be used of their memory."""
         held = self._held()
         return self._ledger.offer(listed, looks=(held, held))
 

@@ -94,6 +94,7 @@ def test_a_plan_for_a_script(daemon: FakeControl, file: Path) -> None:
         "repetitive_tok_s": 98.7,
         "prose_tok_s": 23.4,
         "why": "",
+        "why_no_model": "",
     }
     for name in ("ctx_size", "slots", "ubatch", "why"):
         assert body["plans"][0][name]

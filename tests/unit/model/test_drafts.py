@@ -1,5 +1,7 @@
 """How many drafted tokens pay."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,19 +22,24 @@ SHARE = st.floats(0.0, 1.0)
 LENGTH = st.integers(1, MOST_MODEL)
 
 
+def each(token: float) -> Callable[[int], float]:
+    """Seconds for so many tokens, where each takes as long."""
+    return lambda count: count * token
+
+
 @pytest.mark.parametrize(
     ("round_ms", "length", "tokens_a_second"), [(17, 3, 92), (68, 7, 40), (94, 8, 32), (149, 9, 23)]
 )
 def test_the_best_length_grows_with_the_round(round_ms: float, length: int, tokens_a_second: float) -> None:
     """80 % accepted, 5 ms for a drafted token."""
     seconds = round_ms / 1000
-    assert best_length(seconds, 0.005, 0.8, MOST_MODEL) == length
+    assert best_length(seconds, each(0.005), 0.8, MOST_MODEL) == length
     assert gain(seconds, 0.005, 0.8, length) / seconds == pytest.approx(tokens_a_second, rel=0.03)
 
 
 @given(SECONDS, SECONDS, SHARE)
 def test_no_length_is_chosen_that_loses(round_seconds: float, token: float, acceptance: float) -> None:
-    length = best_length(round_seconds, token, acceptance, MOST_MODEL)
+    length = best_length(round_seconds, each(token), acceptance, MOST_MODEL)
     best = gain(round_seconds, token, acceptance, length)
     assert best >= 1 - 1e-9
     others = (gain(round_seconds, token, acceptance, other) for other in range(MOST_MODEL + 1))
@@ -57,7 +64,7 @@ def test_a_safe_length_gains_and_text_of_which_little_is_accepted_loses_little(
     length = best_safe_length(round_seconds, token, acceptance, MOST_MODEL, base)
     assert gain(round_seconds, token, acceptance, length, base) >= 1
     assert gain(round_seconds, token, POOR_ACCEPTANCE, length, base) >= LEAST_POOR_GAIN
-    most = best_length(round_seconds, token, acceptance, MOST_MODEL)
+    most = best_length(round_seconds, each(token), acceptance, MOST_MODEL)
     assert gain(round_seconds, token, acceptance, length) <= gain(round_seconds, token, acceptance, most)
 
 
@@ -69,8 +76,8 @@ def test_acceptance_is_found_from_what_was_accepted(acceptance: float, length: i
 
 
 def test_nothing_is_drafted_where_nothing_is_known_or_drafts_cost_as_much_as_rounds() -> None:
-    assert best_length(0.0, 0.01, 0.8, 16) == 0
-    assert best_length(0.01, 0.01, 0.8, 16) == 0
+    assert best_length(0.0, each(0.01), 0.8, 16) == 0
+    assert best_length(0.01, each(0.01), 0.8, 16) == 0
     assert gain(0.0, 0.0, 0.5, 0) == 1.0
 
 

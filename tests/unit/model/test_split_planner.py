@@ -10,6 +10,7 @@ from meshd.model.cache import ContextShape
 from meshd.model.compute import compute_bound
 from meshd.model.llama_placement import ON_CPU, place
 from meshd.model.output import DevicePath
+from meshd.model.shortage import MemoryUse
 from meshd.model.split_planner import plan_split
 from meshd.model.split_values import Device, NotEnoughMemory, Plan, SplitOptions, default_shape
 
@@ -249,11 +250,9 @@ def test_too_little_memory_gives_the_numbers_and_a_context_that_fits() -> None:
         plan_split(split_model(), devices, OPTIONS)
     error = caught.value
     for part in (
-        "needs 425 MiB",
-        "weights 92 MiB",
-        "8192 tokens 180 MiB",
-        "head CPU 154 MiB free",
-        "a CPU 154",
+        "needs 243 MiB for its 30 layers (weights 63 MiB, cache of 8192 tokens 180 MiB)",
+        "head CPU has 19 MiB for them (154 MiB free, less 57 MiB for weights beside the layers, up to 77 MiB",
+        "a CPU has 77 MiB for them (154 MiB free, less up to 76 MiB for compute buffers)",
     ):
         assert part in error.what
     assert error.largest_context == 2048
@@ -261,6 +260,27 @@ def test_too_little_memory_gives_the_numbers_and_a_context_that_fits() -> None:
     assert _counts(plan_split(split_model(), devices, SplitOptions(ContextShape(error.largest_context))))
     with pytest.raises(NotEnoughMemory):
         plan_split(split_model(), devices, SplitOptions(ContextShape(error.largest_context + 256)))
+
+
+def test_a_memory_that_devices_share_is_named_with_all_that_they_need_of_it() -> None:
+    devices = [cpu("a", 0.15, pool="m"), cpu("head", 64, head=True, pool="m")]
+    with pytest.raises(NotEnoughMemory) as caught:
+        plan_split(split_model(), devices, replace(OPTIONS, head_layers=False))
+    shared = "154 MiB free, as one of them says, in the memory that they share, less 57 MiB for weights"
+    assert f"head CPU and a CPU have nothing for them ({shared}" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        (MemoryUse(["a"], 100 * MIB, 20 * MIB, 30 * MIB, takes_layers=True), "a has 50 MiB for them"),
+        (MemoryUse(["a"], 40 * MIB, 20 * MIB, 30 * MIB, takes_layers=True), "a has nothing for them"),
+        (MemoryUse(["a"], 40 * MIB, 20 * MIB, 30 * MIB, takes_layers=False), "a lacks 10 MiB even without"),
+        (MemoryUse(["a"], 100 * MIB, 20 * MIB, 30 * MIB, takes_layers=False), ""),
+    ],
+)
+def test_what_a_memory_has_for_layers(use: MemoryUse, expected: str) -> None:
+    assert use.text.startswith(expected) and bool(use.text) is bool(expected)
 
 
 def test_when_no_context_fits_it_says_so() -> None:

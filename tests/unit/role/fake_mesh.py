@@ -123,8 +123,11 @@ class Net:
         self.one_way = 0.0
         self.meshes: dict[PeerId, FakeMesh] = {}
 
-    def mesh(self, name: str, role: str = "worker", *, roles: frozenset[Role] = frozenset(Role)) -> FakeMesh:
-        key = KeyPair.from_seed(name.encode().ljust(32, b"."))
+    def mesh(
+        self, name: str, role: str = "worker", *, roles: frozenset[Role] = frozenset(Role), seed: str = ""
+    ) -> FakeMesh:
+        """`seed`: of its key, where another one has its name."""
+        key = KeyPair.from_seed((seed or name).encode().ljust(32, b"."))
         made = FakeMesh(self, key, name, role, roles)
         self.meshes[key.peer] = made
         return made

@@ -21,8 +21,8 @@ CPU = OfferedDevice("CPU", "cpu", "some processor", 5, 10)
 class Teller:
     """One node with a CPU."""
 
-    def __init__(self, net: Net, folder: Path, name: str, machine: str) -> None:
-        self.mesh = net.mesh(name, "worker")
+    def __init__(self, net: Net, folder: Path, name: str, machine: str, seed: str = "") -> None:
+        self.mesh = net.mesh(name, "worker", seed=seed)
         self.bench = Bench(self.mesh, folder)
         self.busy = False
         self.listed: list[bool] = []  # whether the last listing would do
@@ -49,8 +49,8 @@ class Scene:
         self._net, self._folder = net, folder
         self.head = net.mesh("head", "serve")
 
-    def teller(self, name: str, *, machine: str = "") -> Teller:
-        return Teller(self._net, self._folder, name, machine or f"machine of {name}")
+    def teller(self, name: str, *, machine: str = "", seed: str = "") -> Teller:
+        return Teller(self._net, self._folder, name, machine or f"machine of {name}", seed)
 
     def stranger(self, roles: frozenset[Role]) -> FakeMesh:
         return self._net.mesh("stranger", "serve", roles=roles)

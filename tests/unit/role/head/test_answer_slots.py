@@ -40,7 +40,7 @@ def plan(of: ModelLayers, free: float, *llama_args: str, options: HeadOptions = 
 def slots_and_tokens(*llama_args: str, ctx_size: int | None = None) -> tuple[int, int, bool]:
     options = replace(USUAL, ctx_size=ctx_size)
     shape = plan(model(), 4, *llama_args, options=options).shape
-    said = answers_at_once(shape, model())
+    said = answers_at_once(shape, TRAINED)
     return said.slots, said.tokens, said.shared
 
 
@@ -71,6 +71,22 @@ def test_each_answer_has_the_context_that_is_asked_for(
 def test_llama_server_gives_no_more_than_the_model_was_trained_for() -> None:
     assert slots_and_tokens(ctx_size=512) == (4, 512, False)
     assert slots_and_tokens(ctx_size=3 * TRAINED) == (4, TRAINED, False)
+
+
+def test_the_plan_says_why_a_context_is_shorter_than_asked_for() -> None:
+    made = plan(model(), 4, options=replace(USUAL, ctx_size=100_000))
+    assert made.answers is not None
+    assert (made.answers.tokens, made.shape.answer_tokens) == (TRAINED, TRAINED)
+    assert made.answers.note.startswith(f"context shortened from 100000 to {TRAINED} tokens")
+    within = plan(model(), 4, options=replace(USUAL, ctx_size=2048))
+    assert within.answers is not None
+    assert within.answers.note == ""
+
+
+def test_no_longer_context_than_the_model_allows_is_advised() -> None:
+    with pytest.raises(NotEnoughMemory) as caught:
+        plan(keeping(PLAIN), 0.2, options=replace(USUAL, ctx_size=16_000_000))
+    assert 0 < caught.value.largest_context < TRAINED
 
 
 def test_all_of_them_fit_into_the_context_and_none_takes_of_another() -> None:

@@ -10,7 +10,8 @@ from meshd.model.status import ModelState, SpeculationStatus
 from meshd.role.head import run_drafts
 from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.quiet_moments import UNASKED_SECONDS
-from meshd.role.head.speculation import BETWEEN_LOADS_SECONDS, RoundEstimate
+from meshd.role.head.round_estimate import RoundEstimate
+from meshd.role.head.speculation import BETWEEN_LOADS_SECONDS
 
 from tests.gguf_bytes import gguf, language_model, parse
 from tests.sim.loop import run

@@ -13,7 +13,7 @@ from meshd.identity.membership import Role
 from meshd.model.status import ModelState, ModelStatus
 from meshd.peer.interface import PeerState
 from meshd.process.interface import ChildFailed, ChildState
-from meshd.role.head.cycle import Serve
+from meshd.role.head.cycle import MORE_WORKERS_SECONDS, Serve
 from meshd.role.head.split_plan import HeadOptions
 from meshd.role.worker.cycle import Worker
 from meshd.role.worker.worker_options import WorkerOptions
@@ -151,6 +151,24 @@ def test_a_lease_lost_while_loading_is_the_workers_failure(tmp_path: Path) -> No
             it.bench.ready.set_result(ReadyReport(True, ""))
             assert await ready(serve) == {"head", "good"}
             assert "out of memory" in model_of(serve).reason
+
+    run(main())
+
+
+def test_one_that_is_lost_while_others_are_waited_for_is_waited_for_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.worker("here")
+            it.worker("late")
+            here, late = (mesh for mesh in it.net.meshes.values() if mesh.name in ("here", "late"))
+            late.say(PeerState.CONNECTING)
+            serve = it.serve()
+            await asyncio.sleep(MORE_WORKERS_SECONDS / 2)
+            here.say(PeerState.LOST)
+            model = await until(serve, lambda model: model.state == "waiting" or "asking" in model.reason)
+            assert model.reason.startswith("waiting for workers: 0 of 1 connected")
+            late.say(PeerState.CONNECTED)
+            assert "late" in await ready(serve)
 
     run(main())
 

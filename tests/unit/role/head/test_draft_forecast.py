@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.drafts import MOST_FREE, tokens_of_round
 from meshd.model.split_values import Plan
-from meshd.model.status import Speeds
 from meshd.role.head.draft_forecast import DraftForecast, Drafting, forecast
 from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
@@ -59,6 +58,15 @@ def test_far_away_repeated_text_gains_and_prose_is_as_without() -> None:
     assert far.free > 0 and far.model == 0
 
 
+@given(st.floats(0.0001, 0.2))
+def test_no_drafts_are_offered_with_which_text_is_predicted_to_be_slower(rtt: float) -> None:
+    for drafting in (Drafting(Speculation(FREE)), Drafting(Speculation(BOTH), SMALL)):
+        found, without = foreseen(rtt, drafting)
+        assert found.prose_tok_s >= without * 0.999
+        assert found.repetitive_tok_s >= without * 0.999
+        assert bool(found.why_no_model) is (drafting.draft_model is not None and not found.model)
+
+
 def test_the_rate_is_that_of_rounds_which_compute_all_drafted_tokens() -> None:
     found, _ = foreseen(0.1, Drafting(Speculation(FREE)))
     plan, predictor = planned(0.1)
@@ -70,9 +78,7 @@ def test_the_rate_is_that_of_rounds_which_compute_all_drafted_tokens() -> None:
 
 def test_the_drafts_are_those_that_a_load_would_begin_with() -> None:
     plan, predictor = planned(0.1)
-    prediction = predictor.predict(plan).prediction
-    speeds = Speeds(prediction.prompt_tok_s, prediction.generate_tok_s)
-    estimate = round_estimate(plan, MODEL.weight_bytes, speeds, SMALL)
+    estimate = round_estimate(plan, MODEL.weight_bytes, predictor.rounds_of(plan), SMALL)
     drafts = Speculation(BOTH).begin(estimate, 1.0, most=plan.shape.most_drafted)
     found, _ = foreseen(0.1, Drafting(Speculation(BOTH), SMALL))
     assert (found.free, found.model) == (drafts.free, drafts.model) and drafts.model > 0
@@ -96,7 +102,7 @@ def test_nothing_is_drafted_where_that_is_not_allowed() -> None:
 @given(st.integers(0, 10))
 def test_what_answers_have_shown_goes_before_what_is_assumed(accepted: int) -> None:
     speculation = Speculation(FREE)
-    estimate = round_estimate(planned(0.1)[0], MODEL.weight_bytes, Speeds(50.0, 5.0), None)
+    estimate = round_estimate(planned(0.1)[0], MODEL.weight_bytes, lambda count: 0.18 + 0.02 * count, None)
     length = speculation.begin(estimate, 0.0).free
     assert length >= 10
     timings = AnswerTimings(10, 0.5, 1 + 1000 * (1 + accepted), 300.0, 1000 * length, 1000 * accepted)

@@ -63,6 +63,39 @@ def test_the_plain_shape_is_that_of_before() -> None:
     assert read_llama_args(["-c", "0"]).shape(LAYERS, tokens=512).tokens == LAYERS.trained_context
 
 
+@pytest.mark.parametrize(
+    ("llama_args", "ctx_size", "tokens", "parallel"),
+    [
+        ("", 100_000, 4096, 1),
+        ("-c 100000", None, 4096, 1),
+        ("-c 100000 -np 2", None, 2 * 4096, 2),
+        ("-c 8192 -np 2", None, 2 * 4096, 2),
+        ("-c 100000 -np 3 -kvu", None, 3 * 4096, 3),
+        ("--rope-scaling yarn --rope-scale 4", 100_000, 4 * 4096, 1),
+    ],
+)
+def test_no_memory_is_planned_for_tokens_that_no_answer_can_use(
+    llama_args: str, ctx_size: int | None, tokens: int, parallel: int
+) -> None:
+    shape = read_llama_args(llama_args.split()).shape(LAYERS, tokens=ctx_size)
+    assert (shape.tokens, shape.parallel) == (tokens, parallel)
+
+
+def test_the_note_says_what_the_model_allows_and_how_to_stretch_it() -> None:
+    usual, stretched = LlamaArgs(), read_llama_args(["--rope-scaling", "yarn", "--rope-scale", "4"])
+    assert usual.shortened(LAYERS, tokens=4096) == ""
+    assert usual.shortened(LAYERS, tokens=None) == ""
+    assert stretched.shortened(LAYERS, tokens=4 * 4096) == ""
+    assert read_llama_args(["-c", "8192", "-np", "2"]).shortened(LAYERS, tokens=None) == ""
+    assert usual.shortened(LAYERS, tokens=100_000) == (
+        "context shortened from 100000 to 4096 tokens: the model was trained for 4096 tokens; "
+        "to stretch it, add `-- --rope-scaling yarn --rope-scale N`"
+    )
+    assert stretched.shortened(LAYERS, tokens=100_000).endswith(
+        "trained for 4096 tokens and is stretched to 16384; a larger `--rope-scale` stretches it further"
+    )
+
+
 def test_a_step_has_room_for_a_token_of_each_slot() -> None:
     shape = read_llama_args(["-np", "8", "-ub", "4", "-b", "6"]).shape(LAYERS, tokens=512)
     assert (shape.parallel, shape.micro_batch, shape.batch) == (8, 8, 8)

@@ -116,7 +116,8 @@ def test_windows_keep_the_whole_context_where_it_fits() -> None:
 
 def test_windows_stay_short_where_the_whole_context_does_not_fit() -> None:
     """Each worker needs 0.1 GiB for 1.6 million tokens in one layer, 0.4 in all four, and 0.8 to compute."""
-    long = replace(OPTIONS, ctx_size=1_600_000, llama_args=("-ub", "128"))
+    stretched = ("--override-kv", "gemma3.context_length=int:2000000")
+    long = replace(OPTIONS, ctx_size=1_600_000, llama_args=("-ub", "128", *stretched))
     offers = [node_offer("a", cpu(0.95)), node_offer("b", cpu(0.95))]
     made = make_plan(windowed(), offers=offers, plain_rpc=[], own=[cpu(1)], options=long)
     assert "--swa-full" not in given(made)

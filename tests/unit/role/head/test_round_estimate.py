@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from meshd.model.output import CPU_RATE
-from meshd.model.status import Speeds
 from meshd.role.head.draft_model import DraftModel
 from meshd.role.head.round_estimate import round_estimate
 from meshd.role.head.serving_split import serving_split
@@ -17,16 +16,24 @@ PLAN = serving_split(MODEL, WORK, FOUR, replace(OPTIONS, split="always", devices
 
 
 def test_what_is_predicted_is_used() -> None:
-    found = round_estimate(PLAN, MODEL.weight_bytes, Speeds(200.0, 8.0), None)
-    assert (found.round, found.check, found.draft) == (1 / 8, 1 / 200, 0.0)
+    found = round_estimate(PLAN, MODEL.weight_bytes, lambda count: 0.125 + 0.005 * (count - 1), None)
+    assert (found.round, found.draft) == (0.125, 0.0)
+    assert found.check == pytest.approx(0.005)
+    assert [found.checking(count) for count in (0, 1, 24)] == pytest.approx([0.0, 0.005, 0.12])
+
+
+def test_each_length_has_its_own_time() -> None:
+    """Four tokens take four times as long as one here, and 24 no longer than four."""
+    found = round_estimate(PLAN, MODEL.weight_bytes, lambda count: 0.01 * min(count, 4), None)
+    assert found.checking(3) == found.checking(23) == pytest.approx(0.03)
+    assert found.check == pytest.approx(0.01), "the dearest of the lengths that a draft model may have"
 
 
 def test_otherwise_weights_are_read_and_hidden_states_travel_from_each_to_the_next() -> None:
     draft = DraftModel("d", MODEL)
-    for speeds in (None, Speeds(None, 8.0)):
-        found = round_estimate(PLAN, MODEL.weight_bytes, speeds, draft)
-        workers = {share.device.node for share in PLAN.shares if share.layers} - {"head"}
-        travel = RTT * (len(workers) + 1) / 2
-        assert found.round == pytest.approx(travel + MODEL.weight_bytes / CPU_RATE)
-        assert 0 < found.check < found.round
-        assert found.draft == pytest.approx(MODEL.weight_bytes / CPU_RATE)
+    found = round_estimate(PLAN, MODEL.weight_bytes, None, draft)
+    workers = {share.device.node for share in PLAN.shares if share.layers} - {"head"}
+    travel = RTT * (len(workers) + 1) / 2
+    assert found.round == pytest.approx(travel + MODEL.weight_bytes / CPU_RATE)
+    assert 0 < found.check < found.round
+    assert found.draft == pytest.approx(MODEL.weight_bytes / CPU_RATE)

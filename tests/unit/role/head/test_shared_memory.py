@@ -12,7 +12,7 @@ from meshd.wire.lease import OfferedDevice
 
 from tests.sim.loop import run
 from tests.unit.role.head.test_cycle_troubles import ready, stage
-from tests.unit.role.head.test_split_plan import card, cpu, model, node_offer, placed
+from tests.unit.role.head.test_split_plan import card, cpu, long_model, node_offer, placed
 from tests.unit.role.rig import cpu_lines
 
 LONG = HeadOptions(node_name="head", machine="here", devices=("none",), ctx_size=1 << 18)
@@ -27,7 +27,7 @@ def used(
 ) -> dict[str, list[str]]:
     """The nodes with layers, and the names that llama-server has for their devices."""
     plan, kept = plan_over(
-        model(layers), offers=offers, plain_rpc=[], own=own or [cpu()], options=options, own_excluded={}
+        long_model(layers), offers=offers, plain_rpc=[], own=own or [cpu()], options=options, own_excluded={}
     )
     plan, busy = without_idle(plan, kept)
     found: dict[str, list[str]] = {}
@@ -94,7 +94,9 @@ def test_a_node_keeps_what_is_its_own() -> None:
 
 def test_too_little_is_too_little_and_the_first_reason_is_told() -> None:
     offers = [node_offer("a", card(0.3)), node_offer("b", card(0.2))]
-    with pytest.raises(NotEnoughMemory, match=r"a CUDA0 .* free.*b CUDA0") as caught:
+    with pytest.raises(
+        NotEnoughMemory, match=r"a CUDA0 and b CUDA0 have nothing for them \(205 MiB free"
+    ) as caught:
         used(offers)
     assert "same memory" not in caught.value.what
 
@@ -118,7 +120,9 @@ def test_a_head_runs_the_model_with_the_honest_one(tmp_path: Path) -> None:
         async with stage(tmp_path) as it:
             liar, honest = it.worker("a-liar", machine="m"), it.worker("honest", machine="m")
             liar.device_lines = cpu_lines(free_mib=1200)
-            serve = it.serve_with(HeadOptions(devices=("none",), ctx_size=1 << 19, incarnation=bytes(16)))
+            long = ("--override-kv", f"llama.context_length=int:{1 << 20}")
+            options = HeadOptions(devices=("none",), ctx_size=1 << 19, incarnation=bytes(16), llama_args=long)
+            serve = it.serve_with(options)
             assert await ready(serve) == {"honest"}
             assert (len(liar.children), len(honest.children)) == (0, 1)
             spec = it.bench.children[0].spec

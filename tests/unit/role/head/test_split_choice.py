@@ -75,6 +75,18 @@ def test_the_head_alone_where_it_is_as_fast_and_nobody_must_take_part() -> None:
     assert "a" in layers_of(choose_split(MODEL, WORK, there, OPTIONS, least=1)[0])
 
 
+def test_a_faster_set_that_the_user_has_ruled_out_is_named() -> None:
+    def why(layer_ms: float, least: int) -> str:
+        there = machines([offer(x, 16, layer_ms / 100) for x in "ab"], {"head": 1.0, "a": layer_ms, "b": 9.0})
+        return choose_split(MODEL, WORK, there, OPTIONS, least=least)[0].why
+
+    assert "; `head` alone would be " in why(2.0, 1) and why(2.0, 1).endswith(": `--min-workers 0`")
+    assert why(2.0, 2).endswith(" times as fast: `--min-workers 0`"), "the fastest, not the next"
+    assert "would be" not in why(2.0, 0), "nothing is ruled out"
+    assert "would be" not in why(0.9, 1), "it is not faster"
+    assert "fits on no single machine" not in why(2.0, 2)
+
+
 def test_a_distance_outweighs_a_faster_machine() -> None:
     def best(rtt: float) -> dict[str, int]:
         there = machines([offer("a", 16, rtt=rtt)], {"head": 1.5, "a": 1.0})

@@ -30,8 +30,14 @@ from tests.unit.admin.test_snapshot import path
 GIB = 1 << 30
 
 
-def model(layers: int = 8) -> ModelLayers:
-    return read_layers([parse(gguf(*language_model(layers=layers)))], name="tiny")
+def model(layers: int = 8, *, trained: int = 4096) -> ModelLayers:
+    extra = {"llama.context_length": trained}
+    return read_layers([parse(gguf(*language_model(layers=layers, extra=extra)))], name="tiny")
+
+
+def long_model(layers: int = 8) -> ModelLayers:
+    """That may have a context which fills the memory of these devices."""
+    return model(layers, trained=1 << 20)
 
 
 def cpu(free: float = 4) -> OfferedDevice:
@@ -51,7 +57,8 @@ def node_offer(
 OPTIONS = HeadOptions(machine="here")
 
 
-def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
+def test_every_layer_lies_somewhere_and_status_has_the_order_of_the_layers() -> None:
+    """llama.cpp puts the first layers on the head's CPU."""
     plan = make_plan(
         model(),
         offers=[node_offer("a", cpu()), node_offer("b", cpu())],
@@ -60,7 +67,7 @@ def test_every_layer_lies_somewhere_and_workers_come_first() -> None:
         options=OPTIONS,
     )
     split = split_of(plan)
-    assert [part.node for part in split] == ["a", "b", "head"]
+    assert [part.node for part in split] == ["head", "a", "b"]
     assert sum(part.layers for part in split) == 8
     assert all(part.layers for part in split)
 
@@ -159,14 +166,16 @@ def test_one_machines_memory_is_counted_once() -> None:
     tight = [node_offer("a", cpu(0.2), machine="here"), node_offer("b", cpu(0.2), machine="here")]
     with pytest.raises(NotEnoughMemory):
         make_plan(
-            model(),
+            long_model(),
             offers=tight,
             plain_rpc=[],
             own=[cpu(0.2)],
             options=HeadOptions(machine="here", ctx_size=400_000),
         )
     apart = [node_offer("a", cpu(0.2), machine="there"), node_offer("b", cpu(0.2), machine="elsewhere")]
-    many = make_plan(model(), offers=apart, plain_rpc=[], own=[cpu(0.2)], options=HeadOptions(machine="here"))
+    many = make_plan(
+        long_model(), offers=apart, plain_rpc=[], own=[cpu(0.2)], options=HeadOptions(machine="here")
+    )
     assert len(many.shares) == 3
 
 
@@ -211,18 +220,22 @@ def test_of_a_memory_that_two_lend_the_one_that_gives_less_is_left_out(small: st
 def test_one_card_is_counted_once_however_many_lend_it(offers: list[NodeOffer]) -> None:
     options = HeadOptions(ctx_size=60_000, devices=("none",))
     with pytest.raises(NotEnoughMemory):
-        make_plan(model(), offers=offers, plain_rpc=[], own=[cpu()], options=options)
+        make_plan(long_model(), offers=offers, plain_rpc=[], own=[cpu()], options=options)
     apart = [in_cards_of_their_own(item) for item in offers]
-    make_plan(model(), offers=apart, plain_rpc=[], own=[cpu()], options=options)  # twice as much would do
+    make_plan(
+        long_model(), offers=apart, plain_rpc=[], own=[cpu()], options=options
+    )  # twice as much would do
 
 
 def test_a_card_that_the_head_has_too_is_counted_once() -> None:
     own = [cpu(), card(0.35)]
     options = HeadOptions(ctx_size=200_000)
-    plan = make_plan(model(), offers=[node_offer("a", card(0.35))], plain_rpc=[], own=own, options=options)
+    plan = make_plan(
+        long_model(), offers=[node_offer("a", card(0.35))], plain_rpc=[], own=own, options=options
+    )
     assert sum(share.total for share in plan.shares if share.device.is_gpu) <= 0.35 * GIB
     apart = make_plan(
-        model(), offers=[node_offer("a", card(0.35, of="two"))], plain_rpc=[], own=own, options=options
+        long_model(), offers=[node_offer("a", card(0.35, of="two"))], plain_rpc=[], own=own, options=options
     )
     assert sum(share.total for share in apart.shares if share.device.is_gpu) > 0.35 * GIB
 
@@ -244,7 +257,7 @@ def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
     ]
     options = HeadOptions(machine="here", ctx_size=400_000)
     with pytest.raises(NotEnoughMemory):
-        make_plan(model(), offers=tight, plain_rpc=[], own=[cpu(0.2)], options=options)
+        make_plan(long_model(), offers=tight, plain_rpc=[], own=[cpu(0.2)], options=options)
 
 
 LACKS = "it cannot compute SET_ROWS"

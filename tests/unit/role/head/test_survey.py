@@ -5,8 +5,9 @@ from pathlib import Path
 
 from meshd.peer.interface import PeerState
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.head.survey import BUSY, LENDS_NOTHING, Surveyor
+from meshd.role.head.survey import BUSY, LENDS_NOTHING, Lendable, Surveyor
 from meshd.role.native.device_speeds import DeviceSpeeds
+from meshd.role.worker.leases import Ledger
 
 from tests.sim.loop import run
 from tests.unit.role.capacity.capacity_scene import CPU, KINDS, Scene, scene
@@ -15,14 +16,16 @@ from tests.unit.role.rig import Bench
 OPTIONS = HeadOptions(node_name="head", machine="machine of head")
 
 
-def surveyor(it: Scene, folder: Path, options: HeadOptions = OPTIONS) -> tuple[Surveyor, Bench]:
+def surveyor(
+    it: Scene, folder: Path, options: HeadOptions = OPTIONS, lendable: Lendable = tuple
+) -> tuple[Surveyor, Bench]:
     bench = Bench(it.head, folder)
     runtime = bench.runtime
     paths = replace(runtime.paths, speed_cache=folder / "speeds of head")
     speeds = DeviceSpeeds(
         runtime.native, runtime.processes.run_to_end, paths, machine="machine of head", threads=1
     )
-    return Surveyor(runtime, options, speeds), bench
+    return Surveyor(runtime, options, speeds, lendable), bench
 
 
 def test_machines_are_what_a_plan_needs(tmp_path: Path) -> None:
@@ -37,6 +40,29 @@ def test_machines_are_what_a_plan_needs(tmp_path: Path) -> None:
             assert all(0 in speed and 1 in speed for speed in found.machines.speeds.values())
             assert found.left_out == () and len(bench.timings) == 1
             assert all(worker.listed == [False, False] for worker in workers), "free memory is to be known"
+
+    run(main())
+
+
+def test_a_worker_that_looks_for_a_plan_of_its_own_keeps_to_its_memory_limit(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            looks, _ = surveyor(it, tmp_path, lendable=Ledger(limit=1000).offer)
+            (own,) = (await looks.survey(KINDS, lambda _: None)).machines.own
+            assert (own.free_bytes, own.total_bytes) == (1000, 1000)
+
+    run(main())
+
+
+def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            first, second = it.teller("garage"), it.teller("garage", seed="other")
+            looks, _ = surveyor(it, tmp_path)
+            machines = (await looks.survey(KINDS, lambda _: None)).machines
+            labels = {f"garage ({one.mesh.key.peer.short})" for one in (first, second)}
+            assert {offer.node for offer in machines.offers} == labels
+            assert set(machines.speeds) == {(node, "CPU") for node in (*labels, "head")}
 
     run(main())
 

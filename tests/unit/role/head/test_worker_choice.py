@@ -90,6 +90,27 @@ def test_a_model_that_needs_all_gets_all() -> None:
     run(main())
 
 
+def test_a_name_that_two_workers_have_means_neither_and_their_ids_are_told() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            net = Net(owner)
+            head = net.mesh("head", "serve")
+            two = [net.mesh("garage"), net.mesh("garage", seed="other")]
+            shorts = [mesh.key.peer.short for mesh in two]
+            roster = Roster(head, least=1, only=("garage",))
+            assert roster.workers() == []
+            assert sorted(roster.left_out()) == sorted(
+                f"`--workers` fits several nodes: for this garage give its id, `{short}`" for short in shorts
+            )
+            one = Roster(head, least=1, only=(shorts[1],))
+            assert [peer.peer for peer in one.workers()] == [two[1].key.peer]
+            two[0].say(PeerState.LOST)
+            assert [peer.peer for peer in roster.workers()] == [two[1].key.peer], "only one is there"
+            owner.cancel()
+
+    run(main())
+
+
 def test_only_those_that_the_user_names_are_asked() -> None:
     async def main() -> None:
         async with scene(least=1, only=("good",)) as it:
