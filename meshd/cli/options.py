@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
-from meshd.cli.unknown_verb import unknown_options
 from meshd.config import LoadedConfig, load
 from meshd.config.forms import parse_duration, whole
 from meshd.config.key import Key
@@ -47,6 +46,8 @@ class Parser(argparse.ArgumentParser):
         """The arguments of a verb; `passes_on`: it hands llama-server its options. Raises UsageError."""
         args, unknown = self.parse_known_args(argv)
         if unknown:
+            from meshd.cli.unknown_verb import unknown_options  # difflib, which no daemon needs
+
             raise unknown_options(self.prog, unknown, option_strings(self), passes_on=passes_on)
         return args
 

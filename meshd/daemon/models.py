@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from meshd.admin.models_api import (
     NO_MEMBER_HAS_IT,
@@ -23,8 +24,7 @@ from meshd.library.members.ask_models import ask_members
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
 from meshd.library.members.offers import MemberOffer
-from meshd.library.members.pull_model import ModelPull, PullPlace
-from meshd.library.members.pull_state import NobodyHasIt, PullStep
+from meshd.library.members.pull_state import NobodyHasIt, PullPlace, PullStep
 from meshd.library.members.tell_models import ModelsTeller
 from meshd.library.own_models import own_models
 from meshd.library.stores import Stores
@@ -32,6 +32,9 @@ from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldDisk
+
+if TYPE_CHECKING:
+    from meshd.library.members.pull_model import ModelPull
 
 MAX_PULLS = 4  # at once
 MAX_MEMBER_MODELS = 2048  # models of all members in one reply; with the longest names 3.5 kB each
@@ -46,7 +49,7 @@ class _Pull:
 
     id: int
     name: ModelName
-    work: ModelPull
+    work: "ModelPull"
     task: asyncio.Task[None] | None
     asked_at: float
     background: bool = False
@@ -181,12 +184,15 @@ class ModelExchange:
                 pull.task.cancel()
 
 
-def _kind_of_pull(*, header_only: bool) -> type[ModelPull]:
-    if not header_only:
-        return ModelPull
-    from meshd.library.members.pull_header import HeaderPull  # which no worker needs
+def _kind_of_pull(*, header_only: bool) -> "type[ModelPull]":
+    # most nodes never pull
+    if header_only:
+        from meshd.library.members.pull_header import HeaderPull
 
-    return HeaderPull
+        return HeaderPull
+    from meshd.library.members.pull_model import ModelPull
+
+    return ModelPull
 
 
 def _end(pull: _Pull) -> None:

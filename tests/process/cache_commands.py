@@ -20,7 +20,7 @@ from meshd.build.run import Result
 from meshd.build.tree import Tree
 from meshd.library.headers import all_headers
 from meshd.library.members.pull_header import HeaderPull
-from meshd.library.members.pull_model import PullPlace
+from meshd.library.members.pull_state import PullPlace
 from meshd.model.model_name import parse_model_name
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile

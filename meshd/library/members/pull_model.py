@@ -2,10 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from meshd.base import log
@@ -14,7 +12,6 @@ from meshd.base.peer_limits import MODEL_HOLDERS
 from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
-from meshd.library.interface import StoredModel
 from meshd.library.members.ask_models import ask_members, ask_pieces
 from meshd.library.members.fetch_pieces import PieceFetcher
 from meshd.library.members.offers import MemberOffer, ambiguous, fitting_offers
@@ -23,6 +20,7 @@ from meshd.library.members.piece_plan import PiecePlan
 from meshd.library.members.pull_state import (
     Holder,
     HoldersLost,
+    PullPlace,
     PullState,
     PullStep,
     UnusableContent,
@@ -33,26 +31,14 @@ from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MeshName, ModelName
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Mesh
-from meshd.store.hash_cache import HashCache
 from meshd.store.interface import HashProgress
 from meshd.store.model_file import ModelFile
-from meshd.store.piece_cache import PieceCache
 
 _LOOKED_AT = 64  # pieces in one step
 _OTHER_FILE = "it has another file of that name"
 _JOIN_SECONDS = 10.0  # how long members that must read their file first are waited for
 HolderTasks = Sequence[asyncio.Task[None]]
 LOG = log.get("library")
-
-
-@dataclass(frozen=True, slots=True)
-class PullPlace:
-    """Where models go, and the hashes that are kept of them. `own`: the models of this machine; it blocks."""
-
-    folder: Path
-    hashes: HashCache
-    pieces: PieceCache
-    own: Callable[[], Iterable[StoredModel]] = tuple
 
 
 class ModelPull:

@@ -1,14 +1,27 @@
-"""How far a pull from members is, as others see it, and how it may fail."""
+"""Where a pull from members puts a model, how far it is, as others see it, and how it may fail."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.identity.keys import PeerId
+from meshd.library.interface import StoredModel
 from meshd.library.members.ask_models import MemberModels
 from meshd.model.model_name import MeshName, ModelName
+from meshd.store.hash_cache import HashCache
+from meshd.store.piece_cache import PieceCache
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlace:
+    """Where models go, and the hashes that are kept of them. `own`: the models of this machine; it blocks."""
+
+    folder: Path
+    hashes: HashCache
+    pieces: PieceCache
+    own: Callable[[], Iterable[StoredModel]] = tuple
 
 
 class PullStep(StrEnum):

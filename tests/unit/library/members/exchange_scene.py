@@ -10,7 +10,8 @@ from meshd.identity.membership import Role
 from meshd.library.interface import StoredModel
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
-from meshd.library.members.pull_model import ModelPull, PullPlace
+from meshd.library.members.pull_model import ModelPull
+from meshd.library.members.pull_state import PullPlace
 from meshd.library.members.tell_models import ModelsTeller
 from meshd.library.stores import Stores
 from meshd.model.model_name import parse_model_name
