@@ -29,3 +29,29 @@ def _faults(how: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_chunks_that_are_freed_and_taken_again_cost_no_page_faults() -> None:
     assert _faults("kept") < PAGES // 10 < _faults("usual")
+
+
+_THREAD = """
+import sys, threading
+from pathlib import Path
+from meshd.base.freed_memory import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+kept = []
+thread = threading.Thread(target=lambda: kept.append(bytes(100_000)))
+thread.start()
+thread.join()
+unused = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if " ---p " in line]
+ends = [[int(end, 16) for end in one.split("-")] for one in unused]
+print(sum(32 << 20 < end - begin < 64 << 20 for begin, end in ends))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_threads_have_no_memory_of_their_own() -> None:
+    """glibc reserves 64 MiB for a thread, and uses the beginning of it."""
+    reserved = [
+        int(subprocess.run([sys.executable, "-c", _THREAD, how], check=True, capture_output=True).stdout)
+        for how in ("kept", "usual")
+    ]
+    assert reserved[0] < reserved[1]
