@@ -1,4 +1,4 @@
-"""What the C library does with memory of a daemon: what was freed stays, and threads share it. glibc on Linux."""
+"""What the C library does with a daemon's memory: it keeps what was freed, and threads share it. On glibc."""
 
 import ctypes
 import sys
