@@ -115,12 +115,12 @@ def keep_pulled(
 
     `cache` is meshd's.
     """
-    from meshd.library.adopt import adopt, note_name
+    from meshd.library.adopt import adopt, is_pulled, note_name
     from meshd.library.hub_cache import cache_folder
     from meshd.library.interface import NotTheSame
     from meshd.library.short_names import hub_name_of
 
-    if (name := hub_name_of(given)) is None:
+    if (name := hub_name_of(given)) is None or not is_pulled(paths):
         return paths[0]
     try:
         return adopt(name, paths, cache_folder(os.environ), cache, report)[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshd.admin.plan_api import StorageCapacity, StoredFile
 from meshd.admin.status import StorageView
+from meshd.base.fault_boundary import ended
 from meshd.base.tasks import in_thread
 from meshd.config import Config
 from meshd.library.disk_space import free_bytes
@@ -73,8 +74,9 @@ class Storage:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            models = await in_thread(self._own)
-            self._count = len(models), sum(one.size for one in models)
+            # folders of other programs, and paths of the user's variables: whatever they hold
+            models = await ended(in_thread(self._own), source="status", name="model count")
+            self._count = None if models is None else (len(models), sum(one.size for one in models))
             self._counted.set()
             await asyncio.sleep(COUNT_SECONDS)
 

@@ -57,6 +57,11 @@ def adopt(name: HubName, paths: Sequence[Path], hub: Path, cache: Path, report: 
     return adopted
 
 
+def is_pulled(paths: Sequence[Path]) -> bool:
+    """Whether these files came from members; any other ones are the user's, and never moved nor removed."""
+    return all(path.parent.name.startswith(_FOLDERS) for path in paths)
+
+
 def note_name(name: HubName, paths: Sequence[Path]) -> None:
     """So that it is found by this name, though nobody has confirmed it."""
     quant = quant_of(paths[0].name)

@@ -38,6 +38,7 @@ START_ROUND_TRIPS = 6
 LOADED_RATE = 1.5e9  # bytes a second from a file that was read before
 USUAL_PROMPT = 512  # of the prompt that is predicted, and cells of the cache that a token sees, unless told
 _CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (micro_batch.py)
+_MOST_SEEN = 256  # answers have all lengths, and a prediction lasts as long as a load of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,8 @@ class Predictor:
         if key not in self._seen:
             layers, timed = self._model.cache.layers, NEAR_CELLS - unseen
             seen = (min(cells, layer.window or cells) if layer.key else 0 for layer in layers)
-            self._seen = {**self._seen, key: _sums(max(0.0, count - timed) for count in seen)}
+            kept = self._seen if len(self._seen) < _MOST_SEEN else {}
+            self._seen = {**kept, key: _sums(max(0.0, count - timed) for count in seen)}
         return self._seen[key]
 
     def _output(self, stage: PlannedStage, tokens: float) -> float:

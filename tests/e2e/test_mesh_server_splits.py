@@ -28,6 +28,7 @@ _PIECE = re.compile(r"## SPLIT #(\d+): (\w+)\S* # \d+ inputs:? ?(.*)$", re.MULTI
 # norm behind it. RWKV 7's layers all use a value of the first one, which has no name
 _GIVEN = re.compile(r"(attn_)?inp_(?!scaled)|rs_s_copy|out_ids")
 _END_OF_LAYER = re.compile(r"embd|inp_scaled|model.embed_tokens|l_out-\d+|norm$|norm-[1-9]|node_\d+$")
+TRIES = 3  # another thread may write in the middle of a line of the log; what is wrong is so each time
 _STAMP = re.compile(r"\d\.\d\d\.\d{3}\.\d{3} D ")  # before each part of a line
 
 
@@ -38,9 +39,11 @@ class TalkingHead(MeshHead):
         env["GGML_SCHED_DEBUG"] = "2"
         return super().hand_over(handed, env)
 
-    def last_pieces(self) -> list[tuple[str, str]]:
-        """Device and inputs of each piece of the last graph."""
-        wait_until(lambda: "slot      release" in self.output, "the end of the answer in the log")
+    def last_pieces(self, answers: int) -> list[tuple[str, str]]:
+        """Device and inputs of each piece of the last graph, after so many answers."""
+        wait_until(
+            lambda: self.output.count("slot      release") >= answers, "the end of the answer in the log"
+        )
         pieces: list[tuple[str, str]] = []
         for found in _PIECE.finditer(_STAMP.sub("", self.output)):
             if found[1] == "0":
@@ -79,8 +82,11 @@ def test_each_device_is_fed_once_and_no_cache_crosses(tmp_path: Path, name: str)
                 build, tmp_path, random_model(name), pairs, binary=stock().binaries[LLAMA_SERVER], extra=extra
             ) as head,
         ):
-            head.complete(tokens=2)
-            pieces = head.last_pieces()
+            for answer in range(1, TRIES + 1):
+                head.complete(tokens=2)
+                pieces = head.last_pieces(answer)
+                if not _is_wrong(pieces):
+                    break
         for pair in pairs:
             pair.close()
         if _is_wrong(pieces):

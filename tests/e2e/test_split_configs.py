@@ -38,7 +38,7 @@ def test_fixed_layers_are_where_they_should_be(tmp_path: Path) -> None:
             head = await fleet.head(smollm2(), *layers, "--ctx-size", "max", token=token)
             status = await fleet.ready(head)
             held = [(part.node, part.layers) for part in model_of(status).split if part.layers]
-            assert held == [("worker-1", 10), ("worker-0", 16), ("head", 4)]
+            assert held == [("head", 4), ("worker-1", 10), ("worker-0", 16)]
             answers = model_of(status).answers
             assert answers is not None and answers.tokens == 8192, "as it was trained"
             assert await api_of(status).complete(PROMPT, 4)

@@ -35,6 +35,7 @@ from meshd.store.shard import Shard, close_all
 
 _MOST_PIECES = MAX_HEADER_BYTES // PIECE_BYTES + 1  # of a header
 _READY_SECONDS = 30.0  # for a member that knows the hashes, while others may
+_MOST_READY_SECONDS = 4 * 3600.0  # to read the largest file
 _LIED = "the hashes that it tells are not those of the model's fingerprint"
 LOG = log.get("library")
 
@@ -161,13 +162,17 @@ class HeaderPull(ModelPull):
     async def _hashes(self, index: PieceIndex, header: Header) -> _Hashes:
         """Of the first member whose word fits what the model is named by, and what it told of it.
 
-        One that reads its file first is waited for when no other one knows the hashes.
+        One that reads its file first is waited for, each time twice as long, while there are others to ask.
         """
-        asked = self._holding(index)
-        for seconds in (_READY_SECONDS, None) if len(asked) > 1 else (None,):
-            for offer in self._holding(index):
-                if (found := await self._told_by(offer, index, header, seconds)) is not None:
+        seconds = _READY_SECONDS
+        while holding := self._holding(index):
+            for offer in holding:
+                limit = seconds if len(holding) > 1 else None
+                if (found := await self._told_by(offer, index, header, limit)) is not None:
                     return found
+            if len(holding) == 1 or seconds > _MOST_READY_SECONDS:
+                break
+            seconds *= 2
         raise self._lost()
 
     async def _told_by(

@@ -120,7 +120,9 @@ class ModelPull:
             return False
         told, place = [offer.model for offer in offers], self._place
         found = await in_thread(
-            lambda: same_model(told, place.own(), place.pieces, is_wished=self._is_wished)
+            lambda: same_model(
+                told, place.own(), place.pieces, is_wished=self._is_wished, all_agree=not self._digits
+            )
         )
         if found is None:
             return False

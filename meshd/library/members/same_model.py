@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from meshd.library.facts import facts_of
 from meshd.library.interface import StoredModel
-from meshd.library.short_names import SHORT_NAMES
-from meshd.model.model_name import BareName, HubName, ModelName
+from meshd.library.short_names import hub_name_of
+from meshd.model.model_name import ModelName
 from meshd.store.hash_cache import FileState
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldModel
@@ -23,8 +23,7 @@ class SameModel:
 
 def may_be_elsewhere(name: ModelName) -> bool:
     """Not where Hugging Face's hash of the file counts: a fingerprint leaves out how a file is described."""
-    is_short = isinstance(name, BareName) and name.text.lower() in SHORT_NAMES
-    return not isinstance(name, HubName) and not is_short
+    return hub_name_of(str(name)) is None
 
 
 def same_model(
@@ -33,15 +32,15 @@ def same_model(
     pieces: PieceCache,
     *,
     is_wished: Callable[[str, str], bool],
+    all_agree: bool,
 ) -> SameModel | None:
     """The first of `own` with a fingerprint or content id of these, as far as this machine knows its own.
 
     No file is hashed for it, only headers are read: for a thread. `is_wished` gets both in hex, and says
-    whether they fit what was asked for.
+    whether they fit what was asked for. `all_agree`: of each that was told, or one member alone could put
+    another model of this machine in the place of what the others have.
     """
-    fingerprints = {one.fingerprint.hex() for one in told} - {""}
-    contents = {(one.size, one.content) for one in told if one.content}
-    sizes = {size for size, _ in contents}
+    sizes = {one.size for one in told if one.content}
     for stored in own:
         content = b""
         if stored.size in sizes:
@@ -52,7 +51,10 @@ def same_model(
         if facts.problem:
             continue
         found = facts.fingerprint or ""
-        is_same = found in fingerprints or (stored.size, content) in contents
-        if is_same and is_wished(found, content.hex()):
+        same = [
+            found == one.fingerprint.hex() != "" or (stored.size, content) == (one.size, one.content or None)
+            for one in told
+        ]
+        if (all(same) if all_agree else any(same)) and is_wished(found, content.hex()):
             return SameModel(stored, found)
     return None

@@ -117,6 +117,8 @@ class SpeedCorrections:
         self, model: str, split: Split, parts: PredictedParts, generate: float | None, prompt: float | None
     ) -> None:
         """The rates of this split were so many times as high as predicted; None: nothing is known."""
+        if generate is None and prompt is None:
+            return
         key = _key(model, split)
         shares = kept_shares(parts.token, parts.prompt)
         before = self._lines.find(key)

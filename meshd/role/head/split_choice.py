@@ -81,7 +81,8 @@ def choose_split(
             try:
                 found.append(chooser.planned(candidate, output))
             except (UserError, Refused) as refusal:
-                error = error or refusal
+                if candidate is by_memory or len(candidate.offers) >= least:
+                    error = error or refusal
     found = _without_twins(sorted(found, key=_cost))
     allowed = [one for one in found if _workers(one) >= least]
     if not allowed:

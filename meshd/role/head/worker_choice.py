@@ -133,8 +133,7 @@ class Roster:
 
     def exclusion_reason(self, peer: PeerStatus) -> str | None:
         """Why it may not be asked at all."""
-        member = self._mesh.member(peer.peer)
-        if member is None or not member.may(Role.WORK):
+        if not self._may_lend(peer):
             return f"{peer.name} cannot lend its devices (it lacks the role `work`)"
         if peer.paused:
             return f"{peer.name} is paused (`meshd resume` there ends that)"
@@ -153,8 +152,15 @@ class Roster:
         return any(all(other.peer == peer.peer for other in found) for found in fitting)
 
     def _fitting(self, text: str) -> list[PeerStatus]:
-        """The connected workers that it may mean; as for `meshd ping`, none of several."""
-        return [peer for peer in self.connected() if _is_named(peer, text)]
+        """The connected workers that it may mean; as for `meshd ping`, none of several.
+
+        A member that may not lend does not count: it may call itself what it likes.
+        """
+        return [peer for peer in self.connected() if _is_named(peer, text) and self._may_lend(peer)]
+
+    def _may_lend(self, peer: PeerStatus) -> bool:
+        member = self._mesh.member(peer.peer)
+        return member is not None and member.may(Role.WORK)
 
     def unknown_names(self) -> list[str]:
         """For people, of `only`: a misspelled name would be waited for without end."""

@@ -158,3 +158,21 @@ def test_files_in_use_are_those_of_all_models(tmp_path: Path) -> None:
     )
     assert set(files_in_use(several)) == {one, two, three, four}
     assert files_in_use(Config()) == []
+
+
+def test_folders_that_cannot_be_walked_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_storage, "_FIRST_COUNT_SECONDS", 60.0)
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        monkeypatch.setattr(node, "stores", homeless)
+        async with scene(tmp_path) as it, node.serving(it) as made:
+            found = await made.status()
+            assert found.models is None and found.free_bytes is not None
+
+    run(main())
+
+
+def homeless() -> Stores:
+    """As `Path.expanduser` fails."""
+    raise RuntimeError("Could not determine home directory.")

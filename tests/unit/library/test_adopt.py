@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.library.adopt import adopt, find_noted, note_name
+from meshd.library.adopt import adopt, find_noted, is_pulled, note_name
 from meshd.library.interface import NotTheSame
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
@@ -115,3 +115,8 @@ def test_a_model_of_members_is_found_by_name_and_fingerprint(stores: Stores) -> 
         assert resolver.get(name).paths == (path,)
     with pytest.raises(UserError):
         resolver.get("mesh:" + "0" * 64)
+
+
+def test_only_what_was_pulled_is_compared_and_moved(stores: Stores) -> None:
+    assert is_pulled(pulled(stores, {"t-Q8_0.gguf": tiny()}))
+    assert not is_pulled([put(stores.meshd.parent / "elsewhere/t-Q8_0.gguf", tiny())])

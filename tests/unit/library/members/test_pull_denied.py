@@ -58,10 +58,10 @@ LIARS: dict[str, Member] = {
 }
 
 
-def speaking(it: Scene, liar: Member, *, first: bool) -> None:
+def speaking(it: Scene, liar: Member, *, first: bool, honest: Member = HONEST) -> None:
     """A liar and an honest member, of which one is asked first."""
-    honest = (HONEST, "honest")
-    for member, name in [(liar, "liar"), honest] if first else [honest, (liar, "liar")]:
+    both = [(liar, "liar"), (honest, "honest")]
+    for member, name in both if first else reversed(both):
         member.speaks_for(it.mute(name))
 
 
@@ -167,17 +167,20 @@ def test_a_model_for_which_there_is_no_room(
 
 @pytest.mark.parametrize("first", [True, False], ids=["liar first", "honest first"])
 @pytest.mark.parametrize("name", [NAME, BY_DIGITS])
+@pytest.mark.parametrize("slow", [0, 3])
 def test_one_that_stalls_keeps_no_header_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: bool, slow: int
 ) -> None:
-    """It always says something before its time is over: it gives a byte, or reads on."""
+    """It always says something before its time is over: it gives a byte, or reads on. The honest one reads
+    its file first, and has read it when it is asked for the last time.
+    """
     monkeypatch.setattr(fetch_pieces, "_SILENT_SECONDS", 1e6)
     monkeypatch.setattr(ask_models, "_WORDLESS_SECONDS", 1e6)
     monkeypatch.setattr(pull_header, "_READY_SECONDS", 0.1)
 
     async def main() -> None:
         async with scene(tmp_path) as it:
-            speaking(it, replace(HONEST, stalls=True), first=first)
+            speaking(it, replace(HONEST, stalls=True), first=first, honest=replace(HONEST, slow=slow))
             pull = pull_of(it, name)
             await pull.run()
             assert pull.state.fingerprint == WANTED.hex()
@@ -188,7 +191,7 @@ def test_one_that_stalls_keeps_no_header_back(
 @pytest.mark.parametrize("count", [1, 3])
 def test_those_that_read_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """If none knows the hashes at once."""
-    monkeypatch.setattr(pull_header, "_READY_SECONDS", 0.0)
+    monkeypatch.setattr(pull_header, "_READY_SECONDS", 1e-4)
 
     async def main() -> None:
         async with scene(tmp_path) as it:

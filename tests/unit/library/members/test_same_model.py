@@ -7,6 +7,7 @@ from meshd.library.interface import StoredModel
 from meshd.library.members.pull_header import HeaderPull
 from meshd.library.members.pull_model import ModelPull
 from meshd.library.members.pull_state import PullStep
+from meshd.library.members.same_model import may_be_elsewhere
 from meshd.library.own_models import of_path
 from meshd.model.model_name import parse_model_name
 from meshd.store.hash_cache import FileState, HashCache
@@ -16,7 +17,7 @@ from tests.conformance.run import run
 from tests.gguf_bytes import parse
 from tests.unit.library.members.exchange_scene import NAME, Scene, scene
 from tests.unit.library.members.test_pull_trust import WANTED, other
-from tests.unit.library.members.told_member import Member, index_of, large
+from tests.unit.library.members.told_member import Member, fingerprint_of, index_of, large
 from tests.unit.library.models import put
 from tests.unit.store.header_files import hashes_of
 
@@ -104,3 +105,25 @@ def test_of_a_model_that_is_here_no_header_is_taken(tmp_path: Path) -> None:
             assert has_not_fetched(pull, model)
 
     run(main())
+
+
+def test_one_member_alone_cannot_say_that_a_name_means_a_model_of_this_machine(tmp_path: Path) -> None:
+    """Another one has it, and has not hashed its tensors yet."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            lie = bytes.fromhex(fingerprint_of(other()))
+            Member(large(), (), lie).speaks_for(it.mute("liar"))
+            Member(large(), hashes_of(large()), b"", CONTENT).speaks_for(it.mute("honest"))
+            model = mine(it, other(), "fingerprint", "content")
+            pull = it.pull(f"mesh:{NAME}", own=[model])
+            await pull.run()
+            assert not has_not_fetched(pull, model) and pull.state.fingerprint == WANTED.hex()
+
+    run(main())
+
+
+@pytest.mark.parametrize("text", ["glm", "glm.gguf", "GLM.GGUF", "qwen3.gguf", "hf:me/Big-GGUF:Q8_0"])
+def test_what_is_compared_with_the_hub_is_never_a_file_of_the_user(text: str) -> None:
+    """What differs from the hub's file is removed."""
+    assert not may_be_elsewhere(parse_model_name(text))

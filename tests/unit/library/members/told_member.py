@@ -81,6 +81,7 @@ class Member:
     stalls: bool = False  # with its pieces, and with hashes that it says it reads
     why_no_pieces: str = ""
     why_not: str = ""  # no hashes of tensors
+    slow: int = 0  # so many times it is asked in vain for hashes, since it still reads
     asked: int = 0
 
     def speaks_for(self, mesh: FakeMesh) -> None:
@@ -98,7 +99,7 @@ class Member:
                 await messages.send(PieceHashes(index.hashes).encode())
             case AskTensors():
                 self.asked += 1
-                if self.stalls:
+                if self.stalls or self.asked <= self.slow:
                     await messages.send(ReadingModel("0 %").encode())
                     await asyncio.Event().wait()
                 if self.why_not:

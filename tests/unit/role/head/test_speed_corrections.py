@@ -229,3 +229,12 @@ def test_a_factor_lies_between_those_of_its_answers(answers: list[tuple[int, flo
     if found is not None:
         each = [expected / took for _, expected, took in answers]
         assert min(each) * 0.999 <= found <= max(each) * 1.001
+
+
+def test_an_answer_that_tells_nothing_corrects_nothing() -> None:
+    """Nor does it take the place of what others told."""
+    known = SpeedCorrections(None)
+    plan = predicted(known, SPLIT).plan
+    short = AnswerTimings(0, 0.0, 2, 0.1)
+    PlanPredictor(MODEL, WORK, there(known), SPLIT).learn(plan, SpeedLearner(), short)
+    assert choose_split(MODEL, WORK, there(known), SPLIT)[0].correction is None

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from meshd.base.tasks import Owner
+from meshd.identity.membership import Role
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.role.head.worker_backoff import ENDS, TRIES
 from meshd.role.head.worker_choice import Roster
@@ -106,6 +107,19 @@ def test_a_name_that_two_workers_have_means_neither_and_their_ids_are_told() -> 
             assert [peer.peer for peer in one.workers()] == [two[1].key.peer]
             two[0].say(PeerState.LOST)
             assert [peer.peer for peer in roster.workers()] == [two[1].key.peer], "only one is there"
+            owner.cancel()
+
+    run(main())
+
+
+def test_a_member_that_may_not_lend_keeps_no_name_from_a_worker() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            net = Net(owner)
+            head, garage = net.mesh("head", "serve"), net.mesh("garage")
+            net.mesh("garage", roles=frozenset({Role.USE}), seed="other")
+            roster = Roster(head, least=1, only=("garage",))
+            assert [peer.peer for peer in roster.workers()] == [garage.key.peer]
             owner.cancel()
 
     run(main())
