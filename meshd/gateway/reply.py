@@ -1,6 +1,7 @@
 """The client's side of a stream: whole events, and a comment line after a period of silence."""
 
 import asyncio
+import re
 from collections.abc import Callable
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from meshd.base.errors import Broken
 
 COMMENT = b": keep-alive\n\n"  # clients drop it (WHATWG HTML, 9.2.6)
 _LOOK_SECONDS = 1.0  # between two looks at whether there is something to tell
+_NUMBERS = re.compile(r"\d+")  # a notice that counts on tells nothing else
 
 
 class ClientGone(Broken):
@@ -81,18 +83,22 @@ class StreamReply:
         self._quiet = not allowed
 
     async def keep_alive(self) -> None:
-        """Write a comment after each `silence` seconds without a byte; ends when the client is gone."""
+        """Write a comment after each `silence` seconds without a byte, and as soon as there is something else
+        to tell; ends when the client is gone."""
         loop = asyncio.get_running_loop()
-        told = False
+        pause = min(_LOOK_SECONDS, self._silence)
+        looked, told = loop.time(), ""
         while True:
-            due = self._last + self._silence - loop.time()
-            await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, due)))
-            if loop.time() < self._last + min(_LOOK_SECONDS, self._silence):
+            due = min(self._last + self._silence, max(self._last, looked) + pause)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            looked = loop.time()
+            if looked < self._last + pause:
                 continue  # an answer that comes waits for nothing
             async with self._lock:
                 notice, is_due = self._notice(), loop.time() >= self._last + self._silence
-                told = told and bool(notice)
-                if not is_due and (told or not notice):
+                subject = _NUMBERS.sub("", notice)
+                if not is_due and (not notice or subject == told):
+                    told = subject
                     continue
                 if self._quiet:
                     self._last = loop.time() if is_due else self._last
@@ -101,7 +107,7 @@ class StreamReply:
                     await self._write(_comment(notice) if notice else COMMENT)
                 except ClientGone:
                     return  # sending the answer will fail as well
-                told = bool(notice)
+                told = subject
 
     async def _write(self, data: bytes) -> None:
         try:

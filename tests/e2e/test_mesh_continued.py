@@ -89,7 +89,7 @@ def test_answers_wait_for_the_only_worker_to_come_back(tmp_path: Path) -> None:
 
             answers = asyncio.ensure_future(answers_under(place.api, pull, PROMPTS, TOKENS))
             await place.head.until(lambda status: model_of(status).state == "waiting")
-            await asyncio.sleep(counts(1, 180))
+            await asyncio.sleep(counts(3, 180))
             place.rules.flowing.set()
             streams, stood = await answers
             for streamed in streams:

@@ -54,7 +54,7 @@ REPEATING = tuple(
 )
 TOKENS = 100
 GRACE = counts(10, 120)  # 120 is the default
-AWAY_SECONDS = counts(14, 200)
+AWAY_SECONDS = counts(20, 200)  # longer than the grace and the seconds until a link is known to be lost
 FOUND_SECONDS = 10.0  # until a process is known to be lost, or another path is taken
 EXPLAINED_SECONDS = 15.5  # a stream that stands still for longer says why
 RETURN_SECONDS = 30.0  # until a path that works again is taken
