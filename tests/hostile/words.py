@@ -28,7 +28,7 @@ from tests.hostile.draw import Draw, hints_of
 # What building or packing a value may answer that cannot be sent.
 UNSAYABLE = (LocalProtocolError, MeshdError, ValueError, OverflowError, TypeError, struct.error)
 _BYTES = re.compile(r"(\d{1,4}) bytes")
-_STARTS = 100
+_STARTS = 1000  # of one message in 20 goes on to a good one, of the others more
 _TRIES = 2000  # from each start, until a message is good
 _KEPT = 12  # good ones of each
 
