@@ -71,7 +71,8 @@ class PullReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberModelsReply:
-    """Of all members that are there; `left_out` did not say. `pulls`: those that run on this node."""
+    """Of all members that are there; `left_out` did not say. `pulls`: those that run on
+    this node, and those in the background that failed and were not begun again."""
 
     models: tuple[MemberModelView, ...]
     left_out: tuple[LeftOutView, ...] = ()

@@ -53,6 +53,10 @@ class ListedModel:
         own = self.stored.stem if self.stored is not None else self.views[0].name if self.views else ""
         return [_as_text(node, names, own.lower()) for node, names in self.names.items()]
 
+    def is_here(self, name: str) -> bool:
+        """Whole and on this machine, as a file of that name."""
+        return self.stored is not None and self.stored.complete and self.stored.stem == name
+
     def is_pulled_by(self, pull: PullReply) -> bool:
         return self.stored is None and any(
             view.name == pull.name and view.bytes == pull.total_bytes for view in self.views
@@ -112,7 +116,7 @@ def list_models(config: Config, stores: "Stores", out: Output, *, as_json: bool)
         else:
             same.views.append(view)
     for pull in told.pulls if told is not None else ():
-        if pull.name:
+        if pull.name and not (pull.step == "failed" and any(one.is_here(pull.name) for one in listed)):
             _add_pull(listed, pull)
     for left in told.left_out if told is not None else ():
         out.note(f"{left.node} did not say which models it has: {left.why}")
@@ -185,7 +189,7 @@ def _bytes_of(one: ListedModel) -> int:
 def _pull_state(pull: PullReply) -> str:
     share = f" {pull.done_bytes / pull.total_bytes:.0%}" if pull.total_bytes else ""
     rate = f", {in_bytes(pull.rate)}/s" if pull.step == "fetching" and pull.rate else ""
-    return f"pull: {pull.step}{share}{rate}"
+    return f"pull: {pull.step}{share}{rate}" + (f": {pull.error}" if pull.error else "")
 
 
 def _pull_json(pull: PullReply | None) -> Json:
@@ -196,6 +200,7 @@ def _pull_json(pull: PullReply | None) -> Json:
         "done_bytes": pull.done_bytes,
         "bytes": pull.total_bytes,
         "bytes_s": pull.rate or None,
+        "error": pull.error or None,
     }
 
 

@@ -1,7 +1,7 @@
 """Models of members in a running daemon: what it gives, and the pulls that its user has started."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshd.library.members.pull_model import ModelPull
 
 MAX_PULLS = 4  # at once
+MAX_FAILED_PULLS = 16  # that `meshd model ls` tells of
 MAX_MEMBER_MODELS = 2048  # models of all members in one reply; with the longest names 3.5 kB each
 _UNWATCHED_SECONDS = 15.0  # a pull whose progress nobody asks for is ended: its verb has gone
 _LOOK_SECONDS = 1.0
@@ -54,6 +55,12 @@ class _Pull:
     asked_at: float
     background: bool = False
     error: MeshdError | None = None
+
+    @property
+    def failed_unseen(self) -> bool:
+        """It failed after its verb had gone."""
+        known = self.background and bool(self.work.state.name)
+        return known and self.task is None and self.error is not None
 
 
 class ModelExchange:
@@ -103,11 +110,13 @@ class ModelExchange:
         return self._in_use
 
     async def listed(self) -> MemberModelsReply:
-        """What members have, and which of it is being pulled."""
+        """What members have, which of it is being pulled, and which pulls in the background have failed."""
         told = await ask_members(self._mesh)
         views = [_view(offer) for one in told for offer in one.offers if offer.stem]
         left_out = [LeftOutView(node=one.node, why=one.why_not) for one in told if one.why_not]
-        pulls = tuple(_reply(one) for one in self._pulls.values() if one.task is not None)
+        pulls = tuple(
+            _reply(one) for one in self._pulls.values() if one.task is not None or one.failed_unseen
+        )
         return MemberModelsReply(
             models=tuple(views[:MAX_MEMBER_MODELS]), left_out=tuple(left_out), pulls=pulls
         )
@@ -136,6 +145,7 @@ class ModelExchange:
             raise UserError(f"{MAX_PULLS} models are being pulled already", hint="wait for one of them")
         if self._owner is None:
             raise UserError("this node is starting or stopping", hint="try again in a moment")
+        self._forget([one for one in self._pulls.values() if one.failed_unseen and one.name == name])
         work = make(self._mesh, name, self._place, rate=float(request.rate) or None)
         self._last_id += 1
         now = asyncio.get_running_loop().time()
@@ -178,10 +188,15 @@ class ModelExchange:
 
     def _end_unwatched(self, now: float) -> None:
         for pull in [one for one in self._pulls.values() if now - one.asked_at > _UNWATCHED_SECONDS]:
-            if pull.task is None:
-                del self._pulls[pull.id]
-            elif not pull.background:
+            if pull.task is not None and not pull.background:
                 pull.task.cancel()
+            elif pull.task is None and not pull.failed_unseen:
+                self._forget([pull])
+        self._forget([one for one in self._pulls.values() if one.failed_unseen][:-MAX_FAILED_PULLS])
+
+    def _forget(self, pulls: Iterable[_Pull]) -> None:
+        for pull in pulls:
+            del self._pulls[pull.id]
 
 
 def _kind_of_pull(*, header_only: bool) -> "type[ModelPull]":

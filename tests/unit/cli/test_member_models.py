@@ -70,9 +70,25 @@ def test_ls_says_how_far_pulls_are(daemon: FakeControl) -> None:
     assert "pull: fetching 50%, 1.0 MB/s" in rows["mesh:far-Q8_0"]
     assert "5.0 MB" in rows["mesh:gone-Q8_0"] and "pull: checking 100%" in rows["mesh:gone-Q8_0"]
     own, far, last = json.loads(meshd("model", "ls", "--json").out)
-    assert far["pull"] == {"step": "fetching", "done_bytes": 2_500_000, "bytes": 5_000_000, "bytes_s": 1e6}
+    assert far["pull"] == {
+        "step": "fetching",
+        "done_bytes": 2_500_000,
+        "bytes": 5_000_000,
+        "bytes_s": 1e6,
+        "error": None,
+    }
     assert own["pull"] is None and far["nodes"] and last["nodes"] == []
     assert (last["name"], last["bytes"], last["quant"]) == ("mesh:gone-Q8_0", 5_000_000, None)
+
+
+def test_ls_says_why_a_pull_in_the_background_failed(daemon: FakeControl) -> None:
+    """Not of a model that is here by now."""
+    half = replace(_fetching(2_500_000), step="failed", total_bytes=5_000_000, error="garage is full")
+    daemon.running = (half, replace(half, name="own-Q8_0"))
+    listed = meshd("model", "ls").out
+    assert "pull: failed 50%: garage is full" in listed and listed.count("failed") == 1
+    [_, far] = json.loads(meshd("model", "ls", "--json").out)
+    assert far["pull"]["step"] == "failed" and far["pull"]["error"] == "garage is full"
 
 
 def test_two_models_of_one_name_are_listed_by_their_fingerprints(daemon: FakeControl) -> None:

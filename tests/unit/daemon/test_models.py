@@ -106,6 +106,29 @@ def test_one_in_the_background_runs_to_its_end(
     run(main())
 
 
+def test_one_in_the_background_that_failed_is_told_until_it_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_models, "_UNWATCHED_SECONDS", 0.3)
+    monkeypatch.setattr(daemon_models, "_LOOK_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            file = it.giver("a").has(big())
+            request = PullRequest(name=NAME, rate=1 << 20, background=True)
+            first = models.start(request)
+            await until(lambda: models.progress(first.id).step == "fetching")
+            file.unlink()
+            reply = await ended(models, models.progress(first.id))
+            assert reply.error
+            await asyncio.sleep(1.0)  # nobody asks any more
+            assert [(one.id, one.error) for one in (await models.listed()).pulls] == [(first.id, reply.error)]
+            again = models.start(request)
+            assert [one.id for one in (await models.listed()).pulls] == [again.id]
+
+    run(main())
+
+
 def test_a_second_verb_watches_the_same_pull(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
