@@ -9,6 +9,7 @@ from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
 from meshd.daemon.role_runtime import device_speeds, machine_id
+from meshd.role.capacity.path_probe import ProbesTaken
 from meshd.role.capacity.tell_capacity import CapacityTeller
 from meshd.role.interface import RoleRuntime
 from meshd.role.worker.cycle import Worker
@@ -68,6 +69,7 @@ class ClaimedWorker:
         worker = Worker(runtime, self.files, options, self.store)
         await worker.prepare()
         speeds = device_speeds(runtime, options.cpu_threads)
+        ProbesTaken(runtime.mesh)
         CapacityTeller(
             runtime.mesh,
             speeds,

@@ -33,9 +33,12 @@ class DevicePath:
     rate: float | None = None
 
     def seconds(self, count: int) -> float:
-        """For `count` bytes, beyond the round trip."""
-        rate = self.rate or (NEAR_RATE if self.rtt < NEAR_SECONDS else FAR_RATE)
-        return count / rate + self.rtt * math.log2(max(1.0, count / AT_ONCE))
+        """For `count` bytes after a pause, beyond the round trip."""
+        return self.carrying(count) + self.rtt * math.log2(max(1.0, count / AT_ONCE))
+
+    def carrying(self, count: int) -> float:
+        """For `count` bytes behind others."""
+        return count / (self.rate or (NEAR_RATE if self.rtt < NEAR_SECONDS else FAR_RATE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ A token of S streams passes all devices in turn:
              (numbers of tokens where the first worker has the embeddings, and candidates on the way back)
     a wait = until the order of the head is there: a device far from it, but near to the one before it
     prompt = sum of devices, ways and waits for one micro batch + (micro batches - 1) x the slowest of them
-             (a device, or the bytes of a way) + output + STEP
+             (a device, or the bytes of a way) + output + PROMPT
     load   = START + the most weights of a stage / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
 
 The processors of a machine count as one of these devices, too: busy for the sum of its CPUs' times, each
@@ -31,8 +31,9 @@ from meshd.model.layers import ModelLayers
 from meshd.model.output import CPU_RATE, GPU_RATE, SAMPLED_BYTES, DevicePath
 from meshd.model.time_parts import PassedPath, PredictedPart, ends_of, total
 
-HOP_SECONDS = 0.0002  # of a message between two daemons, beyond its path
+HOP_SECONDS = 0.0001  # of a message between two daemons, beyond its path (docs/speed.md, bench hop)
 STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a layer
+PROMPT_SECONDS = 0.010  # of llama-server for a prompt: its text, and graphs that are made, told and checked anew
 START_SECONDS = 0.4  # of llama-server's start, without weights
 START_ROUND_TRIPS = 6
 LOADED_RATE = 1.5e9  # bytes a second from a file that was read before
@@ -158,7 +159,7 @@ class Predictor:
         if split.pushed:
             carried = zip(self._borders(split), self._carried(split, micro), strict=True)
             carrying = [
-                [way.part(way.path.seconds(count) + HOP_SECONDS)] for ways, count in carried for way in ways
+                [way.part(way.path.carrying(count) + HOP_SECONDS)] for ways, count in carried for way in ways
             ]
             again = max([*_in_turn(split.stages, computing), *carrying], key=total)
         else:
@@ -168,7 +169,7 @@ class Predictor:
             *(replace(part, seconds=(batches - 1) * part.seconds) for part in again),
             *self._back(split, 1),
             self._output_part(split.output, 1),
-            PredictedPart(STEP_SECONDS),
+            PredictedPart(PROMPT_SECONDS),
         ]
 
     def round_seconds(self, split: Split, tokens: int) -> float:

@@ -115,6 +115,7 @@ class PeerLinks:
 
     def statuses(self, session: Session) -> list[PathStatus]:
         """All links of `session`, the one that carries data first."""
+        self._note_rates(session.links())
         paths = [self._status(numbers) for numbers in self._numbers(session)]
         return sorted(paths, key=lambda path: not path.selected)
 

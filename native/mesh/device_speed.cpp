@@ -6,6 +6,7 @@
 #include <chrono>
 #include <map>
 #include <stdexcept>
+#include <thread>
 
 namespace mesh {
 
@@ -18,7 +19,10 @@ static constexpr uint64_t WEIGHT_BYTES = 256 << 20; // of all layers: more than 
 static constexpr uint64_t ALL_BYTES = 1 << 30;      // with what goes in and comes out
 static constexpr double WORK = 1e9;                 // multiplications and additions of a run with several tokens
 static constexpr int64_t TOKENS[] = { 1, 4, 32, 128, 512 };
-static constexpr auto ENOUGH = std::chrono::milliseconds(30); // of runs for one figure
+static constexpr auto ENOUGH = std::chrono::milliseconds(60); // of runs for one figure
+static constexpr size_t LEAST_RUNS = 4;                       // unless they take TOO_LONG
+static constexpr size_t MOST_RUNS = 24;                       // where each waits for a rest
+static constexpr auto REST = std::chrono::milliseconds(5);    // of a processor before each run
 static constexpr auto TOO_LONG = std::chrono::seconds(2);     // for one run: what takes longer is not tried
 static constexpr int64_t FILLED_ROWS = 16;                    // the others repeat them: values do not matter
 
@@ -240,22 +244,28 @@ private:
     int64_t runs = 0;
 };
 
-// The shortest, after one that does not count: what else runs on the machine makes them longer, never shorter. false:
-// it failed
-static bool measure(timed_graph & graph, ggml_backend_t backend, steady::duration & shortest) {
+// A quarter of the runs are shorter, after one that does not count: what else runs on the machine makes some longer. A
+// processor rests before each, as it does while a token is on its way: then its threads sleep, its clock is slower and
+// others use its caches, which costs a tenth. false: it failed
+static bool measure(timed_graph & graph, ggml_backend_t backend, steady::duration & usual) {
+    const bool rests = ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
     steady::duration sum = {};
-    if (!graph.run(backend, shortest)) {
+    if (!graph.run(backend, usual)) {
         return false;
     }
-    shortest = steady::duration::max();
-    for (int runs = 0; sum < ENOUGH || (runs < 2 && sum < TOO_LONG); runs++) {
-        steady::duration took;
-        if (!graph.run(backend, took)) {
+    std::vector<steady::duration> found;
+    while ((sum < ENOUGH && (!rests || found.size() < MOST_RUNS)) || (found.size() < LEAST_RUNS && sum < TOO_LONG)) {
+        if (rests) {
+            std::this_thread::sleep_for(REST);
+        }
+        if (!graph.run(backend, usual)) {
             return false;
         }
-        shortest = std::min(shortest, took);
-        sum += took;
+        found.push_back(usual);
+        sum += usual;
     }
+    std::sort(found.begin(), found.end());
+    usual = found[found.size() / 4];
     return true;
 }
 
@@ -286,11 +296,11 @@ public:
         if (!graph.prepare(backend)) {
             return 0;
         }
-        steady::duration shortest;
-        if (!measure(graph, backend, shortest)) {
+        steady::duration usual;
+        if (!measure(graph, backend, usual)) {
             return -1;
         }
-        last = std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(shortest).count() / layers);
+        last = std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(usual).count() / layers);
         last_tokens = tokens;
         return last;
     }

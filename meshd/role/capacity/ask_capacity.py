@@ -59,18 +59,29 @@ async def ask_all(
     recent: bool = False,
 ) -> dict[PeerId, CapacityAnswer]:
     """Of each node what it knows. `measure`: those that lack something measure it then, one by one on each
-    machine, as two at the same time disturb each other. `recent` as in AskCapacity.
+    machine, as two at the same time disturb each other: times of devices, and rates of the paths between these
+    nodes. `recent` as in AskCapacity.
     """
     found: dict[PeerId, CapacityAnswer] = {}
     known = AskCapacity(tuple(timed), recent=recent)
     await _ask(mesh, [list(peers)], known, found, on_progress, at_once=True)
     by_machine: dict[str, list[PeerId]] = {}
     for peer, answer in found.items():
-        if measure and answer.capacity is not None and lacks_times(answer.capacity, len(timed)):
+        if measure and answer.capacity is not None and _lacks(answer.capacity, len(timed), peers):
             by_machine.setdefault(answer.capacity.machine or str(peer), []).append(peer)
     measuring = AskCapacity(tuple(timed), measure=True, recent=recent)
     await _ask(mesh, list(by_machine.values()), measuring, found, on_progress, at_once=False)
     return found
+
+
+def _lacks(capacity: Capacity, timed: int, peers: Sequence[PeerId]) -> bool:
+    return lacks_times(capacity, timed) or (not capacity.busy and lacks_rates(capacity, peers))
+
+
+def lacks_rates(capacity: Capacity, peers: Sequence[PeerId]) -> bool:
+    """Whether its path to some of `peers` was never seen full."""
+    asked = {peer.raw for peer in peers}
+    return any(path.rate == 0 and path.peer in asked for path in capacity.paths)
 
 
 def lacks_times(capacity: Capacity, timed: int) -> bool:

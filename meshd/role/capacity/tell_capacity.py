@@ -16,8 +16,10 @@ from meshd.base.rate_by_key import Rates
 from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
+from meshd.identity.record import WORKER_ROLE
 from meshd.peer.interface import Mesh, MetadataValue, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
+from meshd.role.capacity.path_probe import PathProber
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.wire.capacity import (
     CAPACITY_SERVICE,
@@ -66,6 +68,7 @@ class CapacityTeller:
         self._devices = devices
         self._machine = machine
         self._is_busy = is_busy
+        self._prober = PathProber(mesh)
         self._asking: Counter[PeerId] = Counter()
         self._asked = Rates(SPEEDS_ASKED)
         mesh.handle(CAPACITY_SERVICE, self._serve, allow=self._may_ask)
@@ -110,6 +113,8 @@ class CapacityTeller:
                 await messages.send(Measuring(text).encode())
 
             await self._speeds.measure(devices, asked.timed, on_progress)
+        if asked.measure and not busy:
+            await self._prober.probe(one.peer for one in self._mesh.peers() if one.role == WORKER_ROLE)
         answer = Capacity(
             devices=tuple(MeasuredDevice(one, self._speeds.known(one, asked.timed)) for one in devices),
             machine=self._machine,

@@ -14,6 +14,7 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.peer.interface import PeerState
 from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all, lacks_times
+from meshd.role.capacity.path_probe import PathProber
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.speed_corrections import SpeedCorrections
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
@@ -63,6 +64,7 @@ class Surveyor:
     ) -> None:
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._mesh = runtime.mesh
+        self._prober = PathProber(runtime.mesh)
         self._options = options
         choose = partial(pick_for_head, asked=options.devices)
         self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
@@ -79,6 +81,7 @@ class Surveyor:
         called = naming.labels(said, (self._options.node_name,))
         names = {peer: called[str(peer)] for peer in peers}
         found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
+        near = {one.peer: path_to(one.paths) for one in self._mesh.peers()}
         offers: list[NodeOffer] = []
         left_out = [(peer.name, LENDS_NOTHING) for peer in connected if peer.role != WORKER_ROLE]
         unmeasured: list[tuple[str, str]] = []
@@ -87,7 +90,7 @@ class Surveyor:
                 left_out.append((names[peer], answer.why_not))
             else:
                 offer = _as_offer(answer.capacity)
-                offers.append(NodeOffer(names[peer], offer, path_to(peers[peer].paths)))
+                offers.append(NodeOffer(names[peer], offer, near.get(peer)))
                 if answer.capacity.busy and lacks_times(answer.capacity, len(timed)):
                     unmeasured.append((names[peer], BUSY))
         offers.sort(key=lambda offer: offer.node)
@@ -118,6 +121,7 @@ class Surveyor:
 
         if measure:
             await self._speeds.measure(own, timed, tell)
+            await self._prober.probe(names)
         answers = await ask_all(
             self._mesh,
             list(names),

@@ -1,0 +1,114 @@
+"""Fills the path to another member for a moment: then both sessions know what it carries.
+
+A link's rate is known only once it was the bottleneck (peer/links.py). Before, the prediction of a split has to guess
+it, and a guess decides whether a prompt is worth a second machine. So where nothing is known, bytes that mean
+nothing are sent, for half a second and 4 MiB at most, and no longer than the rate grows. The other node drops
+them.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from meshd.base.errors import EndOfStream, MeshdError, RemoteProtocolError
+from meshd.base.peer_limits import PROBES_TAKEN, PROBES_TAKEN_AT_ONCE
+from meshd.base.rate_by_key import Rates
+from meshd.base.work_slots import Release
+from meshd.identity.keys import PeerId
+from meshd.identity.membership import Member
+from meshd.peer.interface import Mesh, MetadataValue, Stream
+
+PATH_PROBE_SERVICE = "path-probe"
+PROBED_BYTES = 4 << 20  # at most: two round trips of 20 ms at 100 MB/s
+PROBED_SECONDS = 0.5
+PROBED_PEERS = 8  # of one question: the nearest
+_CHUNK = bytes(64 << 10)
+_FLAT_BYTES = 1 << 20  # sent without finding more: that is what the path carries
+_GROWTH = 1.05
+_AGAIN_SECONDS = 600.0  # until a path that would not tell is filled again
+_OVER = 0  # code of a stream that is not needed any more
+
+
+class ProbesTaken:
+    """Takes what members send to fill their paths to this node, and drops it."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._taking: Counter[PeerId] = Counter()
+        self._taken = Rates(PROBES_TAKEN)
+        mesh.handle(PATH_PROBE_SERVICE, self._serve, allow=self._may_send)
+
+    def _may_send(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | Release:
+        peer = member.peer
+        if self._taking[peer] >= PROBES_TAKEN_AT_ONCE.most:
+            return "too many measurements of a path at once"
+        if not self._taken.spend(peer, asyncio.get_running_loop().time()):
+            return "the path was measured a moment ago"
+        self._taking[peer] += 1
+
+        def release() -> None:
+            self._taking[peer] -= 1
+            self._taking += Counter()  # drops those at zero
+
+        return release
+
+    async def _serve(self, stream: Stream) -> None:
+        left = PROBED_BYTES
+        with suppress(EndOfStream):
+            while True:
+                data = await stream.read()
+                stream.consumed(len(data))
+                left -= len(data)
+                if left < 0:
+                    raise RemoteProtocolError("more than a path is filled with", code="path-probe")
+        stream.write_eof()
+
+
+class PathProber:
+    """Of one node: to the members whose path was never full, one after the other."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._tried: dict[PeerId, float] = {}
+
+    async def probe(self, peers: Iterable[PeerId]) -> None:
+        """Those of `peers` that are near come first. Whoever refuses stays unknown."""
+        wanted = set(peers)
+        now = asyncio.get_running_loop().time()
+        self._tried = {peer: at for peer, at in self._tried.items() if now - at < _AGAIN_SECONDS}
+        for peer in self._unknown(wanted)[:PROBED_PEERS]:
+            self._tried[peer] = now
+            with suppress(MeshdError, TimeoutError):
+                await self._fill(peer)
+
+    def _unknown(self, wanted: set[PeerId]) -> list[PeerId]:
+        found = []
+        for status in self._mesh.peers():
+            path = next((path for path in status.paths if path.selected), None)
+            if status.peer in wanted and status.peer not in self._tried and path is not None:
+                if path.rate is None and path.idle_rtt is not None:
+                    found.append((path.idle_rtt, status.peer))
+        return [peer for _, peer in sorted(found)]
+
+    async def _fill(self, peer: PeerId) -> None:
+        stream = self._mesh.open_stream(peer, PATH_PROBE_SERVICE, metadata={}, bulk=True)
+        try:
+            async with asyncio.timeout(PROBED_SECONDS):
+                sent = flat = 0
+                best = 0.0
+                while sent < PROBED_BYTES and flat < _FLAT_BYTES:
+                    await stream.write(_CHUNK)
+                    sent += len(_CHUNK)
+                    rate = self._rate(peer)
+                    flat = 0 if rate > _GROWTH * best else flat + len(_CHUNK)
+                    best = max(best, rate)
+                stream.write_eof()
+                await stream.read()
+        finally:
+            stream.reset(_OVER, "")
+
+    def _rate(self, peer: PeerId) -> float:
+        """What is known of it now, in bytes a second; 0 before that."""
+        status = next((one for one in self._mesh.peers() if one.peer == peer), None)
+        path = next((one for one in status.paths if one.selected), None) if status is not None else None
+        return path.rate or 0.0 if path is not None else 0.0
