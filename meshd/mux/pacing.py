@@ -35,6 +35,7 @@ _START_GROWTH = 1.1
 _PROBE_GAIN = 1.25  # in one round of eight, or a rate once measured too low would never rise again
 _PROBE_EVERY = 8
 _START_ROUNDS = 3  # rounds without growth that end the start
+_SHOWN = 1 << 20  # bytes after which the rate of a start that still grows counts as what the link can do
 _FRAME_TIME = 0.02  # a frame passes a slow link in less than this
 FRAME_LEAST = 4 << 10
 _FRAME_UNKNOWN = 16 << 10
@@ -137,6 +138,13 @@ class Pacing:
     def rtt_floor(self) -> float | None:
         """The shortest round trip of the last minutes: what the path takes while both machines are idle."""
         return self._floor.value
+
+    @property
+    def full_rate(self) -> float | None:
+        """`rate`, once the link has shown what it can do: before, it says how much there was to send, or how
+        far the start has come.
+        """
+        return self.rate if self._measured and (not self._starting or self.acked >= _SHOWN) else None
 
     @property
     def in_flight(self) -> int:

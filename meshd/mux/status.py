@@ -10,16 +10,14 @@ from meshd.mux.stream import StreamState
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """One attached link. Times in seconds, sizes in bytes, bandwidth in bytes a second."""
+    """One attached link. Times in seconds, sizes in bytes, rates in bytes a second."""
 
     link_id: int
     carries_data: bool
     rtt: float | None  # smoothed
     rtt_min: float | None
     rtt_floor: float | None  # the shortest of the last minutes
-    bandwidth: float | None  # as measured by the peer's acknowledgements; None before the first
-    in_flight: int  # sent, not yet acknowledged on this link
-    allowance: int  # what may be in flight
+    rate: float | None  # what it carried when it was the bottleneck; None before that
     sent: int
     received: int
     last_heard: float  # loop time
@@ -35,9 +33,7 @@ class LinkStatus:
             rtt=link.rtt,
             rtt_min=pacing.rtt_min,
             rtt_floor=pacing.rtt_floor,
-            bandwidth=pacing.rate,
-            in_flight=pacing.in_flight,
-            allowance=pacing.allowance(),
+            rate=pacing.full_rate,
             sent=pacing.sent,
             received=link.received,
             last_heard=link.last_heard,

@@ -23,7 +23,6 @@ from meshd.peer.path_selection import SILENT_AFTER, Chooser, Path, surplus
 
 SUSPECT_AFTER = 0.5  # seconds without an answer, or four round trips, that cast doubt on a link being tested
 TEST_SECONDS = 1.5  # more, after which it ends
-_FULL = 0.8  # of what may be in flight: from here on the link is the bottleneck, and its rate what it can do
 LOG = log.get("peer")
 
 
@@ -42,7 +41,6 @@ class PeerLinks:
         self._chooser = Chooser()
         self._chosen_for: Session | None = None
         self._suspects: set[int] = set()  # links that did not answer when they were tested
-        self._rates: dict[int, float] = {}  # what a link carried when it was the bottleneck, bytes a second
 
     def __len__(self) -> int:
         return len(self._drivers)
@@ -107,7 +105,6 @@ class PeerLinks:
         happened: list[Event] = []
         if self._leads and driver.session.data_link == driver.link_id:
             happened = self.choose(driver.session)  # by our rules, before the session takes what is left
-        self._rates.pop(driver.link_id, None)
         self._suspects.discard(driver.link_id)
         return happened + driver.session.link_down(driver.link_id, self._now())
 
@@ -115,7 +112,6 @@ class PeerLinks:
 
     def statuses(self, session: Session) -> list[PathStatus]:
         """All links of `session`, the one that carries data first."""
-        self._note_rates(session.links())
         paths = [self._status(numbers) for numbers in self._numbers(session)]
         return sorted(paths, key=lambda path: not path.selected)
 
@@ -139,7 +135,7 @@ class PeerLinks:
             received_bytes=numbers.received,
             rtt_min=numbers.rtt_min,
             rtt_floor=numbers.rtt_floor,
-            rate=self._rates.get(numbers.link_id),
+            rate=numbers.rate,
         )
 
     # Choice.
@@ -157,7 +153,6 @@ class PeerLinks:
     def choose(self, session: Session) -> list[Event]:
         """The choice of the link that carries data, if this side leads, and the end of those not needed."""
         links, data_link = session.links(), session.data_link
-        self._note_rates(links)
         if not self._leads:
             self._leave_suspects(session)
             return []
@@ -178,11 +173,6 @@ class PeerLinks:
             self._drivers[number].end("not needed: there is another link")
         return happened
 
-    def _note_rates(self, links: Sequence[LinkStatus]) -> None:
-        for numbers in links:
-            if numbers.bandwidth is not None and numbers.in_flight >= _FULL * numbers.allowance:
-                self._rates[numbers.link_id] = numbers.bandwidth
-
     def _path(self, numbers: LinkStatus) -> Path:
         info = self._drivers[numbers.link_id].link.info
         return Path(
@@ -192,7 +182,7 @@ class PeerLinks:
             last_heard=self._last_heard(numbers),
             established_at=info.established_at,
             path=info.path,
-            rate=self._rates.get(numbers.link_id),
+            rate=numbers.rate,
             passing=info.passing,
         )
 

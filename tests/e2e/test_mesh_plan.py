@@ -34,6 +34,7 @@ def test_two_nodes_are_measured_and_planned_with(tmp_path: Path) -> None:
                 assert device["weight_bytes_s"] > 1e8 and device["flops"] > 1e8
             (path,) = [one for one in capacity["paths"] if one["from"] == "other"]
             assert path["to"] == "worker-0" and path["rtt_ms"] > 0
+            assert path["bytes_s"] > 1e6, "a path that was never full is filled, to know its rate"
             await check_storage(other, capacity)
             [known] = (await worker.status()).devices
             [told] = [one for one in capacity["devices"] if one["node"] == "worker-0"]

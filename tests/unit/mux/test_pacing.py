@@ -249,3 +249,20 @@ def test_a_burst_that_meets_a_queue_is_smaller_the_next_time() -> None:
     for one, following in pairwise(bursts):
         assert following <= max(one // 2, FIRST_ALLOWANCE)
     assert bursts[-1] < bursts[0] / 4
+
+
+def test_what_a_link_can_do_is_known_once_it_was_the_bottleneck() -> None:
+    assert Pacing(0.0).full_rate is None
+    slow, fast = loaded(MB, 0.04), loaded(200 * MB, 0.01, seconds=0.5)
+    assert slow.full_rate is not None and 0.9 * MB < slow.full_rate < 1.3 * MB
+    assert fast.full_rate is not None and fast.full_rate > 100 * MB
+
+
+def test_little_to_send_and_the_first_rounds_say_nothing_of_it() -> None:
+    pacing = Pacing(0.0)
+    for number in range(1, 4000):  # one small message a round trip: more than a mebibyte in all
+        pacing.on_sent(300, number * 0.1, starved=True)
+        pacing.on_acked(pacing.sent, number * 0.1 + 0.04)
+    assert pacing.rate is not None and pacing.full_rate is None
+    started = loaded(100 * MB, 0.05, seconds=0.12)
+    assert started.rate is not None and started.full_rate is None, "it has sent what the start allows"

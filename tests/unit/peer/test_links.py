@@ -1,4 +1,4 @@
-"""Status of a peer's links: a rate only where a link was seen full."""
+"""Status of a peer's links."""
 
 from typing import cast
 
@@ -17,7 +17,7 @@ NUMBER = 1
 class OneLink:
     """As much of a driver, its link and its session as is asked."""
 
-    def __init__(self, *, in_flight: int, bandwidth: float | None) -> None:
+    def __init__(self, *, rate: float | None) -> None:
         self.link = cast(Link, self)
         self.info: LinkInfo = path(selected=True).link
         self.link_id = NUMBER
@@ -28,9 +28,7 @@ class OneLink:
             rtt=0.03,
             rtt_min=0.02,
             rtt_floor=0.01,
-            bandwidth=bandwidth,
-            in_flight=in_flight,
-            allowance=1000,
+            rate=rate,
             sent=10,
             received=20,
             last_heard=0.0,
@@ -49,14 +47,10 @@ class OneLink:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-@pytest.mark.parametrize(
-    ("in_flight", "bandwidth", "rate"), [(900, 2.5e6, 2.5e6), (100, 2.5e6, None), (900, None, None)]
-)
-def test_a_rate_is_known_where_the_link_was_the_bottleneck(
-    leads: bool, in_flight: int, bandwidth: float | None, rate: float | None
-) -> None:
+@pytest.mark.parametrize("rate", [2.5e6, None])
+def test_a_link_is_shown_as_its_session_sees_it(leads: bool, rate: float | None) -> None:
     links = PeerLinks(peer=NODE.peer, leads=leads, now=lambda: 1.0)
-    one = OneLink(in_flight=in_flight, bandwidth=bandwidth)
+    one = OneLink(rate=rate)
     links.attach(cast(LinkDriver, one))
     links.choose(one.session)
     [status] = links.statuses(one.session)
