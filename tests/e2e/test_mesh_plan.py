@@ -186,7 +186,7 @@ async def check_storage(asking: LocalNode, capacity: dict[str, Any]) -> None:
     while (fingerprint := other["models"][0]["fingerprint"]) is None:  # that node is hashing the file
         again = await cli(asking.spec.home, "capacity", "--json")
         _, other = json.loads(again.stdout)["storage"]
-    listed = await cli(asking.spec.home, "model", "ls", "--json")
+    listed = await cli(asking.spec.home, "model", "ls", "--json", MESHD_CACHE=str(asking.spec.cache))
     assert fingerprint in [one["fingerprint"] for one in json.loads(listed.stdout)]
 
 
