@@ -33,7 +33,9 @@ from meshd.model.time_parts import PassedPath, PredictedPart, ends_of, total
 
 HOP_SECONDS = 0.0001  # of a message between two daemons, beyond its path (docs/speed.md, bench hop)
 STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a layer
-PROMPT_SECONDS = 0.010  # of llama-server for a prompt: its text, and graphs that are made, told and checked anew
+PROMPT_SECONDS = (
+    0.010  # of llama-server for a prompt: its text, and graphs that are made, told and checked anew
+)
 START_SECONDS = 0.4  # of llama-server's start, without weights
 START_ROUND_TRIPS = 6
 LOADED_RATE = 1.5e9  # bytes a second from a file that was read before

@@ -5,7 +5,7 @@ The session decides nothing about links but what it is told: the leader of the p
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed

@@ -15,7 +15,7 @@ from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, Measuri
 
 WORDLESS_SECONDS = 15.0  # without a word
 MEASURED_WITHIN_SECONDS = 300.0  # with them: a GPU's driver may compile first
-_OVER = 0  # code of a stream that is not needed any more
+ANSWERED = 0  # code of a stream that is not needed any more
 
 OnProgress = Callable[[PeerId, str], None]
 
@@ -46,7 +46,7 @@ async def ask_capacity(
                     raise RemoteProtocolError("capacity: expected `capacity`", code="capacity")
                 on_progress(answer.text)
     finally:
-        stream.reset(_OVER, "")
+        stream.reset(ANSWERED, "")
 
 
 async def ask_all(
@@ -58,9 +58,9 @@ async def ask_all(
     measure: bool = True,
     recent: bool = False,
 ) -> dict[PeerId, CapacityAnswer]:
-    """Of each node what it knows. `measure`: those that lack something measure it then, one by one on each
-    machine, as two at the same time disturb each other: times of devices, and rates of the paths between these
-    nodes. `recent` as in AskCapacity.
+    """Of each node what it knows. `measure`: those that lack times of devices, or rates of the paths between
+    these nodes, measure them then, one by one on each machine, as two at the same time disturb each other.
+    `recent` as in AskCapacity.
     """
     found: dict[PeerId, CapacityAnswer] = {}
     known = AskCapacity(tuple(timed), recent=recent)

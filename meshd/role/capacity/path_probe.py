@@ -1,9 +1,9 @@
 """Fills the path to another member for a moment: then both sessions know what it carries.
 
-A link's rate is known only once it was the bottleneck (peer/links.py). Before, the prediction of a split has to guess
-it, and a guess decides whether a prompt is worth a second machine. So where nothing is known, bytes that mean
-nothing are sent, for half a second and 4 MiB at most, and no longer than the rate grows. The other node drops
-them.
+A link's rate is known only once it was the bottleneck (mux/pacing.py). Before, the prediction of a split has to
+guess it, and a guess decides whether a prompt is worth a second machine. So where nothing is known, bytes that
+mean nothing are sent, for half a second and 4 MiB at most, and no longer than the rate grows. The other node
+drops them.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.role.capacity.ask_capacity import ANSWERED
 
 PATH_PROBE_SERVICE = "path-probe"
 PROBED_BYTES = 4 << 20  # at most: two round trips of 20 ms at 100 MB/s
@@ -27,7 +28,6 @@ _CHUNK = bytes(64 << 10)
 _FLAT_BYTES = 1 << 20  # sent without finding more: that is what the path carries
 _GROWTH = 1.05
 _AGAIN_SECONDS = 600.0  # until a path that would not tell is filled again
-_OVER = 0  # code of a stream that is not needed any more
 
 
 class ProbesTaken:
@@ -60,7 +60,7 @@ class ProbesTaken:
                 stream.consumed(len(data))
                 left -= len(data)
                 if left < 0:
-                    raise RemoteProtocolError("more than a path is filled with", code="path-probe")
+                    raise RemoteProtocolError("path-probe: too many bytes", code="capacity")
         stream.write_eof()
 
 
@@ -85,9 +85,10 @@ class PathProber:
         found = []
         for status in self._mesh.peers():
             path = next((path for path in status.paths if path.selected), None)
-            if status.peer in wanted and status.peer not in self._tried and path is not None:
-                if path.rate is None and path.idle_rtt is not None:
-                    found.append((path.idle_rtt, status.peer))
+            if status.peer not in wanted or status.peer in self._tried or path is None:
+                continue
+            if path.rate is None and path.idle_rtt is not None:
+                found.append((path.idle_rtt, status.peer))
         return [peer for _, peer in sorted(found)]
 
     async def _fill(self, peer: PeerId) -> None:
@@ -105,7 +106,7 @@ class PathProber:
                 stream.write_eof()
                 await stream.read()
         finally:
-            stream.reset(_OVER, "")
+            stream.reset(ANSWERED, "")
 
     def _rate(self, peer: PeerId) -> float:
         """What is known of it now, in bytes a second; 0 before that."""
