@@ -1,9 +1,9 @@
 """Fills the path to another member for a moment: then both sessions know what it carries.
 
-A link's rate is known only once it was the bottleneck (mux/pacing.py). Before, the prediction of a split has to
-guess it, and a guess decides whether a prompt is worth a second machine. So where nothing is known, bytes that
-mean nothing are sent, for half a second and 4 MiB at most, and no longer than the rate grows. The other node
-drops them.
+A link's rate is known only once it was the bottleneck (mux/pacing.py). Before, the prediction of a split has
+to guess it, and a guess decides whether a prompt is worth a second machine. So where nothing is known, bytes
+that mean nothing are sent, for half a second and 4 MiB at most, and no longer than the rate grows. The other
+node drops them.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.peer.interface import Mesh, MetadataValue, Stream
-from meshd.role.capacity.ask_capacity import ANSWERED
+from meshd.role.capacity.ask_capacity import NOT_NEEDED
 
 PATH_PROBE_SERVICE = "path-probe"
 PROBED_BYTES = 4 << 20  # at most: two round trips of 20 ms at 100 MB/s
@@ -106,7 +106,7 @@ class PathProber:
                 stream.write_eof()
                 await stream.read()
         finally:
-            stream.reset(ANSWERED, "")
+            stream.reset(NOT_NEEDED, "")
 
     def _rate(self, peer: PeerId) -> float:
         """What is known of it now, in bytes a second; 0 before that."""
