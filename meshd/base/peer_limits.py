@@ -216,7 +216,7 @@ PROBES_TAKEN_AT_ONCE = Share(
     "measurements of its path to this node in progress", 2, "peer", "further ones are refused"
 )
 PROBES_TAKEN = Rate(
-    "measurements of its path to this node, of 4 MiB at most", 1 / 60, 8, "peer", "further ones are refused"
+    "measurements of its path to this node, of 16 MiB at most", 1 / 60, 8, "peer", "further ones are refused"
 )
 CAPACITY_MESSAGES = Rate("messages of a stream about capacity", 2.0, 20, "peer", "the next one waits")
 MODELS_ASKED = Share("questions about models in progress", 16, "node", "further ones are refused")

@@ -15,7 +15,7 @@ from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, Measuri
 
 WORDLESS_SECONDS = 15.0  # without a word
 MEASURED_WITHIN_SECONDS = 300.0  # with them: a GPU's driver may compile first
-NOT_NEEDED = 0  # code of a stream that is not needed any more
+GIVEN_UP = 0  # code of a stream that is not needed any more
 
 OnProgress = Callable[[PeerId, str], None]
 
@@ -46,7 +46,7 @@ async def ask_capacity(
                     raise RemoteProtocolError("capacity: expected `capacity`", code="capacity")
                 on_progress(answer.text)
     finally:
-        stream.reset(NOT_NEEDED, "")
+        stream.reset(GIVEN_UP, "")
 
 
 async def ask_all(

@@ -2,7 +2,7 @@
 
 A link's rate is known only once it was the bottleneck (mux/pacing.py). Before, the prediction of a split has
 to guess it, and a guess decides whether a prompt is worth a second machine. So where nothing is known, bytes
-that mean nothing are sent, for half a second and 4 MiB at most, and no longer than the rate grows. The other
+that mean nothing are sent, for half a second and 16 MiB at most, and no longer than the rate grows. The other
 node drops them.
 """
 
@@ -18,10 +18,10 @@ from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.peer.interface import Mesh, MetadataValue, Stream
-from meshd.role.capacity.ask_capacity import NOT_NEEDED
+from meshd.role.capacity.ask_capacity import GIVEN_UP
 
 PATH_PROBE_SERVICE = "path-probe"
-PROBED_BYTES = 4 << 20  # at most: two round trips of 20 ms at 100 MB/s
+PROBED_BYTES = 16 << 20  # at most: a path of 100 MB/s and 20 ms is full after some nine round trips
 PROBED_SECONDS = 0.5
 PROBED_PEERS = 8  # of one question: the nearest
 _CHUNK = bytes(64 << 10)
@@ -106,7 +106,7 @@ class PathProber:
                 stream.write_eof()
                 await stream.read()
         finally:
-            stream.reset(NOT_NEEDED, "")
+            stream.reset(GIVEN_UP, "")
 
     def _rate(self, peer: PeerId) -> float:
         """What is known of it now, in bytes a second; 0 before that."""
