@@ -1,7 +1,7 @@
 """What libraries log by way of `logging` becomes a line of our own log, at a limited rate.
 
-Otherwise it would go to stderr at once: past the thread that writes there (a pipe that nobody reads would stop
-the daemon), past the limit of lines (strangers would fill a disk) and past the log file.
+Otherwise it would go to stderr at once: past the thread that writes there (a pipe that nobody reads would
+stop the daemon), past the limit of lines (strangers would fill a disk) and past the log file.
 """
 
 import logging
@@ -30,7 +30,7 @@ class LibraryLines(logging.Handler):
             text += f" ({type(error).__name__}: {error})"
         self._say(record.name, text[:_MOST_LETTERS])
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - its name there
+    def handleError(self, record: logging.LogRecord) -> None:
         """See logging.Handler, which writes a traceback to stderr."""
 
 

@@ -96,6 +96,9 @@ class Bodies:
                 408, f"received no byte of the body for {self._silence:.0f} s", code="body_stalled"
             )
             raise HttpRefusal(failure) from error
+        except web.RequestPayloadError as error:
+            message = "the body ends early, or its chunks are not valid HTTP/1.1"
+            raise HttpRefusal(Failure(400, message, code="invalid_body")) from error
 
     def _too_long(self) -> Failure:
         return Failure(413, f"the body is larger than {self._most_each} bytes", code="body_too_large")

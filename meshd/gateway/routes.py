@@ -26,7 +26,7 @@ from meshd.gateway.browser import (
 )
 from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor, member_of
-from meshd.gateway.failure import Failure, HttpRefusal
+from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal
 from meshd.gateway.interface import Models, Upstream
 from meshd.gateway.kept_proxy import KeptProxy
 from meshd.gateway.one_model import TurnAtOnce
@@ -36,12 +36,7 @@ from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
 
 _SEEDS = 1 << 31
-
-_HEADERS = {
-    "Server": "meshd",
-    "X-Content-Type-Options": "nosniff",
-    "Cross-Origin-Resource-Policy": "same-origin",  # no other page includes an answer, as a script say
-}
+IDENTITY = "identity"  # the coding that changes nothing
 
 
 class Tally:
@@ -112,7 +107,7 @@ class Router:
         origin = request.headers.get("Origin")
         # only for an allowed origin: no other page may read an answer, not even a refusal
         foreign = origin is not None and self._guard.is_foreign_but_allowed(origin)
-        extra = {**_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
+        extra = {**ANSWER_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
         try:
             self._check_browser(request)
             if request.method == "OPTIONS":
@@ -161,7 +156,7 @@ class Router:
         if route is None:
             raise HttpRefusal(Failure(404, f"the API has no path `{path[:200]}`", code="unknown_path"))
         _demand_method(method, route.method)
-        _demand_type(request.headers.get("Content-Type"), route)
+        _demand_type(request.headers, route)
         return await self._pass_on(request, path, route, extra, key)
 
     def _check_key(self, request: web.BaseRequest) -> bytes:
@@ -274,9 +269,16 @@ def _demand_method(method: str, wanted: str) -> None:
         raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
 
 
-def _demand_type(given: str | None, route: Route) -> None:
+def _demand_type(headers: Mapping[str, str], route: Route) -> None:
     """Raises HttpRefusal."""
-    if route.method != "POST" or (is_form(given) if route.is_form else is_json(given)):
+    if route.method != "POST":
+        return
+    coding = headers.get("Content-Encoding", IDENTITY)
+    if coding.strip().lower() != IDENTITY:
+        message = f"the body must not be compressed (`{coding[:50]}`): leave `Content-Encoding` out"
+        raise HttpRefusal(Failure(415, message, code="unsupported_encoding"))
+    given = headers.get("Content-Type")
+    if is_form(given) if route.is_form else is_json(given):
         return
     wanted = (
         f"a form: send `Content-Type: {FORM_TYPE}`"

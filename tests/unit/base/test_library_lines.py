@@ -16,7 +16,7 @@ from meshd.base.library_lines import LibraryLines
 from meshd.base.peer_limits import KIND_LINES
 
 ROOT = Path(__file__).parents[3]
-# In a process of its own: all of meshd and what it depends on is imported, and each logger there is says something.
+# In a process of its own: all of meshd and what it depends on is imported, and each logger says something.
 ALL_SPEAK = """
 import importlib, io, json, logging, pkgutil, sys
 import meshd
@@ -28,7 +28,8 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 stream = io.StringIO()
 log.set_up(form="json", stream=stream)
-names = sorted(name for name, one in logging.root.manager.loggerDict.items() if isinstance(one, logging.Logger))
+known = logging.root.manager.loggerDict
+names = sorted(name for name, one in known.items() if isinstance(one, logging.Logger))
 for name in names:
     logging.getLogger(name).critical("who hears me?")
 said = [json.loads(line) for line in stream.getvalue().splitlines()]

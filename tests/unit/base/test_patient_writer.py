@@ -114,10 +114,10 @@ def test_what_python_itself_says_on_stderr_waits_for_nobody_either(
     with log.in_background():
         assert sys.stderr.fileno() == stderr.fileno()
         for _ in range(2000):
-            print("x" * 999, file=sys.stderr)
+            sys.stderr.write("x" * 999 + "\n")
         got = b""
         while b"it was never awaited" not in got:
-            print("it was never awaited", file=sys.stderr)
+            sys.stderr.write("it was never awaited\n")
             got += some(reader)
     assert sys.stderr is stderr
     stderr.close()

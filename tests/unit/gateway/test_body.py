@@ -182,6 +182,19 @@ def test_a_body_that_hardly_comes_is_refused(size: int, rate: int) -> None:
     assert refused.value.failure.code == "body_stalled"
 
 
+def test_a_body_that_is_no_http_is_a_400() -> None:
+    content = mock.Mock(readany=mock.AsyncMock(side_effect=web.RequestPayloadError("chunk")))
+    request = mock.Mock(spec=web.BaseRequest, content_length=None, headers={}, content=content, protocol=None)
+
+    async def main() -> None:
+        async with default_bodies().read(request, b""):
+            pytest.fail("nothing was read")
+
+    with pytest.raises(HttpRefusal) as refused:
+        run(main())
+    assert (refused.value.failure.status, refused.value.failure.code) == (400, "invalid_body")
+
+
 def test_a_body_in_tiny_pieces_takes_no_more_memory_than_it_counts() -> None:
     async def main() -> int:
         tracemalloc.start()
