@@ -11,7 +11,7 @@ from aiohttp import web
 
 from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
-from meshd.gateway.asked import read_form, read_json
+from meshd.gateway.asked import AskedBody, read_form, read_json
 from meshd.gateway.auth import KeyRing, given_keys
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import (
@@ -101,6 +101,7 @@ class Router:
         self._door = door
         self._page = page
         self._seeds = seeds
+        self._parsing = asyncio.Lock()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every refusal is OpenAI's error JSON."""
@@ -216,7 +217,7 @@ class Router:
         key: bytes,
     ) -> web.StreamResponse:
         kind = request.headers["Content-Type"] if route.is_form else JSON_TYPE
-        asked = await read_form(body, kind) if route.is_form else read_json(body)
+        asked = await self._asked(body, kind, route)
         model = self._own.find(asked.model, given_keys(request.headers))
         may, stream, looked_at = route.counts and asked.can_grow, asked.stream, asked.sampling
         needs_seed = self._seeds and may and not asked.has_seed
@@ -247,6 +248,13 @@ class Router:
         if route.computes:
             return await self._queued.forward(request, call, key)
         return await self._proxy.forward(request, call)
+
+    async def _asked(self, body: bytes, kind: str, route: Route) -> AskedBody:
+        if route.is_form:
+            return await read_form(body, kind)
+        async with self._parsing:
+            await asyncio.sleep(0)  # however many bodies are there: links and answers go on between two
+            return read_json(body)
 
 
 def _added(
