@@ -12,9 +12,12 @@ from meshd.base.errors import MeshdError
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.http import RawResponseMessage
+    from aiohttp.streams import StreamReader
     from aiohttp.tracing import Trace
 
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
+MOST_INTERIM = 64  # answers 1xx, before the one that counts; llama-server sends none
 _READ_BYTES = 64 << 10  # aiohttp stops reading at twice this
 
 Connect = Callable[[], Awaitable[socket.socket]]
@@ -26,6 +29,23 @@ class UpstreamLost(MeshdError):
     def __init__(self, what: str, *, taken: bool) -> None:
         super().__init__(what)
         self.taken = taken
+
+
+class _Answers(ResponseHandler):
+    """aiohttp's, which reads answers that are none yet for as long as they come. Who answers may be another
+    node."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._interim = 0
+
+    def feed_data(self, data: "tuple[RawResponseMessage, StreamReader]", size: int = 0) -> None:
+        """See aiohttp.streams.DataQueue: the head of an answer has come."""
+        self._interim += data[0].code < 200
+        if self._interim <= MOST_INTERIM:
+            super().feed_data(data, size)
+        elif isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
 
 
 class _GivenConnector(aiohttp.UnixConnector):
@@ -42,9 +62,7 @@ class _GivenConnector(aiohttp.UnixConnector):
         try:
             connection = await self._connect_one()
             try:
-                _, protocol = await loop.create_unix_connection(
-                    lambda: ResponseHandler(loop), sock=connection
-                )
+                _, protocol = await loop.create_unix_connection(lambda: _Answers(loop), sock=connection)
             except BaseException:
                 connection.close()
                 raise
