@@ -149,6 +149,10 @@ API_BODY_PARTS = Share(
 API_BODY_BARE_MIB = Share(
     "MiB of the JSON of one request to the API outside of strings", 8, "node", "it gets 413"
 )
+ANSWER_EVENTS = Share(
+    "events of one answer kept to continue it", 1 << 17, "node", "it does not continue after a loss"
+)
+INTERIM_ANSWERS = Share("interim answers (1xx) of a head to one request", 64, "peer", "it counts as lost")
 _KEPT = "answers kept for clients that come back"
 KEPT_ANSWERS = Share(_KEPT, 256, "node", "the key that has most answers loses its oldest")
 KEPT_ANSWERS_OF_KEY = Share(_KEPT, 192, "key", "it loses its oldest")

@@ -158,7 +158,9 @@ def _beyond(body: bytes) -> str | None:
 def _too_many(bare: bytes, strings: int) -> str | None:
     parts = strings + bare.count(b"[") + bare.count(b"{")
     if parts > API_BODY_PARTS.most:
-        return f"more than {API_BODY_PARTS.most} strings, names, lists and objects: send fewer, or longer ones"
+        return (
+            f"more than {API_BODY_PARTS.most} strings, names, lists and objects: send fewer, or longer ones"
+        )
     # a comma before each value but the first one of a list or object
     if parts - strings + bare.count(b",") > API_BODY_VALUES.most:
         return f"more than {API_BODY_VALUES.most} values: send long prompts as text"

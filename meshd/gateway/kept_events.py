@@ -1,12 +1,14 @@
 """What was sent of a stream, kept compressed: it is looked at only if llama-server is lost. Pure.
 
-Events of one stream are alike, so a token of some 250 bytes takes 5 here, and half a microsecond.
+Events of one stream are alike, so a token of some 250 bytes takes 5 here, and half a microsecond. To read an
+event takes some microseconds, however small it is.
 """
 
 import zlib
 from collections.abc import Iterator
 
-MOST_EVENTS = 1 << 17  # about as many tokens: to read one takes some microseconds
+from meshd.base.peer_limits import ANSWER_EVENTS
+
 _MOST_SENT_BYTES = 64 << 20
 _ENDS = (b"\n\n", b"\n\r\n", b"\r\r")  # of an event
 _MOST_COMPRESSED_BYTES = 4 << 20
@@ -30,7 +32,7 @@ class KeptEvents:
         self._events += max(1, sum(map(events.count, _ENDS)))
         self._kept += self._deflate.compress(events)
         is_much = self._sent > _MOST_SENT_BYTES or len(self._kept) > _MOST_COMPRESSED_BYTES
-        return not is_much and self._events <= MOST_EVENTS
+        return not is_much and self._events <= ANSWER_EVENTS.most
 
     def read(self) -> Iterator[bytes]:
         """All of it, in pieces of at most 64 KiB; nothing may be added any more."""

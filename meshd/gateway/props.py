@@ -11,4 +11,4 @@ _PATH_OF_MODEL = re.compile(rb'("model_path"\s*:\s*)"(?:[^"\\]|\\.)*"', re.DOTAL
 def told_props(body: bytes | bytearray, model: str) -> bytes:
     """These properties with the name of the `model` in place of its path, and otherwise as they are."""
     name = json.dumps(model).encode()
-    return _PATH_OF_MODEL.sub(lambda found: found[1] + name, body)
+    return bytes(_PATH_OF_MODEL.sub(lambda found: found[1] + name, body))

@@ -19,7 +19,6 @@ from meshd.base.log import get
 from meshd.base.tasks import Owner
 from meshd.gateway.events import EventSplitter, TokenCount, answer_timings, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal, not_ready
-from meshd.gateway.props import PROPS_PATH, told_props
 from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
@@ -290,8 +289,7 @@ class Proxy:
             failure = told_failure(bytes(held))
             if failure is None:
                 raise HttpRefusal(plain_failure(answer.status, bytes(held)))
-        body = told_props(held, call.upstream.model_name) if call.path == PROPS_PATH else bytes(held)
-        return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=body)
+        return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=call.told(held))
 
     async def _long(
         self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse, held: bytes

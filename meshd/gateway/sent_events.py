@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from enum import Enum
 
 from meshd.base.errors import MeshdError
+from meshd.base.peer_limits import ANSWER_EVENTS
 from meshd.gateway.continuation import DIALECTS, SentText, as_the_rest, continued, is_sampled
 from meshd.gateway.events import EVENT_BYTES, EventSplitter, whole_events
-from meshd.gateway.kept_events import MOST_EVENTS, KeptEvents
+from meshd.gateway.kept_events import KeptEvents
 
 MOST_AGAIN_SECONDS = 30.0  # a greedy answer that took longer so far goes on with the rest
 _MOST_IDS = 64  # of tool calls and parts of an answer
@@ -152,7 +153,7 @@ class SentEvents:
                 self._differs(f"its event {self._at} is another one")
             self.made_again = max(self.made_again, self._at)
             return b""
-        self._can_compare = self._can_compare and len(self._digests) < MOST_EVENTS  # 1 MiB
+        self._can_compare = self._can_compare and len(self._digests) < ANSWER_EVENTS.most  # 1 MiB
         if self._can_compare:
             self._digests.append(digest)
         self._see(fields)

@@ -9,6 +9,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from meshd.base.errors import MeshdError
+from meshd.base.peer_limits import INTERIM_ANSWERS
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
-MOST_INTERIM = 64  # answers 1xx, before the one that counts; llama-server sends none
 _READ_BYTES = 64 << 10  # aiohttp stops reading at twice this
 
 Connect = Callable[[], Awaitable[socket.socket]]
@@ -31,7 +31,7 @@ class UpstreamLost(MeshdError):
         self.taken = taken
 
 
-class _Answers(ResponseHandler):
+class _CountedAnswers(ResponseHandler):
     """aiohttp's, which reads answers that are none yet for as long as they come. Who answers may be another
     node."""
 
@@ -42,7 +42,7 @@ class _Answers(ResponseHandler):
     def feed_data(self, data: "tuple[RawResponseMessage, StreamReader]", size: int = 0) -> None:
         """See aiohttp.streams.DataQueue: the head of an answer has come."""
         self._interim += data[0].code < 200
-        if self._interim <= MOST_INTERIM:
+        if self._interim <= INTERIM_ANSWERS.most:
             super().feed_data(data, size)
         elif isinstance(self.transport, asyncio.Transport):
             self.transport.abort()
@@ -62,7 +62,9 @@ class _GivenConnector(aiohttp.UnixConnector):
         try:
             connection = await self._connect_one()
             try:
-                _, protocol = await loop.create_unix_connection(lambda: _Answers(loop), sock=connection)
+                _, protocol = await loop.create_unix_connection(
+                    lambda: _CountedAnswers(loop), sock=connection
+                )
             except BaseException:
                 connection.close()
                 raise

@@ -4,7 +4,8 @@ import asyncio
 import socket
 
 import pytest
-from meshd.gateway.upstream import MOST_INTERIM, UpstreamLost, open_session, read_some, send_call
+from meshd.base.peer_limits import INTERIM_ANSWERS
+from meshd.gateway.upstream import UpstreamLost, open_session, read_some, send_call
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -43,6 +44,6 @@ def test_interim_answers_without_end_are_a_loss(status: bytes, at_once: int) -> 
         asyncio.run(asked(b"HTTP/1.1 " + status + b"\r\n\r\n", 100_000, at_once=at_once))
 
 
-@pytest.mark.parametrize("count", [0, 1, MOST_INTERIM])
+@pytest.mark.parametrize("count", [0, 1, INTERIM_ANSWERS.most])
 def test_a_few_are_read_over(count: int) -> None:
     assert asyncio.run(asked(b"HTTP/1.1 100 Continue\r\n\r\n", count, at_once=1)) == b"{}"

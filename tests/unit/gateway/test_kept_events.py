@@ -6,8 +6,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.base.peer_limits import ANSWER_EVENTS
 from meshd.gateway.events import whole_events
-from meshd.gateway.kept_events import MOST_EVENTS, KeptEvents
+from meshd.gateway.kept_events import KeptEvents
 from meshd.gateway.sent_events import SentEvents
 
 
@@ -34,8 +35,8 @@ def test_events_of_a_few_bytes_are_bounded_by_their_number(event: bytes, at_once
     kept, added = KeptEvents(), b""
     while kept.add(event * at_once):
         added += event * at_once
-    assert len(added) / len(event) <= MOST_EVENTS + at_once
-    assert sum(1 for _ in whole_events(added)) <= MOST_EVENTS
+    assert len(added) / len(event) <= ANSWER_EVENTS.most + at_once
+    assert sum(1 for _ in whole_events(added)) <= ANSWER_EVENTS.most
 
 
 @pytest.mark.parametrize("event", [b":\n\n", b"data:1\n\n"])

@@ -11,7 +11,9 @@ TEMPLATE = '{"model_path": "of a template"} "model_path":"x\\'
 
 
 @given(st.text(min_size=1), st.text(), st.sampled_from([None, 0, 2]), st.booleans())
-def test_the_path_is_replaced_and_nothing_else(path: str, model: str, indent: int | None, ascii_: bool) -> None:
+def test_the_path_is_replaced_and_nothing_else(
+    path: str, model: str, indent: int | None, ascii_: bool
+) -> None:
     said = {"total_slots": 4, "chat_template": TEMPLATE, "model_path": path, "bos_token": TEMPLATE}
     body = json.dumps(said, indent=indent, ensure_ascii=ascii_).encode("utf-8", "surrogatepass")
     told = told_props(body, model)
