@@ -9,12 +9,13 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import IO, Protocol
 
+from meshd.base.library_lines import take_over
 from meshd.base.log_limits import LineShares
-from meshd.base.patient_writer import PatientWriter
+from meshd.base.patient_writer import PatientText, PatientWriter
 from meshd.base.rotated_file import RotatedFile
 
 # structlog loads rich where it happens to be installed, for tracebacks that are not printed here: 5 MB, 40 ms
@@ -72,7 +73,7 @@ def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> 
     if isinstance(peer, str):
         left_out = _shares.may_say(peer, now)
     else:
-        left_out = _shares.may_say_kind(str(event.get("event")), now)
+        left_out = _shares.may_say_kind(f"{event.get('event')} {event.get('library', '')}", now)
     if left_out is None:
         raise structlog.DropEvent
     if left_out:
@@ -135,7 +136,8 @@ def unwritten() -> dict[str, str]:
 def in_background() -> Iterator[Callable[[str], object]]:
     """Within the block a thread writes to stderr, which may block: a full pipe, a terminal that stands still.
 
-    Gives what writes a remark there for people, whatever the level.
+    What Python itself says there goes the same way: warnings, errors that nobody can catch. Gives what writes
+    a remark there for people, whatever the level.
     """
     global _background
     try:
@@ -145,10 +147,15 @@ def in_background() -> Iterator[Callable[[str], object]]:
         return
     _background = PatientWriter(descriptor)
     try:
-        yield lambda text: _to_stream(None)("".join(map(_shown, text)) + "\n")
+        with redirect_stderr(PatientText(_background)):
+            yield lambda text: _to_stream(None)("".join(map(_shown, text)) + "\n")
     finally:
         writer, _background = _background, None
         writer.close(FLUSH_SECONDS)
+
+
+def _library_said(library: str, why: str) -> None:
+    get("log").warning("library_said", library=library, why=why)
 
 
 def _shown(char: str) -> str:
@@ -175,6 +182,7 @@ def set_up(
     """
     global _clock, _file, _shares
     _shares, _clock = LineShares(), clock
+    take_over(_library_said)
     logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter
     logging.getLogger("quic").setLevel(logging.CRITICAL)  # aioquic's: what strangers send is not worth a line
     if _file is not None:

@@ -4,6 +4,7 @@ A thread writes from a bounded buffer. Data that does not fit is dropped and cou
 the process alive: at the end it gets a moment for the rest.
 """
 
+import io
 import os
 import threading
 from collections import deque
@@ -15,7 +16,7 @@ class PatientWriter:
     """Writes to `descriptor`, which stays the caller's, until `close`."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._changed = threading.Condition()
         self._waiting: deque[bytes] = deque()
         self._bytes = 0  # that wait, with those that are being written
@@ -64,6 +65,26 @@ class PatientWriter:
     def _write(self, data: bytes) -> None:
         while data:
             try:
-                data = data[os.write(self._descriptor, data) :]
+                data = data[os.write(self.descriptor, data) :]
             except OSError:
                 return  # the terminal has gone: that is no reason to end
+
+
+class PatientText(io.TextIOBase):
+    """Text for a PatientWriter, in place of `sys.stderr`."""
+
+    def __init__(self, writer: PatientWriter) -> None:
+        self._writer = writer
+
+    def writable(self) -> bool:
+        """See io.TextIOBase."""
+        return True
+
+    def write(self, text: str) -> int:
+        """See io.TextIOBase. Returns at once."""
+        self._writer.write(text.encode(errors="replace"))
+        return len(text)
+
+    def fileno(self) -> int:
+        """See io.TextIOBase."""
+        return self._writer.descriptor

@@ -143,6 +143,16 @@ API_STUCK_SECONDS = Share(
     "seconds for 64 KiB of an answer that waits for a client", 300, "peer", "it is cut off"
 )
 API_BODY_VALUES = Share("values in the JSON of one request to the API", 2 << 20, "node", "it gets 413")
+API_BODY_PARTS = Share(
+    "strings, names, lists and objects in the JSON of one request to the API", 1 << 18, "node", "it gets 413"
+)
+API_BODY_BARE_MIB = Share(
+    "MiB of the JSON of one request to the API outside of strings", 8, "node", "it gets 413"
+)
+ANSWER_EVENTS = Share(
+    "events of one answer kept to continue it", 1 << 17, "node", "it does not continue after a loss"
+)
+INTERIM_ANSWERS = Share("interim answers (1xx) of a head to one request", 64, "peer", "it counts as lost")
 _KEPT = "answers kept for clients that come back"
 KEPT_ANSWERS = Share(_KEPT, 256, "node", "the key that has most answers loses its oldest")
 KEPT_ANSWERS_OF_KEY = Share(_KEPT, 192, "key", "it loses its oldest")

@@ -85,9 +85,11 @@ class Accounts:
         """A request has ended, well or not."""
         account, wall = self._account(key), self._wall()
         account.answers += 1
-        account.prompt_tokens += meter.prompt or 0
+        estimated = meter.estimated_prompt
+        prompt = meter.prompt if estimated is None else estimated
+        account.prompt_tokens += prompt or 0
         account.generated_tokens += meter.computed
-        account.quota.add_tokens((meter.prompt or 0) + meter.computed, wall)
+        account.quota.add_tokens((prompt or 0) + meter.computed, wall)
         if self._log is not None:
             self._log.write(
                 LoggedAnswer(
@@ -95,12 +97,13 @@ class Accounts:
                     key=account.name,
                     model=model,
                     path=path,
-                    prompt_tokens=meter.prompt,
+                    prompt_tokens=prompt,
                     cached_tokens=meter.cached,
                     generated_tokens=meter.computed,
                     waited_s=round(turn.waited, 3),
                     computed_s=round(turn.computed, 3),
                     status=meter.status,
+                    prompt_estimated=estimated is not None,
                 )
             )
 

@@ -23,7 +23,7 @@ _log = get("gateway")
 class LoggedAnswer:
     """A line. `time`: when it ended, UTC; `key`: the key's name, null where none is asked for.
 
-    Tokens that llama-server did not tell are null, as those of the prompt when the client hung up.
+    Tokens that llama-server did not tell are null. Those of the prompt are estimated when the client hung up.
     `waited_s` is until its turn came, `computed_s` since then. `status`: HTTP's; of a stream that ended with
     an error, the error's; 499 when the client hung up before it was whole.
     """
@@ -38,6 +38,7 @@ class LoggedAnswer:
     waited_s: float
     computed_s: float
     status: int
+    prompt_estimated: bool = False
 
 
 class AnswerLog:

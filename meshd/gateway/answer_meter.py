@@ -16,6 +16,12 @@ _END = re.compile(
     rb'(?:^|\n)(?:data: \[DONE\]|event: (?:message_stop|response\.completed)\b)|"stop"\s*:\s*true\b'
 )
 CLIENT_GONE = 499  # nginx's word for a client that has hung up; no client ever reads it
+_TAKEN_OVER = 409  # by another request of its client
+_BYTES_PER_TOKEN = 4  # of a prompt, about
+_MOST_PROMPT_BYTES = 8 << 20  # beyond that a body is media; no context holds so many tokens
+# An image or a sound, in base64: it takes some thousand tokens at most, however many bytes it has.
+_MEDIA_BYTES = 16384
+_MEDIA = re.compile(rb'[^"\s]{%d,}' % _MEDIA_BYTES)
 
 
 @dataclass(slots=True)
@@ -24,11 +30,13 @@ class AnswerMeter:
 
     `generated` counts tokens; `again` those that its client had from before, and that were computed once more
     (about one for each event). What llama-server says of the prompt it says at the end: None before.
+    `asked`: the body with which llama-server was asked; empty where it was not, or where that is no text.
     """
 
     status: int = 0
     generated: int = 0
     again: int = 0
+    asked: bytes = b""
     _last: bytes = b""  # events of a stream
     _said: dict[bytes, int] = field(default_factory=dict)
 
@@ -62,6 +70,16 @@ class AnswerMeter:
         if b"input_tokens" in said:  # Anthropic's are without those in the cache
             return said[b"input_tokens"] + said.get(b"cache_read_input_tokens", 0)
         return said[b"prompt_n"] + said.get(b"cache_n", 0) if b"prompt_n" in said else None
+
+    @property
+    def estimated_prompt(self) -> int | None:
+        """About how many tokens were asked for by a client that did not wait until llama-server told; None
+        where that is known, or nothing of the kind was computed."""
+        if not self.asked or self.status not in (CLIENT_GONE, _TAKEN_OVER) or self.prompt is not None:
+            return None
+        text = self.asked[:_MOST_PROMPT_BYTES]
+        media = sum(max(0, len(one) - _MEDIA_BYTES) for one in _MEDIA.findall(text))
+        return (len(text) - media) // _BYTES_PER_TOKEN
 
     @property
     def cached(self) -> int | None:

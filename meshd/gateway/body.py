@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from meshd.base.peer_limits import API_BODY_VALUES
+from meshd.base.peer_limits import API_BODY_BARE_MIB, API_BODY_PARTS, API_BODY_VALUES
 from meshd.gateway.client_connections import member_of
 from meshd.gateway.failure import Failure, HttpRefusal
 
@@ -18,7 +17,6 @@ BODY_SILENCE_SECONDS = 30.0  # a client that sends nothing for so long holds mem
 LEAST_RATE = 2048  # bytes a second on average, after those first seconds
 LARGE_BODY = 1 << 20  # what comes beyond that must come faster
 LEAST_RATE_OF_LARGE = 64 << 10
-_STRING = re.compile(rb'"[^"]*"?')  # of JSON without escapes
 LARGEST_COPY = 1 << 20  # of a body that gets more fields: the copy counts for no limit
 
 
@@ -96,6 +94,9 @@ class Bodies:
                 408, f"received no byte of the body for {self._silence:.0f} s", code="body_stalled"
             )
             raise HttpRefusal(failure) from error
+        except web.RequestPayloadError as error:
+            message = "the body ends early, or its chunks are not valid HTTP/1.1"
+            raise HttpRefusal(Failure(400, message, code="invalid_body")) from error
 
     def _too_long(self) -> Failure:
         return Failure(413, f"the body is larger than {self._most_each} bytes", code="body_too_large")
@@ -121,10 +122,9 @@ async def _continue(request: web.BaseRequest) -> None:
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """This JSON object. Raises Refusal: 400 when it is none, 413 when it has too many values."""
-    if _values(body) > API_BODY_VALUES.most:
-        message = f"the body has more than {API_BODY_VALUES.most} values: send long prompts as text"
-        raise HttpRefusal(Failure(413, message, code="too_many_values"))
+    """This JSON object. Raises Refusal: 400 when it is none, 413 when it would take too long to parse."""
+    if (beyond := _beyond(body)) is not None:
+        raise HttpRefusal(Failure(413, f"the body has {beyond}", code="too_many_values"))
     try:
         # the encoding is given: json would guess UTF-16 and UTF-32, llama-server does not
         parsed: object = json.loads(body.decode("utf-8"))
@@ -135,23 +135,36 @@ def parse_object(body: bytes) -> dict[str, object]:
     return parsed
 
 
-def _values(body: bytes) -> int:
-    """At least as many as this JSON has values, and lists and objects besides, up to where it is none.
+def _beyond(body: bytes) -> str | None:
+    """What there is too much of in this JSON, up to where it is none; None: it is parsed soon enough.
 
-    To find out by parsing would stop all other requests for seconds, and take gigabytes.
+    To find out by parsing would stop all other requests for seconds, and take gigabytes. Text of a string
+    costs next to nothing, a plain number little, one of many digits as much as these, and the rest ten times
+    as much.
     """
-    marks = _marks(body)
-    if marks <= API_BODY_VALUES.most:
-        return marks
-    # text may have as many; without escapes each quotation mark begins or ends a string, two for each value
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    most_bare = API_BODY_BARE_MIB.most << 20
+    if len(body) <= most_bare and _too_many(body, body.count(b'"')) is None:
+        return None
+    # without escapes each quotation mark begins or ends a string
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     strings = bare.count(b'"') // 2
-    return strings if strings > 2 * API_BODY_VALUES.most else _marks(_STRING.sub(b"", bare))
+    if strings <= API_BODY_PARTS.most:
+        bare = b"".join(bare.split(b'"')[::2])
+        if len(bare) > most_bare:
+            return f"more than {API_BODY_BARE_MIB.most} MiB outside of strings: send long prompts as text"
+    return _too_many(bare, strings)
 
 
-def _marks(data: bytes) -> int:
-    """One before each value: the first one of a list or object, or a later one."""
-    return data.count(b",") + data.count(b"[") + data.count(b"{")
+def _too_many(bare: bytes, strings: int) -> str | None:
+    parts = strings + bare.count(b"[") + bare.count(b"{")
+    if parts > API_BODY_PARTS.most:
+        return (
+            f"more than {API_BODY_PARTS.most} strings, names, lists and objects: send fewer, or longer ones"
+        )
+    # a comma before each value but the first one of a list or object
+    if parts - strings + bare.count(b",") > API_BODY_VALUES.most:
+        return f"more than {API_BODY_VALUES.most} values: send long prompts as text"
+    return None
 
 
 def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:

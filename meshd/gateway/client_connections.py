@@ -8,15 +8,19 @@ Whoever does not read its answers is cut off, whatever was being written.
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
+from meshd.base import fault_boundary
 from meshd.base.hosts import is_loopback
 from meshd.base.peer_limits import API_CLIENTS, API_CLIENTS_OF_KEY, API_STRANGERS, API_STRANGERS_OF_ADDRESS
 from meshd.base.unproven_connections import UnprovenConnections
 from meshd.base.work_slots import Release, Slots
 from meshd.gateway.answer_backlog import AnswerBacklog
+from meshd.gateway.failure import ANSWER_HEADERS, Failure
 from meshd.gateway.interface import MemberCaller
 
 STRANGER_SECONDS = 10.0  # for a whole request head
@@ -25,6 +29,8 @@ HEADER_LINE_BYTES = 4096  # of a request line, or one header
 MAX_HEADERS = 64
 _READ_BYTES = 64 << 10  # of a body that nobody reads yet
 _LINGER_SECONDS = 2.0  # for the rest of a body that nobody wants
+# What anybody may send, and a connection that ends: no failure of ours, and not worth a line.
+_THEIRS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -101,6 +107,7 @@ class Visitor(web.RequestHandler):
             max_line_size=HEADER_LINE_BYTES,
             max_field_size=HEADER_LINE_BYTES,
             max_headers=MAX_HEADERS,
+            auto_decompress=False,  # a body that nobody may send is not unpacked, nor one that is refused
         )
         self._door = door
         self.member = member
@@ -129,6 +136,34 @@ class Visitor(web.RequestHandler):
         super().resume_writing()
         self._backlog = None
 
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """See aiohttp's, which logs a traceback for each request that is no HTTP, and repeats it."""
+        error = exc if exc is not None else sys.exc_info()[1]
+        self._note(error, "answer a request")
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun: nothing else can be said")
+        response = (_not_http(error) if status < 500 else _BROKEN).response()
+        response.headers.update(ANSWER_HEADERS)
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: object, **kw: object) -> None:
+        """See aiohttp's: a failure after the answer."""
+        given = kw.get("exc_info")
+        error = given if isinstance(given, BaseException) else sys.exc_info()[1]
+        self._note(error or RuntimeError(str(args[:1])), "end a request")
+
+    @staticmethod
+    def _note(error: BaseException | None, name: str) -> None:
+        if error is not None and not isinstance(error, _THEIRS):
+            fault_boundary.note(error, source="api", name=name)
+
     def is_stuck(self) -> bool:
         """Whether it takes nothing of what waits for it; to be asked once a second."""
         if self._backlog is None and self._wire is not None and self._wire.is_closing():
@@ -143,6 +178,23 @@ class Visitor(web.RequestHandler):
         """End it at once."""
         if isinstance(self._wire, asyncio.Transport):
             self._wire.abort()
+
+
+_BROKEN = Failure(
+    500,
+    "meshd failed at this request: its log says where (`meshd logs`)",
+    type="server_error",
+    code="internal_error",
+)
+
+
+def _not_http(error: BaseException | None) -> Failure:
+    """What comes before keys, hosts and origins are looked at; the request is not repeated."""
+    if isinstance(error, LineTooLong):
+        message = f"the request line or a header is longer than {HEADER_LINE_BYTES} bytes"
+        return Failure(431, message, code="headers_too_large")
+    message = f"the request is not valid HTTP/1.1, or has more than {MAX_HEADERS} headers"
+    return Failure(400, message, code="invalid_http")
 
 
 class DoorServer(web.Server):

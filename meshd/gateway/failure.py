@@ -9,6 +9,12 @@ from meshd.base.errors import MeshdError
 from meshd.gateway.events import StreamForm
 from meshd.gateway.interface import Readiness
 
+ANSWER_HEADERS = {
+    "Server": "meshd",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",  # no other page includes an answer, as a script say
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:

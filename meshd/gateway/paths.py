@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshd.gateway.events import StreamForm
+from meshd.gateway.props import PROPS_PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,6 @@ ROUTES: Mapping[str, Route] = {
     "/tokenize": _ASK,
     "/detokenize": _ASK,
     "/apply-template": _ASK,
-    "/props": _LOOK,
+    PROPS_PATH: _LOOK,
     "/metrics": _LOOK,
 }

@@ -11,6 +11,7 @@ from meshd.gateway.browser import JSON_TYPE
 from meshd.gateway.events import StreamForm, TokenCount
 from meshd.gateway.interface import ModelTurn, Readiness, Upstream
 from meshd.gateway.kept_answer import KeptAnswer
+from meshd.gateway.props import PROPS_PATH, told_props
 from meshd.gateway.reply import StreamReply
 from meshd.gateway.sent_events import SentEvents
 from meshd.gateway.turns import Turn
@@ -74,7 +75,12 @@ class ProxiedCall:
         """The same with its whole body, once the model is there. Raises HttpRefusal."""
         fields = self.added() if self.added is not None else {}
         body = with_fields(self.body, fields) if fields and self.body else self.body
+        self.meter.asked = body if body and self.content_type == JSON_TYPE else b""
         return replace(self, body=body, added=None)
+
+    def told(self, answer: bytearray) -> bytes:
+        """A whole answer as clients may see it."""
+        return told_props(answer, self.upstream.model_name) if self.path == PROPS_PATH else bytes(answer)
 
     @property
     def is_begun(self) -> bool:

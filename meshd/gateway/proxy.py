@@ -289,7 +289,7 @@ class Proxy:
             failure = told_failure(bytes(held))
             if failure is None:
                 raise HttpRefusal(plain_failure(answer.status, bytes(held)))
-        return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=bytes(held))
+        return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=call.told(held))
 
     async def _long(
         self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse, held: bytes

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from meshd.base.work_slots import Slots
 from meshd.gateway.accounts import Accounts
-from meshd.gateway.asked import read_form, read_json
+from meshd.gateway.asked import AskedBody, read_form, read_json
 from meshd.gateway.auth import KeyRing, given_keys
 from meshd.gateway.body import Bodies
 from meshd.gateway.browser import (
@@ -26,7 +26,7 @@ from meshd.gateway.browser import (
 )
 from meshd.gateway.chat_page import PageFile
 from meshd.gateway.client_connections import RequestGate, Visitor, member_of
-from meshd.gateway.failure import Failure, HttpRefusal
+from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal
 from meshd.gateway.interface import Models, Upstream
 from meshd.gateway.kept_proxy import KeptProxy
 from meshd.gateway.one_model import TurnAtOnce
@@ -36,12 +36,7 @@ from meshd.gateway.proxied_call import CallAdmission, ProxiedCall
 from meshd.gateway.proxy import Proxy
 
 _SEEDS = 1 << 31
-
-_HEADERS = {
-    "Server": "meshd",
-    "X-Content-Type-Options": "nosniff",
-    "Cross-Origin-Resource-Policy": "same-origin",  # no other page includes an answer, as a script say
-}
+IDENTITY = "identity"  # the coding that changes nothing
 
 
 class Tally:
@@ -106,13 +101,14 @@ class Router:
         self._door = door
         self._page = page
         self._seeds = seeds
+        self._parsing = asyncio.Lock()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every refusal is OpenAI's error JSON."""
         origin = request.headers.get("Origin")
         # only for an allowed origin: no other page may read an answer, not even a refusal
         foreign = origin is not None and self._guard.is_foreign_but_allowed(origin)
-        extra = {**_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
+        extra = {**ANSWER_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
         try:
             self._check_browser(request)
             if request.method == "OPTIONS":
@@ -161,7 +157,7 @@ class Router:
         if route is None:
             raise HttpRefusal(Failure(404, f"the API has no path `{path[:200]}`", code="unknown_path"))
         _demand_method(method, route.method)
-        _demand_type(request.headers.get("Content-Type"), route)
+        _demand_type(request.headers, route)
         return await self._pass_on(request, path, route, extra, key)
 
     def _check_key(self, request: web.BaseRequest) -> bytes:
@@ -221,7 +217,7 @@ class Router:
         key: bytes,
     ) -> web.StreamResponse:
         kind = request.headers["Content-Type"] if route.is_form else JSON_TYPE
-        asked = await read_form(body, kind) if route.is_form else read_json(body)
+        asked = await self._asked(body, kind, route)
         model = self._own.find(asked.model, given_keys(request.headers))
         may, stream, looked_at = route.counts and asked.can_grow, asked.stream, asked.sampling
         needs_seed = self._seeds and may and not asked.has_seed
@@ -253,6 +249,13 @@ class Router:
             return await self._queued.forward(request, call, key)
         return await self._proxy.forward(request, call)
 
+    async def _asked(self, body: bytes, kind: str, route: Route) -> AskedBody:
+        if route.is_form:
+            return await read_form(body, kind)
+        async with self._parsing:
+            await asyncio.sleep(0)  # however many bodies are there: links and answers go on between two
+            return read_json(body)
+
 
 def _added(
     upstream: Upstream, looked_at: Mapping[str, object], *, seed: bool, may: bool
@@ -274,9 +277,16 @@ def _demand_method(method: str, wanted: str) -> None:
         raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
 
 
-def _demand_type(given: str | None, route: Route) -> None:
+def _demand_type(headers: Mapping[str, str], route: Route) -> None:
     """Raises HttpRefusal."""
-    if route.method != "POST" or (is_form(given) if route.is_form else is_json(given)):
+    if route.method != "POST":
+        return
+    coding = headers.get("Content-Encoding", IDENTITY)
+    if coding.strip().lower() != IDENTITY:
+        message = f"the body must not be compressed (`{coding[:50]}`): leave `Content-Encoding` out"
+        raise HttpRefusal(Failure(415, message, code="unsupported_encoding"))
+    given = headers.get("Content-Type")
+    if is_form(given) if route.is_form else is_json(given):
         return
     wanted = (
         f"a form: send `Content-Type: {FORM_TYPE}`"

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from enum import Enum
 
 from meshd.base.errors import MeshdError
+from meshd.base.peer_limits import ANSWER_EVENTS
 from meshd.gateway.continuation import DIALECTS, SentText, as_the_rest, continued, is_sampled
 from meshd.gateway.events import EVENT_BYTES, EventSplitter, whole_events
 from meshd.gateway.kept_events import KeptEvents
 
 MOST_AGAIN_SECONDS = 30.0  # a greedy answer that took longer so far goes on with the rest
-_MOST_EVENTS = 1 << 17  # about as many tokens; their digests take 1 MiB
 _MOST_IDS = 64  # of tool calls and parts of an answer
 _DIGEST_BYTES = 8
 # Another run has other values here, or rounds them otherwise. Within generated text the quotation marks
@@ -140,7 +140,7 @@ class SentEvents:
 
     def _one(self, event: bytes) -> bytes:
         data = b"\n".join(line.strip() for line in _DATA.findall(event))
-        fields = _parsed(data)
+        fields = _parsed(data) if data else None
         if not data or (isinstance(fields, dict) and _PROGRESS in fields):
             return event if self._run is _RunKind.FIRST else b""
         self._know_ids(event)
@@ -153,7 +153,7 @@ class SentEvents:
                 self._differs(f"its event {self._at} is another one")
             self.made_again = max(self.made_again, self._at)
             return b""
-        self._can_compare = self._can_compare and len(self._digests) < _MOST_EVENTS
+        self._can_compare = self._can_compare and len(self._digests) < ANSWER_EVENTS.most  # 1 MiB
         if self._can_compare:
             self._digests.append(digest)
         self._see(fields)

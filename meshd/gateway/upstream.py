@@ -9,9 +9,12 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from meshd.base.errors import MeshdError
+from meshd.base.peer_limits import INTERIM_ANSWERS
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.http import RawResponseMessage
+    from aiohttp.streams import StreamReader
     from aiohttp.tracing import Trace
 
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
@@ -26,6 +29,23 @@ class UpstreamLost(MeshdError):
     def __init__(self, what: str, *, taken: bool) -> None:
         super().__init__(what)
         self.taken = taken
+
+
+class _CountedAnswers(ResponseHandler):
+    """aiohttp's, which reads answers that are none yet for as long as they come. Who answers may be another
+    node."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._interim = 0
+
+    def feed_data(self, data: "tuple[RawResponseMessage, StreamReader]", size: int = 0) -> None:
+        """See aiohttp.streams.DataQueue: the head of an answer has come."""
+        self._interim += data[0].code < 200
+        if self._interim <= INTERIM_ANSWERS.most:
+            super().feed_data(data, size)
+        elif isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
 
 
 class _GivenConnector(aiohttp.UnixConnector):
@@ -43,7 +63,7 @@ class _GivenConnector(aiohttp.UnixConnector):
             connection = await self._connect_one()
             try:
                 _, protocol = await loop.create_unix_connection(
-                    lambda: ResponseHandler(loop), sock=connection
+                    lambda: _CountedAnswers(loop), sock=connection
                 )
             except BaseException:
                 connection.close()

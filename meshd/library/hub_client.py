@@ -27,6 +27,7 @@ from meshd.base.errors import UserError
 constants.HF_HUB_DISABLE_TELEMETRY = True
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 20  # how often progress is seen, and what a cut loses; its own is 10 MiB
 library_logging.set_verbosity(logging.CRITICAL)  # its warnings repeat signed URLs
+library_logging.get_logger().handlers.clear()  # its own writes to stderr at once
 _COMMIT, _BLOB = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # part of paths
 MAX_FILES = 20_000  # of a repository; the largest of quantised models have a few hundred
 MOST_PLAIN_BYTES = constants.MAX_HTTP_DOWNLOAD_SIZE  # larger files come in pieces, by Xet alone

@@ -82,6 +82,17 @@ def test_a_query_is_not_passed_on() -> None:
     asyncio.run(scenario())
 
 
+def test_where_the_model_lies_is_not_told() -> None:
+    said = {"model_path": "/home/anna/models/secret-project.gguf", "total_slots": 4}
+
+    async def scenario() -> None:
+        async with world(says(200, said)) as here:
+            async with here.http.get(f"{here.url}/props") as answer:
+                assert await answer.json() == {"model_path": "tiny", "total_slots": 4}
+
+    asyncio.run(scenario())
+
+
 def test_refusals_of_llama_server_keep_status_and_body() -> None:
     refusal = {"error": {"code": 400, "message": "no messages", "type": "invalid_request_error"}}
 

@@ -2,6 +2,7 @@
 
 import os
 import select
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -102,3 +103,21 @@ def test_the_log_goes_on_while_stderr_is_full_and_says_what_is_missing(
     assert all("model_failed" in one or "log_lines_lost" in one for one in lines if one.startswith("20"))
     assert any("path=stderr" in one for one in lines)
     assert b"\x1b" not in got
+
+
+def test_what_python_itself_says_on_stderr_waits_for_nobody_either(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full pipe: to write there at once would never return."""
+    reader, end = pipe
+    monkeypatch.setattr("sys.stderr", stderr := os.fdopen(os.dup(end), "w"))
+    with log.in_background():
+        assert sys.stderr.fileno() == stderr.fileno()
+        for _ in range(2000):
+            sys.stderr.write("x" * 999 + "\n")
+        got = b""
+        while b"it was never awaited" not in got:
+            sys.stderr.write("it was never awaited\n")
+            got += some(reader)
+    assert sys.stderr is stderr
+    stderr.close()

@@ -70,6 +70,41 @@ def test_who_hangs_up_on_the_last_event_has_the_whole_answer(events: bytes, stat
     assert meter.status == status
 
 
+def estimated(meter: AnswerMeter) -> int | None:
+    return meter.estimated_prompt
+
+
+IMAGE = "data:image/png;base64," + "iVBORw0KGgo" * 300_000
+
+
+@pytest.mark.parametrize(
+    ("content", "least", "most"),
+    [
+        ("a word or two " * 10_000, 30_000, 40_000),
+        ([{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "what?"}], 4000, 5000),
+        ([{"type": "input_audio", "input_audio": {"data": IMAGE[22:], "format": "mp3"}}], 4000, 5000),
+        ("ab, " * (16 << 20), 0, 2 << 20),
+    ],
+)
+def test_what_was_asked_is_estimated_for_who_does_not_wait_to_be_told(
+    content: object, least: int, most: int
+) -> None:
+    meter = AnswerMeter(asked=json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
+    assert estimated(meter) is None
+    meter.hung_up()
+    assert least <= (estimated(meter) or 0) <= most
+    meter.see(b'"usage": {"prompt_tokens": 7}')
+    assert estimated(meter) is None
+
+
+@pytest.mark.parametrize("status", [200, 400, 502, 503])
+def test_who_was_refused_or_lost_the_answer_is_charged_nothing_estimated(status: int) -> None:
+    assert AnswerMeter(status=status, asked=b"{}" * 1000).estimated_prompt is None
+    waited = AnswerMeter()  # llama-server was not asked
+    waited.hung_up()
+    assert waited.estimated_prompt is None
+
+
 @given(st.binary())
 def test_any_bytes_can_be_seen(junk: bytes) -> None:
     meter = AnswerMeter()

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import time
 import tracemalloc
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.peer_limits import Share
 from meshd.gateway import body as body_module
+from meshd.gateway.asked import read_json
 from meshd.gateway.body import Bodies, _Caller, _longest, parse_object, with_fields
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import GatewayConfig
@@ -79,6 +82,69 @@ def test_values_are_counted_and_text_is_not(asked: dict[str, object], most: int,
         with pytest.raises(HttpRefusal) as refused:
             parse_object(body + behind)
     assert (refused.value.failure.status, refused.value.failure.code) == (413, "too_many_values")
+
+
+def parts(value: object) -> int:
+    """One for each string, name, list and object."""
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(parts, value.values()))
+    return 1 + sum(map(parts, value)) if isinstance(value, list) else int(isinstance(value, str))
+
+
+@given(
+    st.dictionaries(MARKS, MARKED, max_size=4), st.integers(0, 12), st.sampled_from([b"", b"x", b'"', b"\\"])
+)
+def test_what_is_dear_is_counted_for_itself(asked: dict[str, object], most: int, behind: bytes) -> None:
+    body = json.dumps(asked).encode()
+    with mock.patch.object(body_module, "API_BODY_PARTS", Share("", most, "node", "")):
+        if parts(asked) <= most:
+            assert parse_object(body) == asked
+            return
+        with pytest.raises(HttpRefusal) as refused:
+            parse_object(body + behind)
+    assert (refused.value.failure.status, refused.value.failure.code) == (413, "too_many_values")
+
+
+def longest(before: bytes, unit: Callable[[int], bytes], *, step: int = 1 << 15) -> bytes:
+    """The longest body of these units that is not refused for its length of parse."""
+    count = 0
+    body = made = before
+    while True:
+        made += b",".join(unit(count + one) for one in range(step)) + b","
+        whole = made + (b'"":0}' if before == b"{" else b"0]}")
+        if body_module._beyond(whole) is not None or len(whole) > 64 << 20:
+            return body
+        count, body = count + step, whole
+
+
+LIST = b'{"a":['
+SHAPES: dict[str, tuple[bytes, Callable[[int], bytes]]] = {
+    "objects": (LIST, lambda _: b"{}"),
+    "lists": (LIST, lambda _: b"[]"),
+    "nested": (LIST, lambda _: b'{"":[{}]}'),
+    "names": (b"{", lambda at: b'"%08x":0' % at),
+    "names and numbers": (b"{", lambda at: b'"%x":1.5e-%d' % (at, at % 300)),
+    "strings": (LIST, lambda at: b'"%08x"' % at),
+    "tokens": (LIST, lambda _: b"1"),
+    "fractions": (LIST, lambda _: b"1.2345678901234567890123e-309"),
+    "long numbers": (LIST, lambda _: b"9" * 4000),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_dearest_body_that_is_parsed_takes_no_second(shape: str) -> None:
+    before, unit = SHAPES[shape]
+    body = longest(before, unit, step=64 if shape == "long numbers" else 1 << 15)
+    began = time.thread_time()  # others use the same processor
+    read_json(body)
+    assert time.thread_time() - began < 0.5
+
+
+def test_a_long_conversation_is_parsed() -> None:
+    part = {"type": "text", "text": "\u00fcber [that], {this}: \\"}
+    chat = [{"role": "user", "content": [part]}, {"role": "assistant", "content": "yes"}] * 10_000
+    asked = {"model": "tiny", "messages": chat}
+    assert parse_object(json.dumps(asked, indent=2).encode()) == asked
 
 
 @pytest.mark.parametrize("unit", [b"[],", b"{},", b"1.5,", b'"",', b'{"":[]},'])
@@ -180,6 +246,19 @@ def test_a_body_that_hardly_comes_is_refused(size: int, rate: int) -> None:
     with pytest.raises(HttpRefusal) as refused:
         run(received(size, rate))
     assert refused.value.failure.code == "body_stalled"
+
+
+def test_a_body_that_is_no_http_is_a_400() -> None:
+    content = mock.Mock(readany=mock.AsyncMock(side_effect=web.RequestPayloadError("chunk")))
+    request = mock.Mock(spec=web.BaseRequest, content_length=None, headers={}, content=content, protocol=None)
+
+    async def main() -> None:
+        async with default_bodies().read(request, b""):
+            pytest.fail("nothing was read")
+
+    with pytest.raises(HttpRefusal) as refused:
+        run(main())
+    assert (refused.value.failure.status, refused.value.failure.code) == (400, "invalid_body")
 
 
 def test_a_body_in_tiny_pieces_takes_no_more_memory_than_it_counts() -> None:

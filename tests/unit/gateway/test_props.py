@@ -1,0 +1,27 @@
+"""Whoever may look at the properties of a llama-server does not learn where its model lies."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.gateway.props import told_props
+
+TEMPLATE = '{"model_path": "of a template"} "model_path":"x\\'
+
+
+@given(st.text(min_size=1), st.text(), st.sampled_from([None, 0, 2]), st.booleans())
+def test_the_path_is_replaced_and_nothing_else(
+    path: str, model: str, indent: int | None, ascii_: bool
+) -> None:
+    said = {"total_slots": 4, "chat_template": TEMPLATE, "model_path": path, "bos_token": TEMPLATE}
+    body = json.dumps(said, indent=indent, ensure_ascii=ascii_).encode("utf-8", "surrogatepass")
+    told = told_props(body, model)
+    assert json.loads(told) == {**said, "model_path": model}
+    without = json.dumps(model).encode()
+    assert told.startswith(body[: body.index(b'"model_path"')]) and without in told
+
+
+@pytest.mark.parametrize("body", [b"", b"no JSON", b'{"model_path":', b'{"model_path":"/home/a', b'{"a":1}'])
+def test_what_has_no_such_field_is_left_as_it_is(body: bytes) -> None:
+    assert told_props(body, "tiny") == body
