@@ -1,11 +1,15 @@
 """Models of Hugging Face that came from members: compared with the hub, moved, or noted."""
 
 import asyncio
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
-from meshd.base.errors import UserError
+from meshd.base.errors import LocalProtocolError, UserError
 from meshd.library.adopt import adopt, find_noted, is_pulled, note_name
+from meshd.library.download import Repository
+from meshd.library.hub_client import HubFile
 from meshd.library.interface import NotTheSame
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
@@ -13,7 +17,7 @@ from meshd.model.model_name import HubName
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.model_file import ModelFile
 
-from tests.hub_server import Hub
+from tests.hub_server import COMMIT, Hub
 
 from .models import put, tiny, tiny_shards
 
@@ -70,6 +74,26 @@ def test_another_file_is_removed(hub: Hub, stores: Stores, name: str) -> None:
     with pytest.raises(NotTheSame, match="is not the file that Hugging Face has"):
         adopted(NAME, pulled(stores, {name: tiny(fill=7)}), stores)
     assert not list(stores.meshd.rglob("*.gguf")) and not list(stores.hub.rglob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    "path", ["../" * 5 + "victim/t-Q8_0.gguf", "{}/victim/t-Q8_0.gguf", "..\\t-Q8_0.gguf", "a//t-Q8_0.gguf"]
+)
+def test_a_mirror_writes_no_link_outside_of_the_cache(
+    hub: Hub, stores: Stores, tmp_path: Path, path: str
+) -> None:
+    """It tells the right hash of what members gave, under a path that leads elsewhere."""
+    path = path.format(tmp_path)
+    hub.repositories["me/Tiny-GGUF"] = {path: tiny()}
+    blob = hashlib.sha256(tiny()).hexdigest()
+    lfs = {"sha256": blob, "size": len(tiny()), "pointerSize": 1}
+    listed = [{"rfilename": path, "size": len(tiny()), "blobId": "0" * 40, "lfs": lfs}]
+    hub.api_body = json.dumps({"id": "x", "sha": COMMIT, "siblings": listed}).encode()
+    with pytest.raises(NotTheSame):
+        adopted(NAME, pulled(stores, {"t-Q8_0.gguf": tiny()}), stores)
+    assert not [one for one in tmp_path.rglob("*") if one.is_symlink() or one.name == "victim"]
+    with pytest.raises(LocalProtocolError, match="outside the cache"):
+        Repository(NAME, stores.hub).adopt(HubFile(path, 3, blob), put(tmp_path / "f", b"abc"), COMMIT)
 
 
 def test_without_the_hub_it_stays_and_is_found_by_what_it_was_called(
