@@ -16,11 +16,11 @@ from pathlib import Path
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.library.disk_space import DISK_IS_FULL, RESERVED_BYTES, check_space, no_space
+from meshd.library.pulled_names import WHOLE_KIND
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState
 
 PARTS_FOLDER = ".parts"
-WHOLE_KIND = "mesh"
 _CONTENT_DIGITS = 16  # of the folder of a model that is there
 _SPACE_HINT = (
     "free some (`meshd model ls`, `meshd model rm NAME`), or move MESHD_CACHE to another disk; what is there "
