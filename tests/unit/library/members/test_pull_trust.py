@@ -9,6 +9,7 @@ from meshd.library.headers import find_header
 from meshd.library.interface import NotHere
 from meshd.library.members.pull_model import ModelPull
 from meshd.library.members.pull_state import NobodyHasIt
+from meshd.library.pulled_names import names_of
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.model.model_name import MeshName
@@ -152,8 +153,9 @@ def test_what_was_pulled_is_found_by_the_name_of_its_pull_and_no_other(tmp_path:
             again = pull_of(it, by_name) if header else it.pull(by_name, own=list(stores.all_models()))
             await again.run()
             assert again.state.was_here is not header
-            for name in (by_name, NAME, digits):
-                assert found_in(stores, name) == [again.state.paths]
+            found = [found_in(stores, name) for name in (by_name, NAME, digits)]
+            assert found == [[again.state.paths]] * 3
+            assert list(map(str, names_of(again.state.paths))) == [digits, by_name]
 
     run(main())
 
