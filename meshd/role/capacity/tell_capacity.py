@@ -109,7 +109,9 @@ class CapacityTeller:
             async def on_progress(text: str) -> None:
                 await messages.send(Measuring(text).encode())
 
-            await self._speeds.measure(devices, asked.timed, on_progress)
+            member = self._mesh.member(peer)
+            asker = str(peer if member is None else member.chain.admitter)
+            await self._speeds.measure(devices, asked.timed, on_progress, asker=asker)
         answer = Capacity(
             devices=tuple(MeasuredDevice(one, self._speeds.known(one, asked.timed)) for one in devices),
             machine=self._machine,
