@@ -130,7 +130,7 @@ SERVING_TOLD_OF_PEER = Share(
 SERVING_TOLD_OF_ISSUER = Share(
     "members told what this node serves", 48, "issuer", "further streams are refused"
 )
-HEADS_FOLLOWED = Share("heads whose APIs a client knows", 16, "node", "the others are not asked")
+HEADS_FOLLOWED = Share("heads whose APIs a client knows", 16, "node", "the largest share loses one")
 HEADS_FOLLOWED_OF_ISSUER = Share("heads whose APIs a client knows", 12, "issuer", "the others are not asked")
 SERVING_HEARD = Rate("messages of a head that tells what it serves", 8.0, 40, "peer", "the next one waits")
 API_USERS_KNOWN = Share(
