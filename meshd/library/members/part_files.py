@@ -61,9 +61,10 @@ class PartFiles:
     def open(self) -> None:
         """Open or create the files, alone."""
         try:
-            self._part.mkdir(parents=True, exist_ok=True)
+            for place in (self._folder, self._part.parent, self._part):  # nobody else's, on a shared disk
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = self._part.with_name(f"{self._part.name}.lock")
-            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
