@@ -212,6 +212,9 @@ SPEEDS_ASKED = Rate(
     "peer",
     "the answer has no new times",
 )
+SPEEDS_FAILED = Share(
+    "layers that are known not to be measurable on a device", 1024, "node", "the oldest is forgotten"
+)
 CAPACITY_MESSAGES = Rate("messages of a stream about capacity", 2.0, 20, "peer", "the next one waits")
 MODELS_ASKED = Share("questions about models in progress", 16, "node", "further ones are refused")
 MODELS_ASKED_OF_PEER = Share("questions about models in progress", 4, "peer", "further ones are refused")

@@ -76,7 +76,7 @@ def list_repository(repository: str) -> HubListing:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a file of a repository stays in the folder in which it is put. A mirror may say what it likes."""
+    """Whether a file of a repository stays in the folder in which it is put: a mirror says what it likes."""
     parts = path.split("/")
     return all(part not in ("", ".", "..") for part in parts) and path.isprintable() and "\\" not in path
 

@@ -45,7 +45,7 @@ def is_of_members(model: StoredModel) -> bool:
 
 
 def note_names(folder: Path, names: Iterable[ModelName]) -> None:
-    """So that the model in this folder is found by these, the last ones. What cannot be written is no error."""
+    """So that the model in this folder is found by the last of these; no error if that cannot be written."""
     lines = list(dict.fromkeys(map(str, names)))[-_MOST_NAMES:]
     with suppress(OSError):
         replace_file(folder / _NOTE, "".join(f"{line}\n" for line in lines).encode())

@@ -17,7 +17,9 @@ from meshd.wire.pieces import PIECES_SERVICE, PieceInbox, piece_request
 
 _ASKED_AHEAD = 2  # pieces of one holder on their way, so that no round trip is lost
 _SILENT_SECONDS = 60.0
-LEAST_RATE = 16_000  # bytes a second, beyond the silence that is allowed: or a byte a minute would be enough
+LEAST_PIECE_RATE = (
+    16_000  # bytes a second, beyond the silence that is allowed: or a byte a minute would be enough
+)
 _IDLE_SECONDS = 1.0  # before a holder with nothing to do is looked at again
 
 
@@ -120,11 +122,11 @@ class PieceFetcher:
 
 async def _read(stream: Stream, inbox: PieceInbox, waited: float) -> bytes | memoryview:
     """The next bytes. Raises TooSlow, TimeoutError and as the stream."""
-    left = _SILENT_SECONDS + inbox.first_length / LEAST_RATE - waited
+    left = _SILENT_SECONDS + inbox.first_length / LEAST_PIECE_RATE - waited
     try:
         async with asyncio.timeout(min(left, _SILENT_SECONDS)):
             return await stream.read()
     except TimeoutError:
         if left >= _SILENT_SECONDS:
             raise
-        raise TooSlow(f"less than {in_bytes(LEAST_RATE)}/s come from it") from None
+        raise TooSlow(f"less than {in_bytes(LEAST_PIECE_RATE)}/s come from it") from None

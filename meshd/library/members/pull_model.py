@@ -292,7 +292,7 @@ class ModelPull:
         return True
 
     def _note_name(self, files: PartFiles) -> None:
-        """By which it will be found. One of Hugging Face's is compared first, by the verb that asked for it."""
+        """By which it will be found. One of Hugging Face's is compared first, by the verb that asked."""
         own = [self._name] if may_be_elsewhere(self._name) else []
         note_names(files.part_paths[0].parent, [*names_of(files.final_paths), *own])
 

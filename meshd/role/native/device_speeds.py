@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from meshd.base import log
+from meshd.base.peer_limits import SPEEDS_FAILED
 from meshd.base.tasks import Owner, first_error
 from meshd.model.device_speed import is_plausible, read_line
 from meshd.process.interface import ChildSpec, Ended, RunToEnd
@@ -22,7 +23,6 @@ from meshd.wire.capacity import WHOLE_SHARE, TimedLayer
 from meshd.wire.lease import OfferedDevice
 
 NO_LINE_SECONDS = 60.0  # without a line: a driver may compile its kernels for the first one
-MOST_FAILED = 1024  # layers of a device that are known not to be measurable: members may invent more
 _TELL_SECONDS = 2.0
 LOG = log.get("worker")
 
@@ -99,7 +99,7 @@ class DeviceSpeeds:
         if found is None:
             LOG.warning("device_not_measured", device=device.name)
             failed = self._failed | dict.fromkeys(self._keys(device, missing))
-            self._failed = dict.fromkeys(list(failed)[-MOST_FAILED:])
+            self._failed = dict.fromkeys(list(failed)[-SPEEDS_FAILED.most :])
             return
         doubtful = [text for text, points in found.items() if not is_plausible(points)]
         second = await self._times(device, doubtful) if doubtful else None

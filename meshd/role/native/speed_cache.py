@@ -34,7 +34,7 @@ class _Timed:
 
 
 class SpeedCache:
-    """Bounded: who has had most measured loses a time first, so members cannot displace those of each other."""
+    """Bounded: who has had most measured loses a time first, so members do not displace those of others."""
 
     def __init__(self, path: Path | None) -> None:
         self._lines = KeyedLines(
@@ -52,7 +52,10 @@ class SpeedCache:
         return None if found is None else found.points
 
     def add(self, key: str, value: Points, asker: str = "") -> None:
-        """From now on it need not be measured. `asker`: who let in the member that asked; this node if empty."""
+        """From now on it need not be measured.
+
+        `asker`: who let in the member that asked; this node if empty.
+        """
         digest = hashlib.sha256(asker.encode()).hexdigest()[:_ASKER_DIGITS] if asker else ""
         self._lines.add(key, _Timed(value[:MAX_POINTS], digest))
 

@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
-from meshd.library.members.fetch_pieces import LEAST_RATE, PieceFetcher, TooSlow
+from meshd.library.members.fetch_pieces import LEAST_PIECE_RATE, PieceFetcher, TooSlow
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Stream
@@ -136,7 +136,7 @@ def test_a_holder_from_which_a_piece_hardly_comes_is_lost(tmp_path: Path) -> Non
                 await fetch.fetch(fetch.holder("drips", drips))
             assert fetch.plan.next("another", 0.0) is not None, "what it owed goes to others"
 
-    assert 60 < seconds_of(main) < 60 + PIECE_BYTES / LEAST_RATE + 1
+    assert 60 < seconds_of(main) < 60 + PIECE_BYTES / LEAST_PIECE_RATE + 1
 
 
 def test_a_holder_that_says_nothing_is_lost_sooner(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_slow_holder_without_others_gives_all(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
             fetch = Fetch(it)
-            await fetch.fetch(fetch.holder("slow", gives(1.05 * LEAST_RATE)))
+            await fetch.fetch(fetch.holder("slow", gives(1.05 * LEAST_PIECE_RATE)))
             assert fetch.plan.is_done
 
     assert seconds_of(main) > PIECES * 200
@@ -163,8 +163,8 @@ def test_the_pauses_for_a_rate_of_the_user_count_against_nobody(tmp_path: Path) 
     async def main() -> None:
         async with scene(tmp_path) as it:
             now = asyncio.get_running_loop().time()
-            fetch = Fetch(it, pace=TokenBucket(rate=LEAST_RATE / 4, burst=PIECE_BYTES, now=now))
+            fetch = Fetch(it, pace=TokenBucket(rate=LEAST_PIECE_RATE / 4, burst=PIECE_BYTES, now=now))
             await fetch.fetch(fetch.holder("fast", gives(PIECE_BYTES)))
             assert fetch.plan.is_done
 
-    assert seconds_of(main) == pytest.approx((PIECES - 1) * PIECE_BYTES / (LEAST_RATE / 4), rel=0.05)
+    assert seconds_of(main) == pytest.approx((PIECES - 1) * PIECE_BYTES / (LEAST_PIECE_RATE / 4), rel=0.05)

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base.peer_limits import SPEEDS_FAILED
 from meshd.process.interface import Ended
-from meshd.role.native.device_speeds import MOST_FAILED, NO_LINE_SECONDS, DeviceSpeeds
+from meshd.role.native.device_speeds import NO_LINE_SECONDS, DeviceSpeeds
 from meshd.wire.capacity import TimedLayer
 from meshd.wire.lease import OfferedDevice
 
@@ -172,11 +173,13 @@ def test_invented_layers_take_no_memory_without_end(tmp_path: Path) -> None:
         async with stage(tmp_path) as it:
             it.bench.timing_ended = Ended(2, None, ())
             measured = speeds(it.bench, tmp_path)
-            layers = [f"1=mul_mat:q8_0:64:{width}" for width in range(MOST_FAILED + 5)]
+            layers = [f"1=mul_mat:q8_0:64:{width}" for width in range(SPEEDS_FAILED.most + 5)]
             for at in range(0, len(layers), 8):
                 await measured.measure([CPU], layers[at : at + 8], silent)
-            assert len(measured._failed) == MOST_FAILED
-            assert not measured.lacks([CPU], layers[-MOST_FAILED:]) and measured.lacks([CPU], layers[:5])
+            assert len(measured._failed) == SPEEDS_FAILED.most
+            assert not measured.lacks([CPU], layers[-SPEEDS_FAILED.most :]) and measured.lacks(
+                [CPU], layers[:5]
+            )
 
     run(main())
 
