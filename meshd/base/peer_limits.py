@@ -130,7 +130,7 @@ SERVING_TOLD_OF_PEER = Share(
 SERVING_TOLD_OF_ISSUER = Share(
     "members told what this node serves", 48, "issuer", "further streams are refused"
 )
-HEADS_FOLLOWED = Share("heads whose APIs a client knows", 16, "node", "the others are not asked")
+HEADS_FOLLOWED = Share("heads whose APIs a client knows", 16, "node", "the largest share loses one")
 HEADS_FOLLOWED_OF_ISSUER = Share("heads whose APIs a client knows", 12, "issuer", "the others are not asked")
 SERVING_HEARD = Rate("messages of a head that tells what it serves", 8.0, 40, "peer", "the next one waits")
 API_USERS_KNOWN = Share(
@@ -227,6 +227,9 @@ PROBES_TAKEN_AT_ONCE = Share(
 )
 PROBES_TAKEN = Rate(
     "measurements of its path to this node, of 16 MiB at most", 1 / 60, 8, "peer", "further ones are refused"
+)
+SPEEDS_FAILED = Share(
+    "layers that are known not to be measurable on a device", 1024, "node", "the oldest is forgotten"
 )
 CAPACITY_MESSAGES = Rate("messages of a stream about capacity", 2.0, 20, "peer", "the next one waits")
 MODELS_ASKED = Share("questions about models in progress", 16, "node", "further ones are refused")

@@ -115,9 +115,10 @@ def keep_pulled(
 
     `cache` is meshd's.
     """
-    from meshd.library.adopt import adopt, is_pulled, note_name
+    from meshd.library.adopt import adopt
     from meshd.library.hub_cache import cache_folder
     from meshd.library.interface import NotTheSame
+    from meshd.library.pulled_names import add_name, is_pulled
     from meshd.library.short_names import hub_name_of
 
     if (name := hub_name_of(given)) is None or not is_pulled(paths):
@@ -129,7 +130,7 @@ def keep_pulled(
         return None
     except (UserError, OSError) as error:
         out.note(f"not compared with the hash that Hugging Face promises: {error}")
-        note_name(name, paths)
+        add_name(name, paths)
         return paths[0]
 
 

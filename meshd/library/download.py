@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from meshd.base.byte_format import in_bytes
-from meshd.base.errors import UserError
+from meshd.base.errors import LocalProtocolError, UserError
 from meshd.library.disk_space import DISK_IS_FULL, check_space, no_space
 from meshd.library.disk_space import RESERVED_BYTES as RESERVED_BYTES
 from meshd.library.hub_cache import PART_SUFFIX, PREFIX, folder_of
@@ -26,6 +26,7 @@ from meshd.library.hub_client import (
     HubListing,
     fetch,
     fetch_by_xet,
+    is_inside,
     list_repository,
 )
 from meshd.library.interface import NotTheSame, ReportProgress, TransferProgress
@@ -81,11 +82,7 @@ def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: Repor
 
 
 def _chosen(name: HubName, listing: HubListing) -> GgufModel:
-    models = [
-        model
-        for model in models_in(GgufFile(file.path, file.size) for file in listing.files)
-        if all(_is_safe(file.path) for file in model.files)
-    ]
+    models = models_in(GgufFile(file.path, file.size) for file in listing.files)
     if not models:
         raise UserError(
             f"`{name.repository}` has no GGUF file",
@@ -108,12 +105,6 @@ def _chosen(name: HubName, listing: HubListing) -> GgufModel:
             hint="choose another repository, or ask its authors",
         )
     return fitting[0]
-
-
-def _is_safe(path: str) -> bool:
-    """Whether the path stays inside a snapshot."""
-    parts = path.split("/")
-    return all(part not in ("", ".", "..") for part in parts) and path.isprintable() and "\\" not in path
 
 
 def _listed(models: Sequence[GgufModel]) -> str:
@@ -219,6 +210,8 @@ class Repository:
         return hash_of(path, file.blob, meter.add) == file.blob
 
     def _link(self, file: HubFile, commit: str) -> Path:
+        if not is_inside(file.path):
+            raise LocalProtocolError(f"a link would lie outside the cache: `{file.path}`")
         pointer = self._folder / "snapshots" / commit / file.path
         pointer.parent.mkdir(parents=True, exist_ok=True)
         if not pointer.exists():

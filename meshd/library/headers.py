@@ -6,12 +6,12 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library.interface import ModelSource, StoredModel
+from meshd.library.pulled_names import HEADER_KIND, name_of, text_of, words_of
 from meshd.library.walk import files_below, folders_in
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, quant_of
-from meshd.model.model_name import MESH, MeshName
-from meshd.store.header_file import HeaderNote, note_path, read_note
+from meshd.model.model_name import MeshName
+from meshd.store.header_file import note_path, read_note
 
-HEADER_KIND = "header"  # with which the names of their folders begin
 ONLY_HEADER = "only its header is here"
 
 
@@ -21,7 +21,7 @@ def all_headers(folder: Path) -> Iterator[StoredModel]:
         for path, _ in files_below(place, depth=1, suffix=HEADER_SUFFIX):
             stem = path.name.removesuffix(HEADER_SUFFIX)
             yield StoredModel(
-                name=f"{MESH}{stem}",
+                name=name_of([path]) or str(path),
                 source=ModelSource.MESHD,
                 paths=(path,),
                 size=_bytes_on_disk(path),
@@ -32,13 +32,13 @@ def all_headers(folder: Path) -> Iterator[StoredModel]:
 
 
 def find_header(folder: Path, name: MeshName) -> StoredModel | None:
-    """The one that is called so, or has that fingerprint.
+    """The one that was pulled by this name, or has that fingerprint.
 
     A content id would not do: it says nothing about the hashes of layers that are not here.
     """
     for stored in all_headers(folder):
         with suppress(UserError):
-            if _is_called(name, read_note(stored.paths[0])):
+            if _is_called(name, stored.paths[0]):
                 return stored
     return None
 
@@ -57,10 +57,11 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return (path, note_path(path))
 
 
-def _is_called(name: MeshName, note: HeaderNote) -> bool:
+def _is_called(name: MeshName, path: Path) -> bool:
+    """Raises UserError."""
     if name.fingerprint:
-        return note.fingerprint.startswith(name.fingerprint)
-    return name.text.lower().removesuffix(GGUF_SUFFIX) == note.name.lower()
+        return read_note(path).fingerprint.startswith(name.fingerprint)
+    return text_of(name).lower() in words_of([path])
 
 
 def _bytes_on_disk(path: Path) -> int:

@@ -52,7 +52,10 @@ class HubListing:
 
 
 def list_repository(repository: str) -> HubListing:
-    """What the branch `main` of `ORG/REPO` has now. Raises UserError."""
+    """What the branch `main` of `ORG/REPO` has now, without files whose paths lead elsewhere.
+
+    Raises UserError.
+    """
     with explained(repository):
         api = HfApi(library_name="meshd", library_version=__version__)
         about = api.model_info(repository, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
@@ -63,13 +66,20 @@ def list_repository(repository: str) -> HubListing:
         for one in siblings:
             blob = one.lfs.sha256 if one.lfs is not None else one.blob_id
             if (
-                isinstance(one.size, int)
+                is_inside(str(one.rfilename))
+                and isinstance(one.size, int)
                 and one.size >= 0
                 and isinstance(blob, str)
                 and _BLOB.fullmatch(blob)
             ):
                 files.append(HubFile(str(one.rfilename), one.size, blob))
         return HubListing(about.sha, tuple(files))
+
+
+def is_inside(path: str) -> bool:
+    """Whether a file of a repository stays in the folder in which it is put: a mirror says what it likes."""
+    parts = path.split("/")
+    return all(part not in ("", ".", "..") for part in parts) and path.isprintable() and "\\" not in path
 
 
 def fetch(repository: str, commit: str, file: HubFile, into: BinaryIO, *, at: int) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library import hub_cache
-from meshd.library.adopt import is_own_folder, notes_of
 from meshd.library.headers import files_of
 from meshd.library.hub_cache import PREFIX
 from meshd.library.interface import ModelSource, StoredModel
+from meshd.library.pulled_names import is_own_folder, notes_of
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.library.walk import files_below, size_of
@@ -48,7 +48,7 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
     if path.is_relative_to(stores.hub) and path.relative_to(stores.hub).parts[0].startswith(PREFIX):
         return _of_hub([model], stores.hub / path.relative_to(stores.hub).parts[0])
     if is_header(path):
-        return Removal((model.name,), files_of(path), model.size)
+        return Removal((model.name,), (*files_of(path), *notes_of([path])), model.size)
     if path.is_relative_to(stores.meshd):
         return Removal((model.name,), (*model.paths, *notes_of(model.paths)), model.size)
     raise _not_ours(model)

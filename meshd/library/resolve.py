@@ -10,10 +10,10 @@ from meshd.base.errors import UserError
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import BuildProgress
 from meshd.library import folders, hub_cache, ollama
-from meshd.library.adopt import find_noted
 from meshd.library.facts import facts_of
 from meshd.library.headers import ONLY_HEADER, find_header
 from meshd.library.interface import ModelSource, NotHere, ReportProgress, StoredModel, TransferProgress
+from meshd.library.pulled_names import find_noted, is_of_members, names_of, text_of, words_of
 from meshd.library.short_names import DEMO, DEMO_FINGERPRINT, DEMO_STEM, SHORT_NAMES, stem_of
 from meshd.library.stores import Stores
 from meshd.library.walk import hint_for_missing, is_file, is_folder, size_of
@@ -96,7 +96,8 @@ class Resolver:
         return StoredModel(str(chosen), ModelSource.HUB, tuple(paths), model.size, stem, model.quant)
 
     def _ollama(self, name: OllamaName) -> StoredModel:
-        if (found := ollama.find(self._stores.ollama, name)) is not None:
+        found = ollama.find(self._stores.ollama, name) or find_noted(name, self._stores.meshd)
+        if found is not None:
             return found
         near = self._near(str(name))
         raise NotHere(
@@ -145,14 +146,14 @@ class Resolver:
             return found[0]
         low = stem_of(name).lower()
         for one in self._stores.all_models():
-            if one.complete and low == one.stem.lower():
+            if one.complete and low == one.stem.lower() and not is_of_members(one):
                 return one
         return self._hub(name, download)
 
     def _demo(self, download: bool) -> StoredModel:
         complete = [one for one in self._stores.all_models() if one.complete]
         for one in complete:
-            if one.stem.lower() == DEMO_STEM.lower():
+            if _is_demo(one):
                 return one
         hashes = self._stores.meshd.parent / "weights"
         for one in complete:  # under another name, from members say
@@ -192,8 +193,17 @@ def no_name(text: str, error: ValueError) -> UserError:
     return UserError(f"`{text[:200]}` is not a model's name: {error}", hint=hint_of_digits(text) or _FORMS)
 
 
+def _is_demo(model: StoredModel) -> bool:
+    """By its name; one of members only if it was pulled by the short one."""
+    if is_of_members(model):
+        return BareName(DEMO) in names_of(model.paths)
+    return model.stem.lower() == DEMO_STEM.lower()
+
+
 def _words(model: StoredModel) -> set[str]:
     """What a bare name may call it, in small letters."""
+    if is_of_members(model):
+        return words_of(model.paths)
     words = {model.stem.lower(), model.name.lower()}
     if model.source is ModelSource.OLLAMA:
         words.add(model.name.lower().removeprefix("ollama:"))
@@ -201,10 +211,10 @@ def _words(model: StoredModel) -> set[str]:
 
 
 def _is_called(name: MeshName, model: StoredModel, hashes: Path) -> bool:
-    """By its fingerprint, if it was named by that, and never by a file's name instead: members chose it."""
+    """By its fingerprint, if it was named by that; else by the name of a file that no member chose."""
     if name.fingerprint:
         return (facts_of(model, hashes).fingerprint or "").startswith(name.fingerprint)
-    return model.stem.lower() == name.text.lower().removesuffix(GGUF_SUFFIX)
+    return text_of(name).lower() in _words(model)
 
 
 def _expanded(text: str) -> Path:

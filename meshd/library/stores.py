@@ -8,6 +8,8 @@ from pathlib import Path
 
 from meshd.library import folders, headers, hub_cache, ollama
 from meshd.library.interface import ModelSource, StoredModel
+from meshd.library.pulled_names import is_of_members, texts_of
+from meshd.library.short_names import DEMO, DEMO_STEM, SHORT_NAMES
 
 _BY_STEM = frozenset(
     {ModelSource.LM_STUDIO, ModelSource.FOLDER, ModelSource.MESHD}
@@ -45,14 +47,18 @@ class Stores:
                 unreadable(place)
 
     def listed(self, unreadable: Callable[[Path], None] = lambda place: None) -> list[StoredModel]:
-        """All models by the shortest names that mean them: a file's own, where no other is called so."""
+        """All models by the shortest names that mean them: a file's own, where no other is called so.
+
+        One of members is called as it was pulled.
+        """
         models = list(self.all_models(unreadable))
-        counts = Counter(model.stem.lower() for model in models if model.complete)
+        texts = [_texts_of(model) if model.complete else [] for model in models]
+        counts = Counter(text.lower() for found in texts for text in found)
         return [
-            replace(model, name=model.stem)
-            if model.source in _BY_STEM and model.complete and counts[model.stem.lower()] == 1
+            replace(model, name=next((one for one in found if counts[one.lower()] == 1), model.name))
+            if model.source in _BY_STEM
             else model
-            for model in models
+            for model, found in zip(models, texts, strict=True)
         ]
 
     def named(self, model: StoredModel) -> StoredModel:
@@ -70,3 +76,10 @@ class Stores:
         yield self.folder, folders.all_models(self.folder, ModelSource.FOLDER)
         yield self.meshd, folders.all_models(self.meshd, ModelSource.MESHD)
         yield self.meshd, headers.all_headers(self.meshd)
+
+
+def _texts_of(model: StoredModel) -> list[str]:
+    """By which a bare name may mean it, the best first."""
+    if is_of_members(model):
+        return [text for text in texts_of(model.paths) if text.lower() not in SHORT_NAMES]
+    return [model.stem, DEMO] if model.stem.lower() == DEMO_STEM.lower() else [model.stem]

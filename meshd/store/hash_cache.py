@@ -24,7 +24,8 @@ MAX_HASHED_FILES = 256  # files; an entry of a large model takes about 100 KB
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 _VERSION = "meshd-hashes 1"
 _SUFFIX = ".hashes"
-_FINE_TICK_NS = 50_000_000  # kernels stamp files with a clock that ticks every 1 to 10 ms
+_LONGEST_TICK_NS = 10_000_000  # kernels stamp files with a clock that ticks every 1 to 10 ms
+_FINE_TICK_NS = 5 * _LONGEST_TICK_NS
 _COARSE_TICK_NS = 2_000_000_000  # FAT and some network shares: two seconds
 
 _log = log.get("store")
@@ -71,8 +72,13 @@ class FileState:
         return clock_ns > self._settles_ns
 
     def seconds_to_settle(self, clock_ns: int) -> float:
-        """Until `settled_at`: at most two, or a clock was set back, and waiting is no use."""
-        return min(_COARSE_TICK_NS, max(0, self._settles_ns + 1 - clock_ns)) / 1e9
+        """Until `settled_at`: at most two, or a clock was set back, and waiting is no use.
+
+        With a tick more: who has slept for just as long may still see the clock's last one.
+        """
+        if self.settled_at(clock_ns):
+            return 0.0
+        return min(_COARSE_TICK_NS, self._settles_ns + 1 - clock_ns + _LONGEST_TICK_NS) / 1e9
 
     @property
     def _settles_ns(self) -> int:

@@ -64,6 +64,11 @@ class PieceInbox:
         """How many pieces are still to come."""
         return len(self._expected)
 
+    @property
+    def first_length(self) -> int:
+        """Of the piece that comes next; 0 where none is expected."""
+        return self._expected[0][1] if self._expected else 0
+
     def expect(self, number: int, length: int) -> None:
         """This one was asked for."""
         self._expected.append((number, length))

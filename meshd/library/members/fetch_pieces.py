@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from meshd.base.byte_format import in_bytes
 from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.base.token_bucket import TokenBucket
 from meshd.identity.keys import PeerId
@@ -16,11 +17,18 @@ from meshd.wire.pieces import PIECES_SERVICE, PieceInbox, piece_request
 
 _ASKED_AHEAD = 2  # pieces of one holder on their way, so that no round trip is lost
 _SILENT_SECONDS = 60.0
+LEAST_PIECE_RATE = (
+    16_000  # bytes a second, beyond the silence that is allowed: or a byte a minute would be enough
+)
 _IDLE_SECONDS = 1.0  # before a holder with nothing to do is looked at again
 
 
 class WrongPiece(RemoteProtocolError):
     """A holder gave other bytes than those of the piece."""
+
+
+class TooSlow(Broken):
+    """A holder lets a piece come so slowly that it may as well not give it."""
 
 
 class PieceFetcher:
@@ -66,23 +74,28 @@ class PieceFetcher:
             self._plan.lost(peer)
 
     async def _fetch(self, peer: PeerId, stream: Stream, inbox: PieceInbox) -> None:
+        waited = 0.0  # for the first piece that it owes; without our own pauses
         while not self._plan.is_done:
             await self._ask(peer, stream, inbox)
             if not inbox.expected:
                 await self._idle()
                 continue
-            async with asyncio.timeout(_SILENT_SECONDS):
-                data = await stream.read()
+            began = asyncio.get_running_loop().time()
+            data = await _read(stream, inbox, waited)
+            waited += asyncio.get_running_loop().time() - began
             for number, piece in inbox.feed(data):
+                waited = 0.0
                 await self._take(peer, number, piece)
             stream.consumed(len(data))
             if inbox.is_gone:
                 raise Broken("its file is not what it was")
 
     async def _ask(self, peer: PeerId, stream: Stream, inbox: PieceInbox) -> None:
-        while inbox.expected < _ASKED_AHEAD and (piece := self._plan.next(peer)) is not None:
+        now = asyncio.get_running_loop().time
+        while inbox.expected < _ASKED_AHEAD and (piece := self._plan.next(peer, now())) is not None:
             if self._pace is not None:
-                await asyncio.sleep(self._pace.take(piece.length, asyncio.get_running_loop().time()))
+                await asyncio.sleep(self._pace.take(piece.length, now()))
+            self._plan.asked(piece.number, now())
             inbox.expect(piece.number, piece.length)
             await stream.write(piece_request(piece.number))
 
@@ -105,3 +118,15 @@ class PieceFetcher:
             self._plan.written(number)
         self._on_bytes(peer, len(data))
         self._written.set()
+
+
+async def _read(stream: Stream, inbox: PieceInbox, waited: float) -> bytes | memoryview:
+    """The next bytes. Raises TooSlow, TimeoutError and as the stream."""
+    left = _SILENT_SECONDS + inbox.first_length / LEAST_PIECE_RATE - waited
+    try:
+        async with asyncio.timeout(min(left, _SILENT_SECONDS)):
+            return await stream.read()
+    except TimeoutError:
+        if left >= _SILENT_SECONDS:
+            raise
+        raise TooSlow(f"less than {in_bytes(LEAST_PIECE_RATE)}/s come from it") from None

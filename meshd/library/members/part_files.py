@@ -16,11 +16,11 @@ from pathlib import Path
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.library.disk_space import DISK_IS_FULL, RESERVED_BYTES, check_space, no_space
+from meshd.library.pulled_names import WHOLE_KIND
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.store.hash_cache import FileState
 
 PARTS_FOLDER = ".parts"
-WHOLE_KIND = "mesh"
 _CONTENT_DIGITS = 16  # of the folder of a model that is there
 _SPACE_HINT = (
     "free some (`meshd model ls`, `meshd model rm NAME`), or move MESHD_CACHE to another disk; what is there "
@@ -61,9 +61,10 @@ class PartFiles:
     def open(self) -> None:
         """Open or create the files, alone."""
         try:
-            self._part.mkdir(parents=True, exist_ok=True)
+            for place in (self._folder, self._part.parent, self._part):  # nobody else's, on a shared disk
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = self._part.with_name(f"{self._part.name}.lock")
-            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -2,16 +2,20 @@
 
 Pieces are handed out in order, each to one holder, so that several holders share the work as fast as each
 of them is. When none is left, a holder with nothing to do gets a piece that another one still owes: whichever
-comes first counts, so a stalled holder delays nobody. A holder that gives a wrong piece is not asked again,
-and what it owed goes to the others.
+comes first counts, so a stalled holder delays nobody. Two may owe the same at first, so that what comes twice
+costs little, and one more each time that nobody has given it for a while: so any number of stalled holders
+delay a pull, and none of them ends it. A holder that gives a wrong piece is not asked again, and what it owed
+goes to the others.
 """
 
+import math
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable
 
 from meshd.model.piece_index import Piece, PieceIndex
 
-_COPIES = 2  # holders that may owe the same piece
+_COPIES = 2  # holders that may owe the same piece at once
+COPY_SECONDS = 20.0  # after which one more may: a piece takes that long at 200 kB/s
 
 
 class PiecePlan:
@@ -29,6 +33,7 @@ class PiecePlan:
             self._present |= set(range(index.count)).difference(wanted)
         self._missing = deque(number for number in range(index.count) if number not in self._present)
         self._owed: dict[int, list[Hashable]] = {}  # in the order in which they were asked for
+        self._asked_at: dict[int, float] = {}  # of these: when that one was asked who came last
         self._liars: set[Hashable] = set()
 
     @property
@@ -40,8 +45,8 @@ class PiecePlan:
         """Those that gave a wrong piece."""
         return frozenset(self._liars)
 
-    def next(self, holder: Hashable) -> Piece | None:
-        """What to ask this holder for now; None: nothing that it does not owe already."""
+    def next(self, holder: Hashable, now: float) -> Piece | None:
+        """What to ask this holder for, and then tell `asked`; None: nothing, for now."""
         if holder in self._liars:
             return None
         if self._missing:
@@ -50,12 +55,19 @@ class PiecePlan:
             late = (
                 number
                 for number, holders in self._owed.items()
-                if holder not in holders and len(holders) < _COPIES
+                if holder not in holders
+                and (len(holders) < _COPIES or now - self._asked_at[number] >= COPY_SECONDS)
             )
             if (number := next(late, -1)) < 0:
                 return None
         self._owed.setdefault(number, []).append(holder)
+        self._asked_at[number] = math.inf
         return self._index.piece(number)
+
+    def asked(self, number: int, now: float) -> None:
+        """A holder has been asked for it: after a pause, where the user has set a rate."""
+        if number in self._owed:
+            self._asked_at[number] = now
 
     def arrived(self, holder: Hashable, number: int, data: bytes) -> bool:
         """Whether the holder gave what it owed; if not, it is asked for nothing more. See `wants`."""
@@ -72,6 +84,7 @@ class PiecePlan:
     def written(self, number: int) -> None:
         """It is on the disk."""
         self._owed.pop(number, None)
+        self._asked_at.pop(number, None)
         if number not in self._present:
             self._present.add(number)
             self.done_bytes += self._index.piece(number).length
@@ -81,5 +94,5 @@ class PiecePlan:
         for number in [number for number, holders in self._owed.items() if holder in holders]:
             self._owed[number].remove(holder)
             if not self._owed[number]:
-                del self._owed[number]
+                del self._owed[number], self._asked_at[number]
                 self._missing.appendleft(number)

@@ -16,13 +16,13 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.tasks import Owner, cancel_and_wait, first_error, in_thread
 from meshd.identity.keys import PeerId
-from meshd.library.headers import HEADER_KIND
 from meshd.library.members.ask_models import ask_tensors
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.piece_plan import PiecePlan
 from meshd.library.members.pull_model import HolderTasks, ModelPull
 from meshd.library.members.pull_state import HoldersLost, PullStep, UnusableContent
+from meshd.library.pulled_names import HEADER_KIND
 from meshd.model.cursor import MAX_HEADER_BYTES
 from meshd.model.gguf import Header, read_header
 from meshd.model.gguf_names import HEADER_SUFFIX
@@ -215,6 +215,7 @@ class HeaderPull(ModelPull):
             await in_thread(functools.partial(_write, path, note))
         finally:
             close_all([shard])
+        await in_thread(functools.partial(self._note_name, files))
         await in_thread(files.finish)
         self.state.paths, self.state.fingerprint = files.final_paths, note.fingerprint
         return True

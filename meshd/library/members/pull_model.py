@@ -27,6 +27,7 @@ from meshd.library.members.pull_state import (
     nobody_has,
 )
 from meshd.library.members.same_model import may_be_elsewhere, same_model
+from meshd.library.pulled_names import add_name, is_of_members, names_of, note_names
 from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.model_name import MeshName, ModelName
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
@@ -127,6 +128,8 @@ class ModelPull:
         if found is None:
             return False
         state, stored = self.state, found.stored
+        if is_of_members(stored):
+            await in_thread(functools.partial(add_name, self._name, stored.paths))
         state.name, state.paths, state.fingerprint = stored.stem, stored.paths, found.fingerprint
         state.total = state.done = state.before = stored.size
         state.holders, state.was_here = {}, True
@@ -282,10 +285,16 @@ class ModelPull:
         if liars == self._group(index):
             await in_thread(files.discard)
             return False
+        await in_thread(functools.partial(self._note_name, files))
         states = await in_thread(files.finish)
         await in_thread(functools.partial(self._place.pieces.save, states, index))
         state.paths, state.fingerprint = files.final_paths, found
         return True
+
+    def _note_name(self, files: PartFiles) -> None:
+        """By which it will be found. One of Hugging Face's is compared first, by the verb that asked."""
+        own = [self._name] if may_be_elsewhere(self._name) else []
+        note_names(files.part_paths[0].parent, [*names_of(files.final_paths), *own])
 
     async def _fingerprint(self, files: PartFiles) -> str:
         """Raises UserError for what is no model."""

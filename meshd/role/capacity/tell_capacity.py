@@ -112,7 +112,9 @@ class CapacityTeller:
             async def on_progress(text: str) -> None:
                 await messages.send(Measuring(text).encode())
 
-            await self._speeds.measure(devices, asked.timed, on_progress)
+            member = self._mesh.member(peer)
+            asker = str(peer if member is None else member.chain.admitter)
+            await self._speeds.measure(devices, asked.timed, on_progress, asker=asker)
         if asked.measure and not busy:
             await self._prober.probe(one.peer for one in self._mesh.peers() if one.role == WORKER_ROLE)
         answer = Capacity(

@@ -1,16 +1,15 @@
 """Knows the heads of the mesh: each is asked once what it serves, and tells again when that changes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from meshd.base import log
 from meshd.base.backoff import Backoff
 from meshd.base.errors import MeshdError
-from meshd.base.peer_limits import HEADS_FOLLOWED, HEADS_FOLLOWED_OF_ISSUER, SERVING_HEARD
+from meshd.base.peer_limits import SERVING_HEARD
 from meshd.base.tasks import Owner
-from meshd.base.work_slots import Release, Slots
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
@@ -18,6 +17,7 @@ from meshd.identity.record import HEAD_ROLE
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, PeerState, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
+from meshd.role.client.followed_heads import heads_to_follow
 from meshd.role.client.head_choice import HEAD_AVOIDED_SECONDS, KnownHead
 from meshd.wire.serving import SERVING_SERVICE, ServingTold, decode
 
@@ -46,7 +46,7 @@ class HeadFollower:
         self._open_stream = open_stream
         self._only = tuple(only)
         self._followed: dict[PeerId, _HeadNews] = {}
-        self._places = Slots(HEADS_FOLLOWED, HEADS_FOLLOWED_OF_ISSUER)
+        self._tasks: dict[PeerId, asyncio.Task[None]] = {}
 
     def known(self) -> list[KnownHead]:
         """As of now."""
@@ -89,17 +89,21 @@ class HeadFollower:
         seen = -1
         async with Owner() as owner:
             while True:
-                for peer, member_issuer in self._newcomers():
-                    if (release := self._places.take(peer, member_issuer)) is None:
-                        continue
+                wanted = heads_to_follow(self._heads(), self._followed.keys())
+                for peer in self._followed.keys() - wanted:
+                    del self._followed[peer]
+                    self._tasks.pop(peer).cancel()
+                for peer in wanted - self._followed.keys():
                     self._followed[peer] = _HeadNews()
                     task = owner.start_for(f"peer {peer.short}", self._follow(peer), name="follow head")
-                    task.add_done_callback(partial(self._forget, peer, release))
+                    self._tasks[peer] = task
+                    task.add_done_callback(partial(self._forget, peer))
                 seen = await self._mesh.changed(seen)
 
-    def _newcomers(self) -> Iterator[tuple[PeerId, object]]:
+    def _heads(self) -> Iterator[tuple[PeerId, Hashable]]:
+        """Each with who let it in."""
         for status in self._mesh.peers():
-            if status.peer in self._followed or not self._is_head(status):
+            if not self._is_head(status):
                 continue
             member = self._mesh.member(status.peer)
             # a member that may not use the mesh cannot have anybody's requests either
@@ -146,9 +150,9 @@ class HeadFollower:
         finally:
             stream.reset(Code.CANCELLED, "not followed any more")
 
-    def _forget(self, peer: PeerId, release: Release, _task: object) -> None:
-        del self._followed[peer]
-        release()
+    def _forget(self, peer: PeerId, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(peer) is task:  # or it has given way to another, and may be followed again
+            del self._followed[peer], self._tasks[peer]
 
 
 def _rtt(status: PeerStatus) -> float | None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from meshd.base import log
+from meshd.base.peer_limits import SPEEDS_FAILED
 from meshd.base.tasks import Owner, first_error
 from meshd.model.device_speed import is_plausible, read_line
 from meshd.process.interface import ChildSpec, Ended, RunToEnd
@@ -41,7 +42,7 @@ class DeviceSpeeds:
         self._machine = machine
         self._threads = threads
         self._cache = SpeedCache(paths.speed_cache)
-        self._failed: set[str] = set()  # in vain: not tried again before a restart
+        self._failed: dict[str, None] = {}  # in vain: not tried again before a restart, the newest of them
         self._running = asyncio.Lock()
 
     @property
@@ -73,33 +74,39 @@ class DeviceSpeeds:
         devices: Sequence[OfferedDevice],
         timed: Sequence[str],
         on_progress: OnProgress,
+        *,
+        asker: str = "",
     ) -> None:
-        """All that nobody has measured yet. A device that cannot be measured has no times: no error."""
+        """All that nobody has measured yet. A device that cannot be measured has no times: no error.
+
+        `asker` as in SpeedCache.
+        """
         for device in devices:
             try:
                 async with Owner() as owner:
                     owner.start(_keep_telling(on_progress, f"measuring {device.name}"), name="speed told")
                     async with self._running:
-                        await self._measure(device, timed)
+                        await self._measure(device, timed, asker)
                     owner.cancel()
             except ExceptionGroup as group:
                 raise first_error(group) from None
 
-    async def _measure(self, device: OfferedDevice, timed: Sequence[str]) -> None:
+    async def _measure(self, device: OfferedDevice, timed: Sequence[str], asker: str) -> None:
         missing = [text for text in timed if self._unknown(self._key(device, text))]
         if not missing:
             return
         found = await self._times(device, missing)
         if found is None:
             LOG.warning("device_not_measured", device=device.name)
-            self._failed.update(self._keys(device, missing))
+            failed = self._failed | dict.fromkeys(self._keys(device, missing))
+            self._failed = dict.fromkeys(list(failed)[-SPEEDS_FAILED.most :])
             return
         doubtful = [text for text, points in found.items() if not is_plausible(points)]
         second = await self._times(device, doubtful) if doubtful else None
         for text, points in (second or {}).items():
             found[text] = _shortest(found[text], points)
         for text, points in found.items():
-            self._cache.add(self._key(device, text), points)
+            self._cache.add(self._key(device, text), points, asker)
         LOG.info("device_measured", device=device.name, count=len(missing))
 
     async def _times(self, device: OfferedDevice, timed: Sequence[str]) -> dict[str, Points] | None:

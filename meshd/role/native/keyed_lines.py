@@ -4,7 +4,7 @@ Lost or damaged it costs finding that out again. Several daemons may share it, a
 adds: the newest counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -30,10 +30,12 @@ class KeyedLines(Generic[V]):
         most: int,
         on_unwritten: Callable[[str], None],
         line_bytes: int = _LINE_BYTES,
+        displaced: Callable[[Mapping[str, V]], str] | None = None,
     ) -> None:
-        """`most` lines are kept, the newest, of at most `line_bytes`, with key and end.
+        """`most` lines are kept, of at most `line_bytes`, with key and end.
 
-        `read` gives None for what `show` has not made.
+        `read` gives None for what `show` has not made. `displaced`: which line goes when there are too many,
+        of all of them, the oldest first; that one, unless told.
         """
         self._path = path
         self._read_value = read
@@ -41,6 +43,7 @@ class KeyedLines(Generic[V]):
         self._most = most
         self._line_bytes = line_bytes
         self._on_unwritten = on_unwritten
+        self._displaced = displaced if displaced is not None else lambda values: next(iter(values))
         self._values: dict[str, V] = {}
         self._seen: tuple[int, int, int] | None = None  # the file as it was read or written last
         self._refresh()
@@ -59,7 +62,9 @@ class KeyedLines(Generic[V]):
         """From now on it is known. A file that cannot be written is no error."""
         self._refresh()
         values = {one: known for one, known in self._values.items() if one != key} | {key: value}
-        self._values = dict(list(values.items())[-self._most :])
+        while len(values) > self._most:
+            del values[self._displaced(values)]
+        self._values = values
         self._write()
 
     def clear(self) -> None:

@@ -15,7 +15,7 @@ from meshd.library.interface import TransferProgress
 from meshd.library.members.pull_state import NobodyHasIt
 
 from tests.unit.admin.fake import FakeControl
-from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
+from tests.unit.library.models import cached, in_ollama, pulled, put, tiny, tiny_shards
 from tests.unit.store.header_files import with_holes
 
 from .shell import Terminal, meshd, refused
@@ -279,7 +279,7 @@ def test_a_model_of_members_comes_before_the_node_starts(members: Members, tmp_p
 
 @pytest.mark.parametrize("name", ["t-Q8_0", "hf:me/Tiny-GGUF", "mesh:mine-Q8_0"])
 def test_members_are_not_asked_for_what_is_here(members: Members, name: str) -> None:
-    put(members.config.paths.cache / "models/mesh-0/mine-Q8_0.gguf", tiny())
+    pulled(members.config.paths.cache / "models/mesh-0/mine-Q8_0.gguf", tiny(), "mine-Q8_0")
     assert isinstance(members.served(name), Path) and len(members.lent(name)) == 1
     assert members.asked == []
 
@@ -377,7 +377,7 @@ def test_a_header_of_members_comes_before_the_node_starts(
     plain = replace(config, serve=ServeConfig(model="mesh:tiny-Q4_0"))
     assert finding.find_served_model(plain, out).serve.model == whole
     assert asked[1:] == [PullRequest(name="mesh:tiny-Q4_0")], "the header is no model"
-    here = put(tmp_path / "models/mesh-0/tiny-Q4_0.gguf", tiny())
+    here = pulled(tmp_path / "models/mesh-0/tiny-Q4_0.gguf", tiny(), "mesh:tiny-Q4_0")
     serve = finding.find_served_model(config, out).serve
     assert (
         serve == ServeConfig(model=here) and "all of `mesh:tiny-Q4_0` is on this machine" in told.getvalue()

@@ -4,6 +4,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from meshd.library.pulled_names import note_names
+from meshd.model.model_name import parse_model_name
+
 from tests.gguf_bytes import gguf, language_model
 from tests.hub_server import COMMIT
 
@@ -32,6 +35,12 @@ def tiny_shards(count: int, stem: str = "tiny-Q4_K_M") -> dict[str, bytes]:
 def put(path: Path, data: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+    return path
+
+
+def pulled(path: Path, data: bytes, *names: str) -> Path:
+    """As a pull by these names leaves it, in a folder of its own."""
+    note_names(put(path, data).parent, map(parse_model_name, names))
     return path
 
 

@@ -1,19 +1,24 @@
 """Models of Hugging Face that came from members: compared with the hub, moved, or noted."""
 
 import asyncio
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
-from meshd.base.errors import UserError
-from meshd.library.adopt import adopt, find_noted, is_pulled, note_name
-from meshd.library.interface import NotTheSame
+from meshd.base.errors import LocalProtocolError, UserError
+from meshd.library.adopt import adopt
+from meshd.library.download import Repository
+from meshd.library.hub_client import HubFile
+from meshd.library.interface import NotHere, NotTheSame
+from meshd.library.pulled_names import add_name, find_noted, is_pulled
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
-from meshd.model.model_name import HubName
+from meshd.model.model_name import HubName, MeshName
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.model_file import ModelFile
 
-from tests.hub_server import Hub
+from tests.hub_server import COMMIT, Hub
 
 from .models import put, tiny, tiny_shards
 
@@ -72,6 +77,26 @@ def test_another_file_is_removed(hub: Hub, stores: Stores, name: str) -> None:
     assert not list(stores.meshd.rglob("*.gguf")) and not list(stores.hub.rglob("*.gguf"))
 
 
+@pytest.mark.parametrize(
+    "path", ["../" * 5 + "victim/t-Q8_0.gguf", "{}/victim/t-Q8_0.gguf", "..\\t-Q8_0.gguf", "a//t-Q8_0.gguf"]
+)
+def test_a_mirror_writes_no_link_outside_of_the_cache(
+    hub: Hub, stores: Stores, tmp_path: Path, path: str
+) -> None:
+    """It tells the right hash of what members gave, under a path that leads elsewhere."""
+    path = path.format(tmp_path)
+    hub.repositories["me/Tiny-GGUF"] = {path: tiny()}
+    blob = hashlib.sha256(tiny()).hexdigest()
+    lfs = {"sha256": blob, "size": len(tiny()), "pointerSize": 1}
+    listed = [{"rfilename": path, "size": len(tiny()), "blobId": "0" * 40, "lfs": lfs}]
+    hub.api_body = json.dumps({"id": "x", "sha": COMMIT, "siblings": listed}).encode()
+    with pytest.raises(NotTheSame):
+        adopted(NAME, pulled(stores, {"t-Q8_0.gguf": tiny()}), stores)
+    assert not [one for one in tmp_path.rglob("*") if one.is_symlink() or one.name == "victim"]
+    with pytest.raises(LocalProtocolError, match="outside the cache"):
+        Repository(NAME, stores.hub).adopt(HubFile(path, 3, blob), put(tmp_path / "f", b"abc"), COMMIT)
+
+
 def test_without_the_hub_it_stays_and_is_found_by_what_it_was_called(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,14 +105,14 @@ def test_without_the_hub_it_stays_and_is_found_by_what_it_was_called(
     with pytest.raises(UserError):
         adopted(NAME, paths, stores)
     assert find_noted(NAME, stores.meshd) is None
-    note_name(HubName("me", "Tiny-GGUF"), paths)
+    add_name(HubName("me", "Tiny-GGUF", "Q8_0"), paths)
     for name in ("hf:me/Tiny-GGUF", "hf:me/tiny-gguf:q8_0"):
         assert Resolver(stores, lambda _: None).get(name).paths == tuple(paths)
     for other in (HubName("me", "Tiny-GGUF", "Q4_0"), HubName("you", "Tiny-GGUF", "Q8_0")):
         assert find_noted(other, stores.meshd) is None
 
 
-@pytest.mark.parametrize("note", [b"", b"\xff", b"glm", b"hf:", b"hf:me/Tiny-GGUF:Q8_0\nmore"])
+@pytest.mark.parametrize("note", [b"", b"\xff", b"glm", b"hf:", b"hf:me/Tiny-GGUF:Q8_0\n\7"])
 def test_notes_that_name_nothing(stores: Stores, note: bytes) -> None:
     [path] = pulled(stores, {"t-Q8_0.gguf": tiny()})
     (path.parent / ".pulled-as").write_bytes(note)
@@ -111,7 +136,13 @@ def test_a_model_of_members_is_found_by_name_and_fingerprint(stores: Stores) -> 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FileState, "settled_at", lambda _state, _clock: True)
         digits = asyncio.run(fingerprint())
-    for name in ("mesh:t-Q8_0", "mesh:T-q8_0.gguf", f"mesh:{digits}", f"mesh:{digits[:32]}"):
+    for name in (f"mesh:{digits}", f"mesh:{digits[:32]}"):
+        assert resolver.get(name).paths == (path,)
+    for name in ("mesh:t-Q8_0", "t-Q8_0"):
+        with pytest.raises(NotHere):
+            resolver.get(name)
+    add_name(MeshName("t-Q8_0"), [path])
+    for name in ("mesh:t-Q8_0", "mesh:T-q8_0.gguf", "t-Q8_0"):
         assert resolver.get(name).paths == (path,)
     with pytest.raises(UserError):
         resolver.get("mesh:" + "0" * 64)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.library import hub_cache
-from meshd.library.adopt import note_name
 from meshd.library.remove import Removal, plan_removal, remove
 from meshd.library.resolve import Resolver
 from meshd.library.short_names import DEMO_STEM
@@ -14,7 +13,7 @@ from meshd.model.model_name import HubName
 
 from tests.unit.store.header_files import with_holes
 
-from .models import cached, in_ollama, put, tiny, tiny_shards
+from .models import cached, in_ollama, pulled, put, tiny, tiny_shards
 
 
 def plan(stores: Stores, name: str | Path) -> Removal:
@@ -48,16 +47,15 @@ def test_the_folder_of_a_model_of_members_goes_with_it(stores: Stores, kind: str
     if kind == "header":
         with_holes(stores.meshd / "header-0", tiny())
     else:
-        path = put(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny())
-    if kind == "noted":
-        note_name(HubName("me", "T"), [path])
+        names = ["mesh:tiny-Q4_0", "hf:me/T"] if kind == "noted" else ["tiny-Q4_0"]
+        pulled(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny(), *names)
     beside = put(stores.meshd / "other-Q4_0.gguf", tiny())
     remove(plan(stores, "mesh:tiny-Q4_0"))
     assert list(stores.meshd.iterdir()) == [beside]
 
 
 def test_what_others_put_there_stays(stores: Stores) -> None:
-    path = put(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny())
+    path = pulled(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny(), "mesh:tiny-Q4_0")
     mine = put(path.parent / "notes.txt", b"mine")
     remove(plan(stores, "mesh:tiny-Q4_0"))
     assert mine.exists() and not path.exists()

@@ -19,7 +19,7 @@ from tests.gguf_bytes import parse
 from tests.hub_server import Hub
 from tests.unit.store.header_files import hashes_of, with_holes
 
-from .models import cached, in_ollama, put, tiny, tiny_shards
+from .models import cached, in_ollama, pulled, put, tiny, tiny_shards
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_a_header_is_found_and_is_no_model(resolver: Resolver, stores: Stores) -
             with pytest.raises(UserError, match="cannot be used: only its header is here") as caught:
                 resolver.get(name, partial=partial)
             assert "`meshd model pull mesh:tiny-Q4_0`" in caught.value.hint
-    whole = put(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny())
+    whole = pulled(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny(), "mesh:tiny-Q4_0")
     assert resolver.get("mesh:tiny-Q4_0").paths == resolver.get("tiny-Q4_0").paths == (whole,)
 
 

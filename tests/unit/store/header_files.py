@@ -4,6 +4,8 @@ from functools import cache
 from pathlib import Path
 
 from blake3 import blake3
+from meshd.library.pulled_names import note_names
+from meshd.model.model_name import MeshName
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState
 from meshd.store.header_file import HeaderNote, present_tensors, write_note
@@ -39,4 +41,5 @@ def with_holes(folder: Path, data: bytes, *, stem: str = "tiny-Q4_0") -> Path:
         state=FileState.at(path),
     )
     write_note(path, note)
+    note_names(folder, [MeshName(stem)])
     return path

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from collections import namedtuple
 from pathlib import Path
 
@@ -128,6 +129,31 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
         files.open()
     files.close()
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    files = PartFiles(tmp_path, INDEX, NAMES)
+    part = files.part_paths[0].parent
+    part.mkdir(parents=True)
+    part.with_name(f"{part.name}.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="cannot write"):
+        files.open()
+    files.close()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_its_folders_are_this_users_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        files = opened(tmp_path / "cache/models")
+    finally:
+        os.umask(before)
+    part = files.part_paths[0].parent
+    for folder in (tmp_path / "cache/models", part.parent, part):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    files.finish()
+    assert stat.S_IMODE(files.final_paths[0].parent.stat().st_mode) == 0o700
+    files.close()
 
 
 def test_files_of_another_kind_are_apart_and_have_holes(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a name or digits of a fingerprint may mean, whatever members say, now and after a pull."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from meshd.library.headers import find_header
 from meshd.library.interface import NotHere
 from meshd.library.members.pull_model import ModelPull
 from meshd.library.members.pull_state import NobodyHasIt
+from meshd.library.pulled_names import names_of
 from meshd.library.resolve import Resolver
+from meshd.library.stores import Stores
 from meshd.model.model_name import MeshName
 
 from tests.conformance.run import run
@@ -23,7 +26,7 @@ from tests.unit.library.members.told_member import (
     lying,
     pull_of,
 )
-from tests.unit.library.models import put, tiny
+from tests.unit.library.models import pulled, put, tiny
 from tests.unit.store.header_files import hashes_of
 
 WANTED = bytes.fromhex(fingerprint_of(large()))
@@ -45,9 +48,12 @@ def pull_by(it: Scene, name: str, *, header: bool) -> ModelPull:
 
 def found_by(folder: Path, name: str) -> list[tuple[Path, ...]]:
     """What this machine has by that name from now on."""
-    resolver = Resolver(stores_of(folder), lambda _: None)
+    return found_in(stores_of(folder), name)
+
+
+def found_in(stores: Stores, name: str) -> list[tuple[Path, ...]]:
     try:
-        return [resolver.local(name).paths]
+        return [Resolver(stores, lambda _: None).local(name).paths]
     except NotHere:
         return []
 
@@ -131,10 +137,33 @@ def test_a_model_is_pulled_by_the_name_of_its_file_alone(tmp_path: Path, names: 
     run(main())
 
 
+@pytest.mark.parametrize("header", [False, True])
+def test_what_was_pulled_is_found_by_the_name_of_its_pull_and_no_other(tmp_path: Path, header: bool) -> None:
+    """A member called its file as it liked; the user did not ask for that."""
+    stores = replace(stores_of(tmp_path), meshd=tmp_path / "taker/models")
+    digits, by_name = f"mesh:{WANTED.hex()}", f"mesh:{NAME}"
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            honest(it)
+            first = pull_by(it, digits, header=header)
+            await first.run()
+            assert found_in(stores, digits) == [first.state.paths]
+            assert found_in(stores, by_name) == found_in(stores, NAME) == []
+            again = pull_of(it, by_name) if header else it.pull(by_name, own=list(stores.all_models()))
+            await again.run()
+            assert again.state.was_here is not header
+            found = [found_in(stores, name) for name in (by_name, NAME, digits)]
+            assert found == [[again.state.paths]] * 3
+            assert list(map(str, names_of(again.state.paths))) == [digits, by_name]
+
+    run(main())
+
+
 @pytest.mark.parametrize("digits", [64, 32])
 def test_digits_are_no_files_name_on_this_machine(tmp_path: Path, digits: int) -> None:
     name = WANTED.hex()[:digits]
     put(stores_of(tmp_path).meshd / f"mesh-1/{name}.gguf", tiny())
     assert found_by(tmp_path, f"mesh:{name}") == []
-    path = put(stores_of(tmp_path).meshd / "mesh-2/tiny-Q8_0.gguf", tiny())
+    path = pulled(stores_of(tmp_path).meshd / "mesh-2/tiny-Q8_0.gguf", tiny(), "mesh:tiny-Q8_0")
     assert found_by(tmp_path, "mesh:tiny-q8_0") == [(path,)]

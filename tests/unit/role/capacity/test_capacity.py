@@ -41,6 +41,17 @@ def test_it_tells_what_it_knows_and_measures_only_when_asked_to(tmp_path: Path) 
     run(main())
 
 
+def test_a_time_counts_for_the_invite_of_who_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            worker = it.teller("worker")
+            await ask_capacity(it.head, worker.mesh.key.peer, MEASURE, lambda _: None)
+
+    run(main())
+    for line in (tmp_path / "speeds of worker").read_text().splitlines():
+        assert len(line.split()) == 3, "key, times, who"
+
+
 def test_what_computes_for_somebody_is_not_disturbed(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:

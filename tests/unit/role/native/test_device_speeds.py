@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base.peer_limits import SPEEDS_FAILED
 from meshd.process.interface import Ended
 from meshd.role.native.device_speeds import NO_LINE_SECONDS, DeviceSpeeds
 from meshd.wire.capacity import TimedLayer
@@ -165,6 +166,34 @@ def test_a_device_that_failed_is_tried_again_once_all_is_forgotten(tmp_path: Pat
             assert measured.lacks([CPU], KINDS)
 
     run(main())
+
+
+def test_invented_layers_take_no_memory_without_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.bench.timing_ended = Ended(2, None, ())
+            measured = speeds(it.bench, tmp_path)
+            layers = [f"1=mul_mat:q8_0:64:{width}" for width in range(SPEEDS_FAILED.most + 5)]
+            for at in range(0, len(layers), 8):
+                await measured.measure([CPU], layers[at : at + 8], silent)
+            assert len(measured._failed) == SPEEDS_FAILED.most
+            assert not measured.lacks([CPU], layers[-SPEEDS_FAILED.most :]) and measured.lacks(
+                [CPU], layers[:5]
+            )
+
+    run(main())
+
+
+def test_a_time_counts_for_who_asked_for_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            measured = speeds(it.bench, tmp_path)
+            await measured.measure([CPU], KINDS[:1], silent)
+            await measured.measure([CPU], KINDS[1:], silent, asker="an invite")
+
+    run(main())
+    own, other = (tmp_path / "speeds").read_text().splitlines()
+    assert len(own.split()) == 2 and len(other.split()) == 3
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,31 @@ def test_the_oldest_go(tmp_path: Path) -> None:
     assert again.find(key(0)) is None and again.find(key(1)) == POINTS == again.find(key(_MOST_SPEEDS))
 
 
+def test_times_for_others_displace_neither_those_of_this_node_nor_of_each_other(tmp_path: Path) -> None:
+    kept = SpeedCache(tmp_path / "speeds")
+    own, head = range(20), range(100, 130)
+    for number in own:
+        kept.add(key(number), POINTS)
+    for number in head:
+        kept.add(key(number), POINTS, "the invite of a head")
+    many = range(1000, 1000 + _MOST_SPEEDS)
+    for number in many:
+        kept.add(key(number), ((4096, 10**12),) * 8, "another invite")  # the longest lines
+    again = SpeedCache(tmp_path / "speeds")
+    assert all(again.find(key(number)) == POINTS for number in (*own, *head))
+    left = [number for number in many if again.find(key(number)) is not None]
+    assert left == list(many[-(_MOST_SPEEDS - len(own) - len(head)) :])
+
+
+def test_what_this_node_has_measured_without_end_leaves_room_for_others(tmp_path: Path) -> None:
+    kept = SpeedCache(tmp_path / "speeds")
+    for number in range(_MOST_SPEEDS):
+        kept.add(key(number), POINTS)
+    for number in range(1000, 1010):
+        kept.add(key(number), POINTS, "an invite")
+    assert all(kept.find(key(number)) for number in range(1000, 1010))
+
+
 def test_the_newest_time_counts(tmp_path: Path) -> None:
     kept = SpeedCache(tmp_path / "speeds")
     kept.add(key(1), POINTS)
@@ -53,6 +78,9 @@ def test_the_newest_time_counts(tmp_path: Path) -> None:
         f"{'a' * 64} 1",
         f"{'a' * 64}",
         f"{'a' * 64} 1:2,",
+        f"{'a' * 64} 1:2 ",
+        f"{'a' * 64} 1:2 {'g' * 32}",
+        f"{'a' * 64} 1:2 {'a' * 31}",
         f"{'a' * 64} 9999:1",
         f"{'a' * 64} " + ",".join(["1:1"] * 9),
     ],
