@@ -44,6 +44,9 @@ _ACTIONS = {
     "rm": "Remove a model that was downloaded; those of other programs stay.",
 }
 
+_GET_AGAIN = "the download or copy is not complete: download the file again"
+_NO_HASH = "there is no hash to compare it with: only Hugging Face and Ollama publish them"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`ls`, and the four with a NAME."""
@@ -121,7 +124,7 @@ def _pull(
         members: list[Json] = [{"node": one.node, "bytes": one.bytes} for one in holders]
         before = pulled.before_bytes if pulled is not None else 0
         nodes = _nodes_with(model, config, members_models(config.paths.home, out))
-        details = {**_details(model, config), "nodes": nodes}
+        details = {**_details(model, _facts(model, config)), "nodes": nodes}
         out.json({**details, "resumed_bytes": before, "members": members})
     else:
         if there:
@@ -148,8 +151,7 @@ def _facts(model: "StoredModel", config: Config) -> "ModelFacts":
     return facts_of(model, config.paths.cache / "weights")
 
 
-def _details(model: "StoredModel", config: Config) -> dict[str, Json]:
-    facts = _facts(model, config)
+def _details(model: "StoredModel", facts: "ModelFacts") -> dict[str, Json]:
     return {
         "schema": 1,
         "name": model.name,
@@ -190,31 +192,47 @@ def _show(
         if not meant:
             raise
         return _show_members(meant, args, out, by_name=not is_digits(str(given).removeprefix(MESH)))
-    details, nodes = _details(model, config), _nodes_with(model, config, told)
+    from meshd.library.headers import ONLY_HEADER
+
+    facts, nodes = _facts(model, config), _nodes_with(model, config, told)
+    if not facts.shards:
+        raise UserError(facts.problem or f"`{model.name}` has no file here", hint=facts.hint or _GET_AGAIN)
+    is_cut = facts.problem not in ("", ONLY_HEADER)
+    details = _details(model, facts)
     if args.json:
         out.json({**details, "nodes": nodes})
-        return 0
-    supported = "" if details["supported"] else " (the pinned llama.cpp does not know it)"
-    lines = {
+        return 1 if is_cut else 0
+    supported = "" if facts.supported else " (the pinned llama.cpp does not know it)"
+    unknown = None if is_cut else "not known yet: run `meshd model verify`, or serve it once"
+    lines: dict[str, Json] = {
+        "problem": details["problem"] if is_cut else None,
         "name": model.name,
         "title": details["title"],
         "source": details["source"],
         "path": ", ".join(map(str, model.paths)),
         "size": f"{in_bytes(model.size)} ({model.size} bytes)",
-        "architecture": f"{details['architecture'] or 'unknown'}{supported}",
+        "architecture": f"{facts.architecture or 'unknown'}{supported}",
         "quant": details["quant"],
-        "parameters": details["parameters"],
-        "layers": details["layers"],
-        "context": details["context"],
-        "tensors": details["tensors"],
-        "shards": details["shards"],
-        "chat template": "yes" if details["chat_template"] else "no",
-        "fingerprint": details["fingerprint"] or "not known yet: run `meshd model verify`, or serve it once",
+        "parameters": None if is_cut else _in_count(facts.parameters),
+        "layers": facts.layers,
+        "context": facts.context,
+        "tensors": None if is_cut else facts.tensors,  # else those that are whole
+        "shards": facts.shards if facts.shards > 1 else None,
+        "chat template": "yes" if facts.has_chat_template else "no",
+        "fingerprint": facts.fingerprint or unknown,
         "nodes": ", ".join(nodes) if told is not None else None,
-        "problem": details["problem"],
     }
+    if not is_cut:
+        lines["problem"] = details["problem"]
     _lines(lines, out)
-    return 0
+    if is_cut:
+        out.note(_GET_AGAIN)
+    return 1 if is_cut else 0
+
+
+def _in_count(parameters: int) -> str:
+    """As models are called: `134.5 M`, `8.2 B`."""
+    return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
 
 
 def _lines(lines: Mapping[str, Json], out: Output) -> None:
@@ -267,8 +285,8 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
         out.line(f"of `{model.name}`, the header and the tensors outside the layers are here; they are right")
         out.line(f"fingerprint {done.fingerprint}")
         return 0
-    against = "the hash that its store promises" if done.compared else "no hash: its store promises none"
-    out.line(f"`{model.name}` is complete; compared with {against}")
+    against = "its bytes have the hash that its store promises" if done.compared else _NO_HASH
+    out.line(f"`{model.name}` is complete; {against}")
     out.line(f"fingerprint {done.fingerprint}")
     return 0
 
@@ -284,7 +302,7 @@ def _remove(
     if not args.yes:
         if not out.asks:
             raise UserError(
-                f"{named} ({in_bytes(removal.size)}) was not removed: nobody could be asked",
+                f"{named} ({in_bytes(removal.size)}) was not removed: there is no terminal to ask on",
                 hint="add `--yes` to remove it without asking",
             )
         if not out.confirm(f"Remove {named} ({in_bytes(removal.size)})?"):

@@ -82,6 +82,18 @@ def test_show() -> None:
     assert "does not know it" in meshd("model", "show", "ollama:other:1b").out
 
 
+def test_show_of_a_model_that_cannot_be_used(models: Path) -> None:
+    ran = meshd("model", "show", "cut-Q4_0")
+    lines = ran.out.splitlines()
+    assert (ran.code, lines[0]) == (1, "problem        short by 10 bytes") and "download the file again" in ran.err
+    assert not [line for line in lines[1:] if line.startswith(("problem", "parameters", "tensors", "fingerprint"))]
+    ran = meshd("model", "show", "cut-Q4_0", "--json")
+    assert (ran.code, json.loads(ran.out)["problem"]) == (1, "short by 10 bytes")
+    text = put(models / ".models/text-Q4_0.gguf", b"hello, world, this is no model")
+    for argv in ((), ("--json",)):
+        refused(meshd("model", "show", str(text), *argv), 1, "not a GGUF file: it begins with `hell`")
+
+
 @pytest.mark.parametrize("action", ["show", "verify", "pull", "rm"])
 def test_a_name_that_nothing_has(action: str) -> None:
     refused(meshd("model", action, "t-Q8_1"), 1, "near: ", "`hf:me/Tiny-GGUF:Q8_0`", "meshd model ls")
@@ -103,7 +115,7 @@ def test_command_lines_that_do_not_parse(argv: tuple[str, ...], words: str) -> N
 
 def test_verify_tells_what_is_wrong(models: Path) -> None:
     ran = meshd("model", "verify", "t-Q8_0")
-    assert ran.code == 0 and "is complete; compared with the hash" in ran.out
+    assert ran.code == 0 and "is complete; its bytes have the hash" in ran.out
     refused(meshd("model", "verify", "cut-Q4_0"), 1, "short by 10 bytes")
 
 
@@ -114,7 +126,7 @@ def test_pull_of_what_is_there(models: Path) -> None:
 
 
 def test_rm_asks_first(models: Path) -> None:
-    refused(meshd("model", "rm", "t-Q8_0"), 1, "nobody could be asked", "--yes")
+    refused(meshd("model", "rm", "t-Q8_0"), 1, "no terminal to ask on", "--yes")
     ran = meshd("model", "rm", "t-Q8_0", answer="n\n")
     assert ran.code == 0 and "Remove `hf:me/Tiny-GGUF:Q8_0`" in ran.err and "nothing was removed" in ran.err
     assert meshd("model", "show", "t-Q8_0").code == 0
