@@ -326,6 +326,18 @@ def test_what_nobody_has_is_told_with_all_places(members: Members) -> None:
     assert [name for name, _ in members.asked] == ["t-Q8_1", "mesh:t-Q8_1", "hf:me/Nope"]
 
 
+@pytest.mark.parametrize("header_only", [False, True])
+def test_a_mistyped_file_asks_no_member(members: Members, *, header_only: bool) -> None:
+    members.have["far-Q8_0.gguf"] = []
+    serve = ServeConfig(model="far-Q8_0.gguf", header_only=header_only)
+    with pytest.raises(UserError, match=r"there is no model `far-Q8_0\.gguf` on this machine") as caught:
+        finding.find_served_model(replace(members.config, serve=serve), Output(Terminal(), Terminal(), {}))
+    assert caught.value.hint == "check the path; for a model of members use `mesh:far-Q8_0`"
+    with pytest.raises(UserError, match="there is no model"):
+        members.lent("far-Q8_0.gguf")
+    assert members.asked == []
+
+
 def test_without_a_mesh_only_mesh_names_ask_for_one(members: Members) -> None:
     members.config = replace(members.config, node=NodeConfig(), paths=Paths(home=Path("/nowhere")))
     with pytest.raises(UserError, match="there is no model `t-Q8_1` on this machine"):
