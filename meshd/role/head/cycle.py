@@ -389,14 +389,9 @@ class Serve:
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
-        llama_args = " ".join(self._options.llama_args)
-        hint = (
-            f"check the arguments after `--`: `{llama_args}`"
-            if llama_args
-            else "run `meshd logs llama-server` for the full log"
-        )
-        self._tell(ModelState.FAILED, f"{self._server_failures.in_row} times in a row: {why} ({hint})")
-        LOG.error("model_failed", why=why, hint=hint)
+        what, hint = self._server_failures.what_to_say(why, self._options.llama_args)
+        self._tell(ModelState.FAILED, f"{what} ({hint})")
+        LOG.error("model_failed", why=what, hint=hint)
         await self._roster.until_changed(self._server_failures.delay)
 
     async def _failed(self, error: MeshdError) -> str:
