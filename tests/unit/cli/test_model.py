@@ -102,10 +102,10 @@ def test_a_name_that_nothing_has(action: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ((), "required: ls | pull | show | verify | rm"),
+        ((), "needs one of ls | pull | show | verify | rm"),
         (("ls", "x"), "unrecognized arguments: x"),
-        (("pull",), "required: NAME"),
-        (("frobnicate",), "invalid choice: 'frobnicate'"),
+        (("pull",), "`meshd model pull` needs NAME"),
+        (("frobnicate",), "`meshd model` has no `frobnicate`"),
         (("rm", "--force", "x"), "unrecognized arguments: --force"),
     ],
 )
