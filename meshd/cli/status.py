@@ -215,6 +215,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
         out.line(f"        {speculation}")
     for one in model.standby:
         out.line(f"        {_standby(one)}")
+    if model.fallbacks and not model.fallback:
+        out.line(f"        fallback: {', '.join(model.fallbacks)}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
         out.line(f"        {bar(worker.share)} {worker.node}")
     for tensor in model.tensors_from_network[:10]:

@@ -238,6 +238,7 @@ class Serve:
             measured=self._run.measures.speed.speeds if self._run is not None else None,
             speculation=self._history.speculation.status() if loaded.seconds is not None else None,
             standby=self._standby.statuses(self._run.workers if self._run is not None else ()),
+            fallbacks=self._files.smaller,
             fallback=self._files.current.name if self._files.note else "",
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),

@@ -44,6 +44,7 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "drafts: up to 16 repeated ones, 75% of 400 accepted, 2.50 times as fast as without",
         "standby barn: 96.0 MB of weights held ready: for the loss of any worker",
         "standby loft: not ready: it is not connected",
+        "fallback: model-Q2_K.gguf",
         "4.1 kB over the network",
         "blk.3.ffn_up.weight",
         "http://127.0.0.1:8090",

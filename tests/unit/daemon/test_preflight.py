@@ -146,6 +146,16 @@ def test_an_option_that_llama_server_refuses_is_found_before_the_start(tmp_path:
     assert Home(tmp_path / "home").load_membership() is None
 
 
+def test_a_fallback_model_that_is_not_smaller_is_refused(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    assert isinstance(config.serve.model, Path)
+    same = config.serve.model.with_name("same.gguf")
+    same.write_bytes(config.serve.model.read_bytes())
+    with pytest.raises(UserError, match="`same.gguf` is not smaller than `model.gguf`") as caught:
+        claim(tmp_path, config_for(tmp_path, fallback_models=(same,)))
+    assert "--fallback-model" in caught.value.hint
+
+
 def several(folder: Path, **second: object) -> Config:
     """A node that serves two models."""
     config = config_for(folder)
