@@ -253,7 +253,7 @@ NODE_NAME = Form(
     _node_name, f"1 to {naming.MAX_NAME_CHARS} letters (a to z, A to Z), digits, dots, hyphens or underscores"
 )
 PATH = Form(_path, "a path")
-MODEL = Form(_model, "a path, hf:ORG/REPO[:QUANT], ollama:NAME[:TAG] or a model's name")
+MODEL = Form(_model, "a path, hf:ORG/REPO[:QUANT], ollama:NAME[:TAG], mesh:NAME or a model's name")
 BOOLEAN = Form(_boolean, "true or false")
 LAYER_RANGE = Form(_layer_range, "NODE=FIRST-LAST such as garage=0-14")
 WEIGHT = Form(_weight, "a number not below 0")
