@@ -9,7 +9,7 @@ a model from members of the mesh that have it, and downloads it into Hugging Fac
 examples:
   meshd model ls
   meshd model pull hf:unsloth/Qwen3-4B-GGUF:Q4_K_M
-  meshd model pull mesh:Qwen3-4B-Q4_K_M --rate 20
+  meshd model pull mesh:Qwen3-4B-Q4_K_M --rate 20MB
   meshd model verify glm
 """
 
@@ -23,9 +23,9 @@ from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.cli.find_models import as_given, reporter
 from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
-from meshd.cli.options import Arguments, Parser, add_config_file, load_role
+from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
-from meshd.cli.pull_model import begin_pull, keep_pulled, pull_from_members, rate_of
+from meshd.cli.pull_model import begin_pull, keep_pulled, pull_from_members
 from meshd.cli.used_model import check_unused
 from meshd.config import Config
 from meshd.model.model_name import MESH, is_digits
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("name", metavar="NAME", help="the model: a name that --model takes, or a path")
         if action == "pull":
             one.add_argument(
-                "--rate", metavar="MB/s", help="take at most so many megabytes a second from members"
+                "--rate", metavar="RATE", help="take at most so much a second from members, such as 20MB or 100Mbit"
             )
             one.add_argument(
                 "--background", action="store_true", help="leave it to the daemon, and return at once"
@@ -98,7 +98,7 @@ def run(args: Arguments, out: Output) -> int:
 def _pull(
     given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
 ) -> int:
-    rate = rate_of(args.rate)
+    most = 0 if args.rate is None else rate("--rate", args.rate)
     try:
         model = resolver.local(given)
         there = model.complete
@@ -106,11 +106,11 @@ def _pull(
         there = False
     pulled = None
     if not there and args.background:
-        pulled = begin_pull(given, config.paths.home, rate, out)
+        pulled = begin_pull(given, config.paths.home, most, out)
         if not pulled.was_here:
             return _begun(pulled, args, out)
     elif not there:
-        pulled = pull_from_members(given, config.paths.home, rate, out)
+        pulled = pull_from_members(given, config.paths.home, most, out)
     if pulled is not None:
         paths = [Path(path) for path in pulled.paths]
         kept = keep_pulled(str(given), paths, config.paths.cache, reporter(out), out)

@@ -9,7 +9,7 @@ from typing import NoReturn
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
 from meshd.config import LoadedConfig, load
-from meshd.config.forms import parse_duration, whole
+from meshd.config.forms import RATE, parse_duration, parse_rate, whole
 from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.shown import help_of
@@ -158,6 +158,14 @@ def duration(option: str, text: str) -> int:
         raise UsageError(
             f"cannot use `{option} {text}`: expected a duration such as 24h, 30m or 7d"
         ) from None
+
+
+def rate(option: str, text: str) -> int:
+    """Bytes a second of an option such as `20Mbit` or `2.5MB`. Raises UsageError."""
+    try:
+        return parse_rate(text)
+    except ValueError:
+        raise UsageError(f"cannot use `{option} {text[:64]}`: expected {RATE.expected}") from None
 
 
 def number(option: str, text: str, low: int, high: int) -> int:
