@@ -42,7 +42,9 @@ def run(args: Arguments, out: Output) -> int:
                 ) from None
             store.leave(drop_root=args.force)
         out.note("no daemon was running to tell the other nodes; they will show this one as away")
-    out.line("left the mesh")
+        out.line("left the mesh")
+    else:
+        out.line("left the mesh, and stopped the node")
     return 0
 
 

@@ -140,7 +140,8 @@ def _begun(begun: "PullReply", args: Arguments, out: Output) -> int:
         out.json({"schema": 1, "name": begun.name, "step": begun.step, **sizes})
     else:
         out.note(
-            f"the daemon takes `{begun.name}` from members; the same command without --background watches it"
+            f"taking `{begun.name}` from members in the background; `meshd model ls` shows how far it is, and "
+            "the same command without --background watches it"
         )
     return 0
 

@@ -249,7 +249,7 @@ def _speculation(found: SpeculationStatus | None) -> str | None:
     parts = [found.why]
     if found.drafted:
         parts.append(f"{found.accepted / found.drafted:.0%} of {found.drafted} accepted")
-    if found.gain is not None:
+    if found.gain is not None and f"{found.gain:.2f}" != "1.00":
         parts.append(f"{found.gain:.2f} times as fast as without")
     said = ", ".join(parts)
     return f"{said}; {found.why_no_model}" if found.why_no_model else said

@@ -56,6 +56,14 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         assert word in ran.out, word
 
 
+def test_drafts_that_change_nothing_are_not_praised(daemon: FakeControl) -> None:
+    assert daemon.state.model is not None and daemon.state.model.speculation is not None
+    same = replace(daemon.state.model.speculation, gain=1.001)
+    daemon.state = replace(daemon.state, model=replace(daemon.state.model, speculation=same))
+    said = meshd("status").out
+    assert "75% of 400 accepted" in said and "times as fast" not in said
+
+
 def test_status_says_what_is_known_of_this_machine(daemon: FakeControl) -> None:
     out = meshd("status").out
     assert (

@@ -196,7 +196,7 @@ def test_a_bar_has_the_rate_and_the_time_that_is_left(daemon: FakeControl, tmp_p
 def test_a_pull_in_the_background_is_not_watched(daemon: FakeControl) -> None:
     daemon.pulls = [PullReply(id=1, step="asking"), _fetching(250)]
     ran = meshd("model", "pull", "mesh:far-Q8_0", "--background")
-    assert (ran.code, ran.out) == (0, "") and "the daemon takes `far-Q8_0` from members" in ran.err
+    assert (ran.code, ran.out) == (0, "") and "taking `far-Q8_0` from members in the background" in ran.err
     assert daemon.pulls == []
     daemon.pulls = [_fetching(250)]
     body = json.loads(meshd("model", "pull", "far-Q8_0", "--background", "--json").out)
