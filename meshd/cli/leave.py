@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="leave even if this node holds the mesh's root key; back it up with `meshd mesh export FILE` first",
+        help="leave even if this node holds the mesh's root key; back it up with `meshd mesh export FILE` "
+        "first",
     )
     parser.add_argument(
         "--new-identity",

@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("name", metavar="NAME", help="the model: a name that --model takes, or a path")
         if action == "pull":
             one.add_argument(
-                "--rate", metavar="RATE", help="take at most so much a second from members, such as 20MB or 100Mbit"
+                "--rate",
+                metavar="RATE",
+                help="take at most so much a second from members, such as 20MB or 100Mbit",
             )
             one.add_argument(
                 "--background", action="store_true", help="leave it to the daemon, and return at once"
@@ -140,8 +142,8 @@ def _begun(begun: "PullReply", args: Arguments, out: Output) -> int:
         out.json({"schema": 1, "name": begun.name, "step": begun.step, **sizes})
     else:
         out.note(
-            f"taking `{begun.name}` from members in the background; `meshd model ls` shows how far it is, and "
-            "the same command without --background watches it"
+            f"taking `{begun.name}` from members in the background; `meshd model ls` shows how far it is, "
+            "and the same command without --background watches it"
         )
     return 0
 

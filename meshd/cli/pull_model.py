@@ -16,7 +16,7 @@ from meshd.admin.models_api import (
     PullStopRequest,
 )
 from meshd.base.byte_format import in_bytes
-from meshd.base.errors import MeshdError, UsageError, UserError
+from meshd.base.errors import MeshdError, UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.model.model_name import MESH

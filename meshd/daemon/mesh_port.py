@@ -26,8 +26,9 @@ from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import answer_to
 
 _KEPT_HINT = (
-    "this node has used that port before, and others know it: stop that program, or start once with `--listen :0`, "
-    "which picks another one and keeps it (tokens and port forwardings that name the old one no longer work)"
+    "this node has used that port before, and others know it: stop that program, or start once with "
+    "`--listen :0`, which picks another one and keeps it (tokens and port forwardings that name the old one "
+    "no longer work)"
 )
 LOG = log.get("daemon")
 

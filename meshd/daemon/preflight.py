@@ -69,7 +69,7 @@ async def _check_devices(asked: Sequence[str], config: Config, native: NativeBui
 
 async def _check_llama_args(config: Config, native: NativeBuild) -> None:
     """llama-server reads its options from left to right, and ends at `--version`: what it refuses before that
-    is known at once, and not after a load. What names workers' devices cannot be known before those are there.
+    is known at once, and not after a load. What names workers' devices is not known before those are there.
     """
     served = [model.serve for model in config.models] or [config.serve]
     log = config.paths.logs / "llama-options.log"

@@ -60,7 +60,9 @@ class KeyQuota:
             minute = limits.requests_per_minute
             assert minute is not None
             rest = max(1, math.ceil(60 / minute))
-            what = f"more than {in_number(minute, 'request')} per minute {of}: the next one in {in_time(rest)}"
+            what = (
+                f"more than {in_number(minute, 'request')} per minute {of}: the next one in {in_time(rest)}"
+            )
             return Excess(what, rest)
         self.active += 1
         return None

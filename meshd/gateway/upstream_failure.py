@@ -24,7 +24,10 @@ _REFUSAL_SECONDS = 10.0  # until all of it has come: who refuses computes nothin
 
 
 def told_failure(body: bytes) -> Failure | None:
-    """llama-server's error object, without a code unless the words are meshd's own; None where there is none, or it is too long."""
+    """llama-server's error object; with a code, the words are meshd's own.
+
+    None where there is none, or it is too long.
+    """
     if len(body) > _MOST_REFUSAL_BYTES:
         return None
     try:
@@ -43,8 +46,10 @@ def told_failure(body: bytes) -> Failure | None:
 
 
 def _not_served(message: object) -> Failure | None:
-    """What it was not started for. Its own words name options of llama-server, or call it a server's error, upon
-    which clients try again."""
+    """What it was not started for.
+
+    Its own words name options of llama-server, or call it a server's error, upon which clients try again.
+    """
     if not isinstance(message, str):
         return None
     for said, (status, what) in _NOT_SERVED.items():

@@ -99,7 +99,9 @@ def test_refusals_of_llama_server_keep_status_and_body() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_image_for_a_model_without_eyes_is_the_clients_error(stream: bool) -> None:
     """llama-server calls it its own, and clients would try again."""
-    said = {"error": {"code": 500, "message": "image input is not supported - hint: …", "type": "server_error"}}
+    said = {
+        "error": {"code": 500, "message": "image input is not supported - hint: …", "type": "server_error"}
+    }
 
     async def scenario() -> None:
         async with world(says(500, said)) as here:

@@ -11,6 +11,8 @@ from meshd.role.native.refused_option import refused_option
 SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
 SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
 SERVER_RETRY = Backoff(first=30.0, factor=2.0, most=600.0)
+
+
 class ServerFailures:
     """Of one head, over all lives of its model."""
 

@@ -163,7 +163,7 @@ class Roster:
         return member is not None and member.may(Role.WORK)
 
     def unknown_names(self) -> list[str]:
-        """For people: a misspelled name would be waited for without end, and hold nothing ready for a loss."""
+        """For people: a misspelled name would be waited for without end, or hold nothing ready."""
         workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         names = {str(peer.peer): peer.name for peer in workers}
         unknown = [text for text in (*self._only, *self._standby) if not naming.meant(text, names)]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-# how llama.cpp's parser of options ends (common/arg.cpp); other errors have the name of a function before them
+# how llama.cpp's parser of options ends (common/arg.cpp); other errors have a function's name before them
 _REFUSED_OPTION = re.compile(
     r"error(?:: (?=--|argument|invalid|Invalid|unknown value|failed to open file|the supplied)"
     r"| while handling (?=argument|environment variable))(.+)"

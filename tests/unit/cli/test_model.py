@@ -85,8 +85,13 @@ def test_show() -> None:
 def test_show_of_a_model_that_cannot_be_used(models: Path) -> None:
     ran = meshd("model", "show", "cut-Q4_0")
     lines = ran.out.splitlines()
-    assert (ran.code, lines[0]) == (1, "problem        short by 10 bytes") and "download the file again" in ran.err
-    assert not [line for line in lines[1:] if line.startswith(("problem", "parameters", "tensors", "fingerprint"))]
+    assert (ran.code, lines[0]) == (
+        1,
+        "problem        short by 10 bytes",
+    ) and "download the file again" in ran.err
+    assert not [
+        line for line in lines[1:] if line.startswith(("problem", "parameters", "tensors", "fingerprint"))
+    ]
     ran = meshd("model", "show", "cut-Q4_0", "--json")
     assert (ran.code, json.loads(ran.out)["problem"]) == (1, "short by 10 bytes")
     text = put(models / ".models/text-Q4_0.gguf", b"hello, world, this is no model")

@@ -150,7 +150,9 @@ def test_config_show_is_toml_with_origins(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "c.toml"
-    file.write_text('[serve]\nport = 1\nctx_size = 512\n[node]\njoin = "sesame"\n[worker]\nfetch_rate = "2.5MB"\n')
+    file.write_text(
+        '[serve]\nport = 1\nctx_size = 512\n[node]\njoin = "sesame"\n[worker]\nfetch_rate = "2.5MB"\n'
+    )
     monkeypatch.setenv("MESHD_PORT", "2")
     ran = meshd("config", "show", "--config", str(file))
     assert (ran.code, ran.err) == (0, "")

@@ -161,7 +161,9 @@ def test_standby_workers_that_nobody_knows_are_named() -> None:
 
     async def main() -> None:
         async with scene(least=1, standby=("bad", "nobody")) as it:
-            assert it.roster.unknown_names() == ["no worker is called `nobody` (known: `bad`, `good`, `worse`)"]
+            assert it.roster.unknown_names() == [
+                "no worker is called `nobody` (known: `bad`, `good`, `worse`)"
+            ]
 
     run(main())
 
