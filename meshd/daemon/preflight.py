@@ -79,4 +79,5 @@ async def _check_llama_args(config: Config, native: NativeBuild) -> None:
         argv = (str(native.llama_server), *args, "--version")
         ended = await run_to_end(ChildSpec(name="llama-server options", argv=argv, log=log))
         if refused := refused_option(ended.tail):
-            raise UserError(refused, hint=f"check the arguments after `--`: `{' '.join(args)}`")
+            where = "`llama_args` of the model" if config.models else "the arguments after `--`"
+            raise UserError(refused, hint=f"check {where}: `{' '.join(args)}`")
