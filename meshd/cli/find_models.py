@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from meshd.admin.models_api import PullRequest
 from meshd.base.byte_format import in_bytes
-from meshd.base.errors import UserError
+from meshd.base.errors import MeshdError, UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.config import Config, ServeConfig
-from meshd.model.gguf_names import HEADER_SUFFIX
-from meshd.model.model_name import MESH
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
+from meshd.model.model_name import MESH, BareName, parse_model_name
 
 if TYPE_CHECKING:
     from meshd.library.interface import StoredModel, TransferProgress
@@ -50,7 +50,8 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
     find_native(config.paths, head=True)
     try:
         stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
-    except NotHere:
+    except NotHere as error:
+        _check_no_file(given, error)
         path = _pulled(PullRequest(name=given, header_only=True), config, out, head=True)[0]
         whole = not path.name.endswith(HEADER_SUFFIX)  # it was here under another name
     else:
@@ -122,8 +123,8 @@ def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, hea
         here = resolver.local(given)
         if here.complete or (not head and here.paths and here.problem != ONLY_HEADER):
             return here
-    except NotHere:
-        pass
+    except NotHere as error:
+        _check_no_file(given, error)
     from meshd.daemon.model_first import has_members
     from meshd.library.members.pull_state import NobodyHasIt
 
@@ -142,6 +143,14 @@ def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, hea
         except NotHere as error:
             raise UserError(f"{error.what}; {nobody.what}", hint=error.hint) from None
     return resolver.local(pulled) if pulled is not None else resolver.get(given)
+
+
+def _check_no_file(given: str, error: MeshdError) -> None:
+    """A name that ends in `.gguf` means a file here, most likely mistyped: nobody else is asked, and a token
+    keeps its place. Raises UserError."""
+    if given.lower().endswith(GGUF_SUFFIX) and isinstance(parse_model_name(given), BareName):
+        mesh_name = f"{MESH}{given[: -len(GGUF_SUFFIX)]}"
+        raise UserError(error.what, hint=f"check the path; for a model of members use `{mesh_name}`")
 
 
 def _from_members(given: str, config: Config, out: Output, *, head: bool) -> Path | None:

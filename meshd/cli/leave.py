@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="leave even if this node holds the mesh's root key; back it up with `meshd mesh export` first",
+        help="leave even if this node holds the mesh's root key; back it up with `meshd mesh export FILE` "
+        "first",
     )
     parser.add_argument(
         "--new-identity",
@@ -42,7 +43,9 @@ def run(args: Arguments, out: Output) -> int:
                 ) from None
             store.leave(drop_root=args.force)
         out.note("no daemon was running to tell the other nodes; they will show this one as away")
-    out.line("left the mesh")
+        out.line("left the mesh")
+    else:
+        out.line("left the mesh, and stopped the node")
     return 0
 
 

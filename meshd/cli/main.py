@@ -280,7 +280,8 @@ def dispatch(argv: list[str], out: Output) -> int:
     try:
         return _run(argv, out)
     except MeshdError as error:
-        out.error(error.what, error.hint)
+        help_of_verb = f"run `meshd {argv[0]} --help` for its options" if argv else ""
+        out.error(error.what, error.hint or (help_of_verb if isinstance(error, UsageError) else ""))
         return error.exit_code
     except SystemExit as leaving:  # how argparse ends after --help
         return leaving.code if isinstance(leaving.code, int) else 0

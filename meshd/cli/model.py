@@ -9,7 +9,7 @@ a model from members of the mesh that have it, and downloads it into Hugging Fac
 examples:
   meshd model ls
   meshd model pull hf:unsloth/Qwen3-4B-GGUF:Q4_K_M
-  meshd model pull mesh:Qwen3-4B-Q4_K_M --rate 20
+  meshd model pull mesh:Qwen3-4B-Q4_K_M --rate 20MB
   meshd model verify glm
 """
 
@@ -23,9 +23,9 @@ from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
 from meshd.cli.find_models import as_given, reporter
 from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
-from meshd.cli.options import Arguments, Parser, add_config_file, load_role
+from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
-from meshd.cli.pull_model import begin_pull, keep_pulled, pull_from_members, rate_of
+from meshd.cli.pull_model import begin_pull, keep_pulled, pull_from_members
 from meshd.cli.used_model import check_unused
 from meshd.config import Config
 from meshd.model.model_name import MESH, is_digits
@@ -44,6 +44,9 @@ _ACTIONS = {
     "rm": "Remove a model that was downloaded; those of other programs stay.",
 }
 
+_GET_AGAIN = "the download or copy is not complete: download the file again"
+_NO_HASH = "there is no hash to compare it with: only Hugging Face and Ollama publish them"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`ls`, and the four with a NAME."""
@@ -57,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("name", metavar="NAME", help="the model: a name that --model takes, or a path")
         if action == "pull":
             one.add_argument(
-                "--rate", metavar="MB/s", help="take at most so many megabytes a second from members"
+                "--rate",
+                metavar="RATE",
+                help="take at most so much a second from members, such as 20MB or 100Mbit",
             )
             one.add_argument(
                 "--background", action="store_true", help="leave it to the daemon, and return at once"
@@ -95,7 +100,7 @@ def run(args: Arguments, out: Output) -> int:
 def _pull(
     given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
 ) -> int:
-    rate = rate_of(args.rate)
+    most = 0 if args.rate is None else rate("--rate", args.rate)
     try:
         model = resolver.local(given)
         there = model.complete
@@ -103,11 +108,11 @@ def _pull(
         there = False
     pulled = None
     if not there and args.background:
-        pulled = begin_pull(given, config.paths.home, rate, out)
+        pulled = begin_pull(given, config.paths.home, most, out)
         if not pulled.was_here:
             return _begun(pulled, args, out)
     elif not there:
-        pulled = pull_from_members(given, config.paths.home, rate, out)
+        pulled = pull_from_members(given, config.paths.home, most, out)
     if pulled is not None:
         paths = [Path(path) for path in pulled.paths]
         kept = keep_pulled(str(given), paths, config.paths.cache, reporter(out), out)
@@ -121,7 +126,7 @@ def _pull(
         members: list[Json] = [{"node": one.node, "bytes": one.bytes} for one in holders]
         before = pulled.before_bytes if pulled is not None else 0
         nodes = _nodes_with(model, config, members_models(config.paths.home, out))
-        details = {**_details(model, config), "nodes": nodes}
+        details = {**_details(model, _facts(model, config)), "nodes": nodes}
         out.json({**details, "resumed_bytes": before, "members": members})
     else:
         if there:
@@ -137,7 +142,8 @@ def _begun(begun: "PullReply", args: Arguments, out: Output) -> int:
         out.json({"schema": 1, "name": begun.name, "step": begun.step, **sizes})
     else:
         out.note(
-            f"the daemon takes `{begun.name}` from members; the same command without --background watches it"
+            f"taking `{begun.name}` from members in the background; `meshd model ls` shows how far it is, "
+            "and the same command without --background watches it"
         )
     return 0
 
@@ -148,8 +154,7 @@ def _facts(model: "StoredModel", config: Config) -> "ModelFacts":
     return facts_of(model, config.paths.cache / "weights")
 
 
-def _details(model: "StoredModel", config: Config) -> dict[str, Json]:
-    facts = _facts(model, config)
+def _details(model: "StoredModel", facts: "ModelFacts") -> dict[str, Json]:
     return {
         "schema": 1,
         "name": model.name,
@@ -190,31 +195,47 @@ def _show(
         if not meant:
             raise
         return _show_members(meant, args, out, by_name=not is_digits(str(given).removeprefix(MESH)))
-    details, nodes = _details(model, config), _nodes_with(model, config, told)
+    from meshd.library.headers import ONLY_HEADER
+
+    facts, nodes = _facts(model, config), _nodes_with(model, config, told)
+    if not facts.shards:
+        raise UserError(facts.problem or f"`{model.name}` has no file here", hint=facts.hint or _GET_AGAIN)
+    is_cut = facts.problem not in ("", ONLY_HEADER)
+    details = _details(model, facts)
     if args.json:
         out.json({**details, "nodes": nodes})
-        return 0
-    supported = "" if details["supported"] else " (the pinned llama.cpp does not know it)"
-    lines = {
+        return 1 if is_cut else 0
+    supported = "" if facts.supported else " (the pinned llama.cpp does not know it)"
+    unknown = None if is_cut else "not known yet: run `meshd model verify`, or serve it once"
+    lines: dict[str, Json] = {
+        "problem": details["problem"] if is_cut else None,
         "name": model.name,
         "title": details["title"],
         "source": details["source"],
         "path": ", ".join(map(str, model.paths)),
         "size": f"{in_bytes(model.size)} ({model.size} bytes)",
-        "architecture": f"{details['architecture'] or 'unknown'}{supported}",
+        "architecture": f"{facts.architecture or 'unknown'}{supported}",
         "quant": details["quant"],
-        "parameters": details["parameters"],
-        "layers": details["layers"],
-        "context": details["context"],
-        "tensors": details["tensors"],
-        "shards": details["shards"],
-        "chat template": "yes" if details["chat_template"] else "no",
-        "fingerprint": details["fingerprint"] or "not known yet: run `meshd model verify`, or serve it once",
+        "parameters": None if is_cut else _in_count(facts.parameters),
+        "layers": facts.layers,
+        "context": facts.context,
+        "tensors": None if is_cut else facts.tensors,  # else those that are whole
+        "shards": facts.shards if facts.shards > 1 else None,
+        "chat template": "yes" if facts.has_chat_template else "no",
+        "fingerprint": facts.fingerprint or unknown,
         "nodes": ", ".join(nodes) if told is not None else None,
-        "problem": details["problem"],
     }
+    if not is_cut:
+        lines["problem"] = details["problem"]
     _lines(lines, out)
-    return 0
+    if is_cut:
+        out.note(_GET_AGAIN)
+    return 1 if is_cut else 0
+
+
+def _in_count(parameters: int) -> str:
+    """As models are called: `134.5 M`, `8.2 B`."""
+    return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
 
 
 def _lines(lines: Mapping[str, Json], out: Output) -> None:
@@ -267,8 +288,8 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
         out.line(f"of `{model.name}`, the header and the tensors outside the layers are here; they are right")
         out.line(f"fingerprint {done.fingerprint}")
         return 0
-    against = "the hash that its store promises" if done.compared else "no hash: its store promises none"
-    out.line(f"`{model.name}` is complete; compared with {against}")
+    against = "its bytes have the hash that its store promises" if done.compared else _NO_HASH
+    out.line(f"`{model.name}` is complete; {against}")
     out.line(f"fingerprint {done.fingerprint}")
     return 0
 
@@ -284,7 +305,7 @@ def _remove(
     if not args.yes:
         if not out.asks:
             raise UserError(
-                f"{named} ({in_bytes(removal.size)}) was not removed: nobody could be asked",
+                f"{named} ({in_bytes(removal.size)}) was not removed: there is no terminal to ask on",
                 hint="add `--yes` to remove it without asking",
             )
         if not out.confirm(f"Remove {named} ({in_bytes(removal.size)})?"):

@@ -9,12 +9,13 @@ from typing import NoReturn
 from meshd.base.errors import UsageError, UserError
 from meshd.cli.output import standard
 from meshd.config import LoadedConfig, load
-from meshd.config.forms import parse_duration, whole
+from meshd.config.forms import RATE, parse_duration, parse_rate, whole
 from meshd.config.key import Key
 from meshd.config.keys import KEYS
 from meshd.config.shown import help_of
 
 Arguments = argparse.Namespace
+_REQUIRED = "the following arguments are required: "  # argparse's words
 MOST_MILLISECONDS = 10_000
 
 
@@ -40,7 +41,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of printing."""
-        raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
+        hint = f"run `{self.prog} --help`"
+        if message.startswith(_REQUIRED):
+            names = message.removeprefix(_REQUIRED)
+            one_of = "one of " if "|" in names else ""
+            raise UsageError(f"`{self.prog}` needs {one_of}{names}", hint=hint)
+        raise UsageError(f"{self.prog}: {message}", hint=hint)
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Raise UsageError that names the nearest, where there is one."""
+        if action.choices is not None and value not in action.choices:
+            from meshd.cli.unknown_verb import unknown_choice
+
+            option = action.option_strings[0] if action.option_strings else ""
+            raise unknown_choice(self.prog, option, str(value), list(action.choices))
 
     def parse(self, argv: Sequence[str], *, passes_on: bool) -> Arguments:
         """The arguments of a verb; `passes_on`: it hands llama-server its options. Raises UsageError."""
@@ -50,6 +64,16 @@ class Parser(argparse.ArgumentParser):
 
             raise unknown_options(self.prog, unknown, option_strings(self), passes_on=passes_on)
         return args
+
+    def format_help(self) -> str:
+        """With a line for each action of the verb."""
+        rows = [
+            f"  {name:<10}  {one.description}\n"
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+            for name, one in action.choices.items()
+        ]
+        return super().format_help() + ("\nactions:\n" + "".join(rows) if rows else "")
 
     def print_help(self, file: object = None) -> None:
         """On stdout; argparse's own drops what cannot be written, and ends with 0."""
@@ -134,6 +158,14 @@ def duration(option: str, text: str) -> int:
         raise UsageError(
             f"cannot use `{option} {text}`: expected a duration such as 24h, 30m or 7d"
         ) from None
+
+
+def rate(option: str, text: str) -> int:
+    """Bytes a second of an option such as `20Mbit` or `2.5MB`. Raises UsageError."""
+    try:
+        return parse_rate(text)
+    except ValueError:
+        raise UsageError(f"cannot use `{option} {text[:64]}`: expected {RATE.expected}") from None
 
 
 def number(option: str, text: str, low: int, high: int) -> int:

@@ -16,7 +16,7 @@ from meshd.admin.models_api import (
     PullStopRequest,
 )
 from meshd.base.byte_format import in_bytes
-from meshd.base.errors import MeshdError, UsageError, UserError
+from meshd.base.errors import MeshdError, UserError
 from meshd.base.time_format import in_time
 from meshd.cli.output import Output
 from meshd.model.model_name import MESH
@@ -25,23 +25,7 @@ if TYPE_CHECKING:
     from meshd.library.interface import ReportProgress
 
 _POLL_SECONDS = 0.5
-_MEGABYTE = 1_000_000
-_RATES = (0.1, 1e6)  # MB/s
 _TENTHS = 10  # lines of a pull where nobody watches a bar
-
-
-def rate_of(text: str | None) -> int:
-    """Bytes a second of `--rate`; 0: as fast as it goes. Raises UsageError."""
-    if text is None:
-        return 0
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    low, high = _RATES
-    if not low <= rate <= high:
-        raise UsageError(f"--rate takes megabytes a second, such as 20 or 1.5, not `{text[:40]}`")
-    return int(rate * _MEGABYTE)
 
 
 def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullReply:

@@ -8,7 +8,7 @@ it serves any mesh, with low limits for each node.
 import argparse
 
 from meshd.base.errors import UsageError
-from meshd.cli.options import Arguments
+from meshd.cli.options import Arguments, rate
 from meshd.cli.output import Output
 from meshd.config import home_here
 
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate",
         metavar="RATE",
-        help="bytes per second for each node, such as 2M; 0: no limit (default: 1M; with --mesh or "
-        "--open, no limit)",
+        help="at most so much a second for each node, such as 20Mbit or 2.5MB; 0: no limit (default: 1 MiB; "
+        "with --mesh or --open, no limit)",
     )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus over HTTP, on loopback only"
@@ -105,11 +105,6 @@ def _place(option: str, text: str) -> tuple[str, int]:
 
 
 def _rate(text: str | None) -> int | None:
-    from meshd.config.forms import SIZE, parse_size
-
     if text is None:
         return None
-    try:
-        return 0 if text.strip() == "0" else parse_size(text)
-    except ValueError:
-        raise UsageError(f"cannot use `--rate {text}`: expected {SIZE.expected}, or 0") from None
+    return 0 if text.strip() == "0" else rate("--rate", text)

@@ -215,6 +215,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
         out.line(f"        {speculation}")
     for one in model.standby:
         out.line(f"        {_standby(one)}")
+    if model.fallbacks and not model.fallback:
+        out.line(f"        fallback: {', '.join(model.fallbacks)}")
     for worker in model.workers if out.terminal and model.state == "loading" else ():
         out.line(f"        {bar(worker.share)} {worker.node}")
     for tensor in model.tensors_from_network[:10]:
@@ -247,7 +249,7 @@ def _speculation(found: SpeculationStatus | None) -> str | None:
     parts = [found.why]
     if found.drafted:
         parts.append(f"{found.accepted / found.drafted:.0%} of {found.drafted} accepted")
-    if found.gain is not None:
+    if found.gain is not None and f"{found.gain:.2f}" != "1.00":
         parts.append(f"{found.gain:.2f} times as fast as without")
     said = ", ".join(parts)
     return f"{said}; {found.why_no_model}" if found.why_no_model else said

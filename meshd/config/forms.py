@@ -25,10 +25,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`read` makes the value or raises ValueError; `expected` says in words what it takes."""
+    """`read` makes the value or raises ValueError; `expected` says in words what it takes.
+
+    `write` makes of a value what a person would write, where the tree has something else: bytes, say.
+    """
 
     read: Callable[[object], object]
     expected: str
+    write: Callable[[object], object] = lambda value: value
 
 
 def parse_size(value: object) -> int:
@@ -45,6 +49,21 @@ def parse_size(value: object) -> int:
     if not 0 < bytes_ < 1 << 60:
         raise ValueError("out of range")
     return bytes_
+
+
+def _write_size(value: object) -> object:
+    """`20G`, or a number where no unit fits."""
+    if not isinstance(value, int) or not value:
+        return value
+    unit = next((one for one in range(4, 0, -1) if value % 1024**one == 0), 0)
+    return f"{value >> 10 * unit}{' KMGT'[unit]}" if unit else value
+
+
+def _write_rate(value: object) -> object:
+    if not isinstance(value, int) or not value:
+        return value
+    unit = next((one for one in (3, 2, 1) if 8 * value % 1000**one == 0), 0)
+    return f"{8 * value // 1000**unit}{' kMG'[unit]}bit" if unit else f"{value}B"
 
 
 def _size_or_none(value: object) -> int:
@@ -240,9 +259,9 @@ def listed(item: Form, *, comma: bool = True, none: str = "", unique: bool = Fal
     return Form(read, f"a list, each {item.expected}" + (f"; or `{none}`" if none else ""))
 
 
-SIZE = Form(parse_size, "a size such as 8G, 512M or 1GiB")
-SIZE_OR_NONE = Form(_size_or_none, "a size such as 8G, 512M or 1GiB, or 0 for none")
-RATE = Form(parse_rate, "a rate such as 20Mbit, 500kbit or 2.5MB (a second; at least 64kbit)")
+SIZE = Form(parse_size, "a size such as 8G, 512M or 1GiB", _write_size)
+SIZE_OR_NONE = Form(_size_or_none, "a size such as 8G, 512M or 1GiB, or 0 for none", _write_size)
+RATE = Form(parse_rate, "a rate such as 20Mbit, 500kbit or 2.5MB (a second; at least 64kbit)", _write_rate)
 ADDRESS = Form(parse_address, "HOST:PORT such as 0.0.0.0:17430, [::]:17430 or :0")
 PEER_ADDRESS = Form(_peer_address, "HOST:PORT such as 192.168.1.7:50052")
 STUN = Form(_stun, "HOST:PORT such as stun.example.org:3478")
@@ -253,7 +272,7 @@ NODE_NAME = Form(
     _node_name, f"1 to {naming.MAX_NAME_CHARS} letters (a to z, A to Z), digits, dots, hyphens or underscores"
 )
 PATH = Form(_path, "a path")
-MODEL = Form(_model, "a path, hf:ORG/REPO[:QUANT], ollama:NAME[:TAG] or a model's name")
+MODEL = Form(_model, "a path, hf:ORG/REPO[:QUANT], ollama:NAME[:TAG], mesh:NAME or a model's name")
 BOOLEAN = Form(_boolean, "true or false")
 LAYER_RANGE = Form(_layer_range, "NODE=FIRST-LAST such as garage=0-14")
 WEIGHT = Form(_weight, "a number not below 0")

@@ -26,11 +26,9 @@ def read_given(key: Key, given: Given) -> object:
         value = key.form.read(given.raw)
     except (ValueError, RuntimeError):  # RuntimeError: `~name` of a user that does not exist
         hint = hint_of_digits(str(given.raw)) if key.names_models else ""
-        hint = hint or ("run the verb with `--help` for its options" if given.error is UsageError else "")
-        raise given.error(
-            f"cannot use `{given.shown}`: expected {key.form.expected}",
-            hint=hint or f"see `{key.name}` in docs/config.md",
-        ) from None
+        if given.error is not UsageError:  # to that one the verb adds what it is called
+            hint = hint or f"see `{key.name}` in docs/config.md"
+        raise given.error(f"cannot use `{given.shown}`: expected {key.form.expected}", hint=hint) from None
     if key.names_models:
         value = _models(value, given.base)
     if key.names_files and isinstance(value, tuple):

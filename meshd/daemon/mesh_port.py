@@ -1,7 +1,8 @@
 """Which mesh port: the one asked for, else the one this node had before, else the first free of sixteen.
 
-A token and every record name this port, so a node keeps it (docs/cli.md). A taken port that was asked for
-or kept is an error that names its holder; nobody must find another program there.
+A token and every record name this port, so a member keeps it (docs/cli.md). A taken port that was asked for
+or kept is an error that names its holder; nobody must find another program there. A node that is in no mesh
+takes another one: nobody knows its port.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from meshd.base import log
-from meshd.base.errors import LocalProtocolError
+from meshd.base.errors import LocalProtocolError, UserError
 from meshd.base.hosts import is_loopback
 from meshd.config import DEFAULT_MESH_PORT, MESH_PORT_TRIES, HostPort
 from meshd.identity.keystore import PORT_BLOB, Home
@@ -24,6 +25,11 @@ from meshd.wire.dialable import Dialable
 from meshd.wire.stun import Endpoint
 from meshd.wire.stun_answer import answer_to
 
+_KEPT_HINT = (
+    "this node has used that port before, and others know it: stop that program, or start once with "
+    "`--listen :0`, which picks another one and keeps it (tokens and port forwardings that name the old one "
+    "no longer work)"
+)
 LOG = log.get("daemon")
 
 
@@ -129,7 +135,11 @@ def open_listener(
         except PortTaken:
             return _keep(home, _open(make, host, 0))
     if kept:
-        return _open(make, host, kept)
+        try:
+            return _open(make, host, kept)
+        except PortTaken as error:
+            if home.load_membership() is not None:
+                raise UserError(error.what, hint=_KEPT_HINT) from None
     for port in range(DEFAULT_MESH_PORT, DEFAULT_MESH_PORT + MESH_PORT_TRIES - 1):
         try:
             return _keep(home, _open(make, host, port))

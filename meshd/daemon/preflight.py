@@ -9,16 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from meshd.base.errors import UserError
 from meshd.config import Config
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.role_kind import ClaimedRole, RoleKind
 from meshd.daemon.transports import read_relays
 from meshd.identity.keystore import Home
+from meshd.process.interface import ChildSpec
 from meshd.process.run import run_to_end
 from meshd.role.interface import NativeBuild
 from meshd.role.native.devices import list_devices, pick
+from meshd.role.native.refused_option import refused_option
 from meshd.store.hash_cache import HashCache
 
+_WORKERS_DEVICES = "MESH"  # how the names of theirs begin
 OF_EVERY_HEAD = ("none", "CPU")  # values of --device that name nothing to be found
 
 
@@ -42,6 +46,8 @@ class Preflight:
         with contextlib.ExitStack() as held:
             claimed = await role.claim(config, hashes, held)
             await _check_devices(role.devices(config), config, native)
+            if role.runs_llama_server:
+                await _check_llama_args(config, native)
             mesh_port = MeshPort(asked=config.links.listen, home=home)
             held.callback(mesh_port.close)
             return cls(claimed, mesh_port, held.pop_all())
@@ -59,3 +65,19 @@ async def _check_devices(asked: Sequence[str], config: Config, native: NativeBui
             await list_devices(native.mesh_server, machine="", run_to_end=run_to_end, log=log),
             names,
         )
+
+
+async def _check_llama_args(config: Config, native: NativeBuild) -> None:
+    """llama-server reads its options from left to right, and ends at `--version`: what it refuses before that
+    is known at once, and not after a load. What names workers' devices is not known before those are there.
+    """
+    served = [model.serve for model in config.models] or [config.serve]
+    log = config.paths.logs / "llama-options.log"
+    for args in dict.fromkeys(serve.llama_args for serve in served):
+        if not args or any(_WORKERS_DEVICES in one for one in args):
+            continue
+        argv = (str(native.llama_server), *args, "--version")
+        ended = await run_to_end(ChildSpec(name="llama-server options", argv=argv, log=log))
+        if refused := refused_option(ended.tail):
+            where = "`llama_args` of the model" if config.models else "the arguments after `--`"
+            raise UserError(refused, hint=f"check {where}: `{' '.join(args)}`")

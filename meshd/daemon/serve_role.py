@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshd.base.byte_format import in_bytes
+from meshd.base.errors import UserError
 from meshd.config import Config, ServeConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.role_kind import BuiltRole
@@ -62,7 +64,9 @@ class ServeRole:
         for serve in _served(config):
             read_llama_args(serve.llama_args)
             own = await _open(serve.model, config, hashes, held, header_only=serve.header_only)
-            files.append([own, *[await _open(one, config, hashes, held) for one in serve.fallback_models]])
+            smaller = [await _open(one, config, hashes, held) for one in serve.fallback_models]
+            _check_smaller(own, smaller)
+            files.append([own, *smaller])
             if serve.mmproj is not None:
                 await _check_mmproj(serve.mmproj, hashes)
         api = await claim_api(_gateway_config(config))
@@ -95,6 +99,21 @@ async def _open(
     if config.paths.native_bin is None:  # a llama.cpp of the user's own may know others
         check_architecture(file.headers[0], label=file.name)
     return file
+
+
+def _check_smaller(own: ModelFile, others: Sequence[ModelFile]) -> None:
+    """Raises UserError for one that fits nowhere where the model's own does not: mistyped, most likely."""
+    for other in others:
+        if _weight_bytes(other) >= (size := _weight_bytes(own)):
+            raise UserError(
+                f"`{other.name}` is not smaller than `{own.name}`: its weights have "
+                f"{in_bytes(_weight_bytes(other))}, the model's {in_bytes(size)}",
+                hint="give a smaller quantisation of the same model with `--fallback-model`",
+            )
+
+
+def _weight_bytes(file: ModelFile) -> int:
+    return sum(tensor.size for header in file.headers for tensor in header.tensors)
 
 
 @dataclass(frozen=True, slots=True)

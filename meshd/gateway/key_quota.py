@@ -6,6 +6,7 @@ An answer that has begun is finished: tokens are known when they are there.
 import math
 from dataclasses import dataclass
 
+from meshd.base.byte_format import in_number
 from meshd.base.time_format import in_time
 from meshd.base.token_bucket import TokenBucket
 from meshd.gateway.api_key import ApiKey
@@ -52,11 +53,17 @@ class KeyQuota:
             spent = f"the {limits.tokens_per_day} tokens per day {of} are used up"
             return Excess(f"{spent}: more in {in_time(rest)}", max(1, rest), is_quota=True)
         if limits.concurrent is not None and self.active >= limits.concurrent:
-            return Excess(f"{self.active} requests {of} are already in progress", _ANOTHER_SECONDS)
+            are = "is" if self.active == 1 else "are"
+            what = f"{in_number(self.active, 'request')} {of} {are} already in progress"
+            return Excess(what, _ANOTHER_SECONDS)
         if self._bucket is not None and not self._bucket.spend(1, now):
             minute = limits.requests_per_minute
             assert minute is not None
-            return Excess(f"more than {minute} requests per minute {of}", max(1, math.ceil(60 / minute)))
+            rest = max(1, math.ceil(60 / minute))
+            what = (
+                f"more than {in_number(minute, 'request')} per minute {of}: the next one in {in_time(rest)}"
+            )
+            return Excess(what, rest)
         self.active += 1
         return None
 

@@ -286,9 +286,9 @@ class Proxy:
             self._count_tokens(call.meter.generated)
             self._told(call, held, alone=alone and len(self._running) == 1)
         if answer.status >= 400:
-            failure = told_failure(bytes(held))
-            if failure is None:
-                raise HttpRefusal(plain_failure(answer.status, bytes(held)))
+            failure = told_failure(bytes(held)) or plain_failure(answer.status, bytes(held))
+            if failure.code:  # else the body is what llama-server says
+                raise HttpRefusal(failure)
         return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=call.told(held))
 
     async def _long(

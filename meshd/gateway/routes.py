@@ -165,7 +165,9 @@ class Router:
         member = member_of(request)
         key = self._keys.match(request.headers) if member is None else member.key
         if key is None:
-            message = "a valid API key is needed: `Authorization: Bearer KEY`"
+            given = "Authorization" in request.headers or "x-api-key" in request.headers
+            wrong = "this is not a key of this API: send" if given else "this API needs a key: send"
+            message = f"{wrong} `Authorization: Bearer KEY`"
             raise HttpRefusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
         if isinstance(request.protocol, Visitor) and not self._door.know(request.protocol, key):
             message = "too many connections are open with this key"

@@ -209,7 +209,7 @@ class Home:
         if data is not None and not drop_root and self._parse(_MEMBERSHIP, data, _read_membership).root_seed:
             raise UserError(
                 "this node holds the root key of its mesh",
-                hint="keep a backup with `meshd mesh export > FILE`, then run `meshd leave --force`",
+                hint="keep a backup with `meshd mesh export FILE`, then run `meshd leave --force`",
             )
         # the membership goes last: after a crash in between, the node is still a member and can leave again
         stay = (_blob(PORT_BLOB), _blob(NAME_BLOB))  # this machine's, not the mesh's

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
 from meshd.library.headers import ONLY_HEADER
 from meshd.library.interface import StoredModel
@@ -18,7 +19,10 @@ from meshd.store.shard import Shard, close_all, is_header, open_shards
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """From the headers. `problem`: what is lacking, or why the files cannot be read; then much is empty."""
+    """From the headers. `problem`: what is lacking, or why the files cannot be read.
+
+    Without a header that can be read, `shards` is 0 and only `problem` and `hint` are told.
+    """
 
     architecture: str = ""
     supported: bool = False  # by the pinned llama.cpp
@@ -32,6 +36,7 @@ class ModelFacts:
     has_chat_template: bool = False
     fingerprint: str | None = None
     problem: str = ""
+    hint: str = ""
 
 
 def facts_of(model: StoredModel, hashes: Path) -> ModelFacts:
@@ -45,7 +50,7 @@ def facts_of(model: StoredModel, hashes: Path) -> ModelFacts:
         header_only = is_header(model.paths[0])
         shards = open_shards(model.paths[0], partial=True, header_only=header_only)
     except UserError as error:
-        return ModelFacts(problem=model.problem or error.what)
+        return ModelFacts(problem=model.problem or error.what, hint="" if model.problem else error.hint)
     try:
         facts = _facts(model, shards, HashCache(hashes))
         return _of_header(facts, model.paths[0]) if header_only else facts
@@ -93,7 +98,7 @@ def problem_of(shards: list[Shard]) -> str:
     if lacking > 0:
         return f"{lacking} of {shards[0].header.shard[1]} files missing"
     missing = sum(shard.header.missing_bytes for shard in shards)
-    return f"short by {missing} bytes" if missing else ""
+    return f"short by {in_exact_bytes(missing)}" if missing else ""
 
 
 def _fingerprint(shards: list[Shard], hashes: HashCache) -> str | None:

@@ -8,6 +8,7 @@ would tell about this machine in its user agent is switched off: it asks the hub
 import functools
 import logging
 import re
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,8 +168,13 @@ def _refused(where: str, status: int) -> UserError:
     )
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"its answer has no {error}"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return "its name cannot be resolved: is this machine online?"
+        cause = cause.__cause__ or cause.__context__
     lines = str(error).splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]

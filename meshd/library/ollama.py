@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.walk import MAX_ENTRIES, size_of
@@ -116,7 +117,7 @@ def _stored(place: Path, name: OllamaName, content: bytes) -> StoredModel:
     blob = place / "blobs" / f"sha256-{layer.digest}"
     try:
         size = blob.stat().st_size
-        problem = "" if size == layer.size else f"short by {layer.size - size} bytes"
+        problem = "" if size == layer.size else f"short by {in_exact_bytes(layer.size - size)}"
     except FileNotFoundError:
         size = size_of(blob.with_name(f"{blob.name}-partial"))
         problem = "the download is not complete"

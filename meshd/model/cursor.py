@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 from blake3 import blake3
 
-from meshd.base.byte_format import in_bytes
+from meshd.base.byte_format import in_exact_bytes
 from meshd.base.errors import UserError
 
 PRead = Callable[[int, int], bytes]
 """`pread(offset, length)`: the bytes there; fewer only at the end of the file. Like `os.pread`."""
 
-_LARGE = 1_000_000  # bytes; fewer are told one by one
 WINDOW_BYTES = 256 * 1024  # two reads of a disk's usual read-ahead; a header needs a few dozen of them
 MAX_HEADER_BYTES = 128 * 1024 * 1024  # the largest vocabularies with merges and scores take about 20 MiB
 
@@ -47,9 +46,8 @@ class Cursor:
 
     def short(self, part: str, missing: int) -> UserError:
         """The fault of a file that ends inside `part`, `missing` bytes too early."""
-        size = in_bytes(missing) if missing >= _LARGE else f"{missing} bytes"
         return self.fault(
-            f"the file ends inside {part}: short by {size}",
+            f"the file ends inside {part}: short by {in_exact_bytes(missing)}",
             hint="the download or copy is not complete: download the file again",
         )
 

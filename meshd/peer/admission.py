@@ -45,7 +45,7 @@ class Admission:
                 "`meshd leave --new-identity` there, then join again",
             )
         if self._incarnation != theirs.incarnation:  # else another of its links was quicker, and has begun
-            self._replace("replaced by a newer start of the same node")
+            self._replace("it was restarted")
 
     def settled(self, theirs: Hello) -> None:
         """From here on the identity lives where this Hello came from."""

@@ -106,7 +106,7 @@ def test_clients_of_two_models_that_exclude_each_other_all_get_their_answers(tmp
             got = await asyncio.gather(*map(client, expected), *streams)
             assert [(one.done, one.error) for one in got if isinstance(one, Streamed)] == [(True, "")] * 2
             waited = [one.comments for one in got if isinstance(one, Streamed)]
-            assert any("waits for the memory of" in comment for comments in waited for comment in comments)
+            assert any("a common `group`" in comment for comments in waited for comment in comments)
 
     play(check())
 

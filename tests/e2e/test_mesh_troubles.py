@@ -17,15 +17,26 @@ from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli,
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 
-def test_an_option_that_llama_server_does_not_know_is_called_a_failure(tmp_path: Path) -> None:
+def test_an_option_that_llama_server_does_not_know_is_refused_at_the_start(tmp_path: Path) -> None:
+    async def check() -> None:
+        words = ("serve", "--model", str(smollm2()), "--port", "0", "--listen", "127.0.0.1:0")
+        for args in (("--no-such-option", "1"), ("--pooling", "none-such")):
+            done = await cli(tmp_path / "home", *words, "--", *args)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert "llama-server refuses its options: " in done.stderr and args[0] in done.stderr
+
+    play(check())
+
+
+def test_a_llama_server_that_always_ends_is_called_a_failure(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
-            extra = ("--", "--no-such-option", "1")
+            extra = ("--", "--lora", "/no/such/adapter")
             head = await fleet.head(smollm2(), "--min-workers", "0", *extra)
             status = await head.until(lambda s: s.model is not None and s.model.state == "failed")
             model = model_of(status)
             assert "3 times in a row" in model.reason
-            assert "--no-such-option 1" in model.reason
+            assert "--lora /no/such/adapter" in model.reason
             assert model.split == ()
             assert "child_failed" in {warning.code for warning in status.warnings}
 

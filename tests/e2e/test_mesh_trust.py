@@ -219,7 +219,7 @@ def test_a_node_that_leaves_is_gone_everywhere_and_may_come_back(tmp_path: Path)
                     lambda s: any(p.name == "leaver" and p.state == "connected" for p in s.peers)
                 )
             done = await cli(leaver.spec.home, "leave")
-            assert (done.returncode, done.stdout) == (0, "left the mesh\n")
+            assert (done.returncode, done.stdout) == (0, "left the mesh, and stopped the node\n")
             for node in (founder, witness):
                 status = await node.until(lambda s: all(p.name != "leaver" for p in s.peers))
                 assert status.mesh is not None

@@ -76,7 +76,7 @@ def test_a_pull_that_is_killed_three_times_is_continued(tmp_path: Path) -> None:
                 homes.has(name, smollm2())
             taker = await homes.joined("one", "two")
             for number in (1, 2, 3):
-                verb = await homes.begin("taker", "pull", NAME, "--rate", "12")
+                verb = await homes.begin("taker", "pull", NAME, "--rate", "12MB")
                 await homes.fetched("taker", number * 3 * PIECE_BYTES)
                 assert taker.pid is not None
                 if number == 2:
@@ -247,7 +247,7 @@ def test_the_rate_is_kept_and_private_folders_are_not_told(tmp_path: Path) -> No
             assert [row["name"] for row in rows] == [f"mesh:{NAME}"]
             loop = asyncio.get_running_loop()
             began = loop.time()
-            pulled = await homes.run("taker", "pull", NAME, "--rate", "30")
+            pulled = await homes.run("taker", "pull", NAME, "--rate", "30MB")
             assert pulled.returncode == 0, pulled.stderr
             assert loop.time() - began > (SIZE - 2 * PIECE_BYTES) / 30e6
 

@@ -185,7 +185,9 @@ def test_stop_returns_when_daemon_and_children_are_gone(environ: dict[str, str],
         ran = meshd(environ, verb)
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout == (
-            "left the mesh\n" if verb == "leave" else f"stopped desk (process {process.pid})\n"
+            "left the mesh, and stopped the node\n"
+            if verb == "leave"
+            else f"stopped desk (process {process.pid})\n"
         )
         assert process.poll() == 0
         with pytest.raises(ProcessLookupError):

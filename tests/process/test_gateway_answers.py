@@ -107,6 +107,23 @@ def test_refusals_of_llama_server_keep_status_and_body() -> None:
     asyncio.run(scenario(stream=True))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_image_for_a_model_without_eyes_is_the_clients_error(stream: bool) -> None:
+    """llama-server calls it its own, and clients would try again."""
+    said = {
+        "error": {"code": 500, "message": "image input is not supported - hint: …", "type": "server_error"}
+    }
+
+    async def scenario() -> None:
+        async with world(says(500, said)) as here:
+            answer = await here.chat(stream=stream)
+            error = await error_of(answer)
+            assert (answer.status, error["code"]) == (400, "not_served")
+            assert "--mmproj FILE" in str(error["message"])
+
+    asyncio.run(scenario())
+
+
 def test_a_refusal_that_is_not_json_is_made_json() -> None:
     async def answer(_server: FakeServer, _request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(status=500, text="oops")

@@ -259,6 +259,20 @@ def test_without_a_key_nothing_but_health_is_told(given: dict[str, str]) -> None
     assert run(given, config=config, method="GET", path="/health")[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({}, "this API needs a key"), ({"Authorization": "Bearer wrong-key"}, "this is not a key of this API")],
+)
+def test_a_wrong_key_is_told_from_none(given: dict[str, str], said: str) -> None:
+    async def check() -> None:
+        config = GatewayConfig(port=0, api_keys=(ApiKey(KEY),))
+        async with world(says(200, {}), config=config) as here:
+            answer = await here.http.post(f"{here.url}/v1/chat/completions", headers={**JSON, **given})
+            assert (await answer.json())["error"]["message"].startswith(said)
+
+    asyncio.run(check())
+
+
 def test_a_key_is_asked_for_before_a_body_is_read() -> None:
     async def scenario() -> None:
         async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(ApiKey(KEY),))) as here:

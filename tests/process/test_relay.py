@@ -203,7 +203,7 @@ def test_a_flood_is_held_to_the_rate_asked_for(relay: Relay) -> None:
                 assert got <= (512 << 10) + (128 << 10) * (loop.time() - began) + (128 << 10)
                 await cancel_and_wait(pouring)
 
-    run(work(relay.start("--rate", "128K")))
+    run(work(relay.start("--rate", "131072B")))
 
 
 def test_figures_are_for_this_machine_alone(relay: Relay) -> None:

@@ -10,6 +10,7 @@ import pytest
 from meshd.cli.main import LATER, VERBS, Verb
 from meshd.cli.options import Parser
 from meshd.daemon.roles import ROLES
+from meshd.store.interface import HashProgress
 
 from tests.unit.admin.codes import warning_codes
 
@@ -93,3 +94,9 @@ def test_links_between_pages_lead_somewhere() -> None:
     for path in [*DOCS.glob("*.md"), *ROOT.glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_samples_of_a_file_that_is_read_are_what_is_said() -> None:
+    for name, share, rate in (("api.md", 0.18, 612e6), ("quickstart.md", 0.09, 307.8e6)):
+        progress = HashProgress("model.gguf", int(share * 17e9), 17_000_000_000, rate)
+        assert progress.text in page(name)

@@ -60,6 +60,7 @@ class HeadFollower:
                 rtt=_rtt(status),
                 mine=one.mine,
                 avoided_until=one.avoided_until,
+                says_banned=status.says_banned,
             )
             for status in self._mesh.peers()
             if (one := self._followed.get(status.peer)) is not None

@@ -8,6 +8,7 @@ least busy, then the nearest.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from meshd.base.errors import BANNED_HINT
 from meshd.identity.keys import PeerId
 from meshd.model.status import ModelState
 from meshd.wire.serving import ApiModel, ServingTold
@@ -27,6 +28,7 @@ class KnownHead:
 
     `told`: what it serves, None until it has said so, then `why_not` says why. `away_since`: the loop time at
     which its last link was lost; `rtt` in seconds; `mine`: requests of this node under way there.
+    `says_banned`: its words where it holds this node for banned.
     """
 
     peer: PeerId
@@ -37,6 +39,7 @@ class KnownHead:
     rtt: float | None = None
     mine: int = 0
     avoided_until: float = 0.0
+    says_banned: str = ""
 
     def is_away(self, now: float) -> bool:
         """For so long that others take its place."""
@@ -120,6 +123,10 @@ def why_none(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> tuple[Mo
         return ModelState.WAITING, "no member of the mesh serves a model: run `meshd serve` on one"
     reasons = [text for head in heads for text in _why_not(head, wish, now)]
     states = {offer.model.state for offer in _wanted(heads, wish, now)}
+    judge = next((head for head in heads if head.says_banned), None)
+    if judge is not None and not states:  # no head will take it, however long it waits
+        why = f"this node is banned, according to `{judge.name}`: {judge.says_banned}"
+        return ModelState.FAILED, f"{why} ({BANNED_HINT})"
     state = next((one for one in (ModelState.LOADING, ModelState.FAILED) if one in states), None)
     return state or ModelState.WAITING, shortened(reasons, "; ") or "no head serves it now"
 

@@ -238,6 +238,7 @@ class Serve:
             measured=self._run.measures.speed.speeds if self._run is not None else None,
             speculation=self._history.speculation.status() if loaded.seconds is not None else None,
             standby=self._standby.statuses(self._run.workers if self._run is not None else ()),
+            fallbacks=self._files.smaller,
             fallback=self._files.current.name if self._files.note else "",
             progress=readiness.progress,
             workers=self._run.loads if self._run is not None else (),
@@ -389,14 +390,9 @@ class Serve:
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
-        llama_args = " ".join(self._options.llama_args)
-        hint = (
-            f"check the arguments after `--`: `{llama_args}`"
-            if llama_args
-            else "run `meshd logs llama-server` for the full log"
-        )
-        self._tell(ModelState.FAILED, f"{self._server_failures.in_row} times in a row: {why} ({hint})")
-        LOG.error("model_failed", why=why, hint=hint)
+        what, hint = self._server_failures.what_to_say(why, self._options.llama_args)
+        self._tell(ModelState.FAILED, f"{what} ({hint})")
+        LOG.error("model_failed", why=what, hint=hint)
         await self._roster.until_changed(self._server_failures.delay)
 
     async def _failed(self, error: MeshdError) -> str:

@@ -45,6 +45,11 @@ class ServedFiles:
         return self._files[0]
 
     @property
+    def smaller(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(file.name for file in self._files[1:])
+
+    @property
     def note(self) -> str:
         """What people should know of the current one; empty for the model's own."""
         if not self._at:

@@ -1,10 +1,12 @@
-"""How often llama-server has failed before it was ready, and whether that is chance. Pure."""
+"""How often llama-server has failed before it was ready, whether that is chance, and what to say. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.base.backoff import Backoff
 from meshd.process.interface import ChildStatus
 from meshd.role.head.run_end import ServerDied
+from meshd.role.native.refused_option import refused_option
 
 SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
 SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
@@ -36,7 +38,22 @@ class ServerFailures:
 
     def is_no_chance(self, *, spares: bool) -> bool:
         """`spares`: the next life leaves a worker out, which may have been the reason."""
+        if self._refused_option:
+            return True
         return (self._same >= SERVER_TRIES and not spares) or self.in_row >= SERVER_TRIES_ANY
+
+    def what_to_say(self, why: str, llama_args: Sequence[str]) -> tuple[str, str]:
+        """What is wrong, and what to do next; `why` is how it ended."""
+        hint = "run `meshd logs llama-server` for the full log"
+        if llama_args:
+            hint = f"check the arguments after `--`: `{' '.join(llama_args)}`"
+        if refused := self._refused_option:
+            return refused, hint
+        return f"{self.in_row} times in a row: {why}", hint
+
+    @property
+    def _refused_option(self) -> str:
+        return refused_option(self._died.tail) if self._died is not None else ""
 
     @property
     def delay(self) -> float:

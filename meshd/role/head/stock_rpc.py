@@ -4,6 +4,7 @@ Asked once before a load, while nobody uses the connection: such a server has on
 """
 
 import asyncio
+import socket
 from collections.abc import Sequence
 
 from meshd.base import log
@@ -31,7 +32,7 @@ async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRp
             ) from None
         except (OSError, asyncio.IncompleteReadError) as error:
             raise MeshdError(
-                f"cannot use the rpc-server `{endpoint}`: {error}",
+                f"cannot use the rpc-server `{endpoint}`: {_in_words(error)}",
                 hint="check that it is running, and the port",
             ) from None
         except RemoteProtocolError as error:
@@ -39,6 +40,16 @@ async def ask_plain(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRp
                 f"cannot use the rpc-server `{endpoint}`: {error.what}", hint=error.hint
             ) from None
     return tuple(servers)
+
+
+def _in_words(error: OSError | asyncio.IncompleteReadError) -> str:
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "it closed the connection; llama.cpp's rpc-server does not"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there"
+    if isinstance(error, socket.gaierror):
+        return "its name cannot be resolved"
+    return (error.strerror or "no connection to any of its addresses").lower()
 
 
 async def _devices(endpoint: str, protocol: str) -> tuple[OfferedDevice, ...]:

@@ -163,10 +163,10 @@ class Roster:
         return member is not None and member.may(Role.WORK)
 
     def unknown_names(self) -> list[str]:
-        """For people, of `only`: a misspelled name would be waited for without end."""
+        """For people: a misspelled name would be waited for without end, or hold nothing ready."""
         workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
         names = {str(peer.peer): peer.name for peer in workers}
-        unknown = [text for text in self._only if not naming.meant(text, names)]
+        unknown = [text for text in (*self._only, *self._standby) if not naming.meant(text, names)]
         known = ", ".join(sorted(f"`{name}`" for name in names.values() if name)[:_WORKERS_NAMED])
         known = f"known: {known}" if known else "none is known yet"
         return [f"no worker is called `{text}` ({known})" for text in unknown]

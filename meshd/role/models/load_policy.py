@@ -160,6 +160,10 @@ class LoadPolicy:
         first = min(wanted, key=lambda one: one.oldest, default=None)
         return "" if first is None else first.rule.name
 
+    def have_a_group(self, name: str, other: str) -> bool:
+        """Whether only memory can keep them apart; else they are never loaded together."""
+        return self._have_a_group(self._models[name], self._models[other])
+
     def decide(self, now: float) -> LoadDecision:
         """What is to be done; the policy takes it as done."""
         self._apart = {pair: until for pair, until in self._apart.items() if until > now}
@@ -221,8 +225,11 @@ class LoadPolicy:
 
     def _excludes(self, one: _Model, other: _Model) -> bool:
         """They are never loaded together."""
-        together = bool(one.rule.group) and one.rule.group == other.rule.group
-        return not together or frozenset({one.rule.name, other.rule.name}) in self._apart
+        apart = frozenset({one.rule.name, other.rule.name}) in self._apart
+        return apart or not self._have_a_group(one, other)
+
+    def _have_a_group(self, one: _Model, other: _Model) -> bool:
+        return bool(one.rule.group) and one.rule.group == other.rule.group
 
     def _in_the_way(self, model: _Model) -> list[_Model]:
         return [one for one in self._beside(model) if self._excludes(model, one)]

@@ -23,6 +23,7 @@ from meshd.role.models.load_policy import LoadPolicy, ModelRule, ModelStage
 
 _LOOK_SECONDS = 0.1  # at states while something is to be done: nobody tells when one changes
 _REST_SECONDS = 1.0  # and while nothing is
+_ALONE = "models without a common `group` are loaded one at a time"
 _MANY_FAILURES = 3  # loads that came to nothing: another one is no reason to make requests wait
 _STAGES = {
     ModelState.READY: ModelStage.READY,
@@ -200,7 +201,9 @@ class ModelPool:
             return f"{model.name} is to be loaded"
         running, _ = self._policy.counts(other)
         answers = f", which has {in_number(running, 'request')} under way" if running else ""
-        return f"{model.name} waits for the memory of {other}{answers}"
+        if self._policy.have_a_group(model.name, other):
+            return f"{model.name} waits for the memory of {other}{answers}"
+        return f"{model.name} waits for {other}{answers}: {_ALONE}"
 
     # RunningRole.
 
@@ -270,7 +273,9 @@ class ModelPool:
 
     def _why_unloaded(self, model: ModelOnDemand) -> str:
         if other := self._policy.wanted_instead(model.name):
-            return f"it made room for {other}"
+            if self._policy.have_a_group(model.name, other):
+                return f"it made room for {other}"
+            return f"{other} was asked for: {_ALONE}"
         if model.stage is ModelStage.NO_ROOM:
             return "there is no room for it beside the others"
         return "nobody has asked for it lately"

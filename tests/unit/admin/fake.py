@@ -82,6 +82,7 @@ MODEL = ModelStatus(
         StandbyStatus("barn", True, 96_000_000, 96_000_000, "for the loss of any worker"),
         StandbyStatus("loft", False, 0, 0, "it is not connected"),
     ),
+    fallbacks=("model-Q2_K.gguf",),
 )
 
 NETCHECK = NetcheckReply(

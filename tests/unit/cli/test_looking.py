@@ -44,6 +44,7 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "drafts: up to 16 repeated ones, 75% of 400 accepted, 2.50 times as fast as without",
         "standby barn: 96.0 MB of weights held ready: for the loss of any worker",
         "standby loft: not ready: it is not connected",
+        "fallback: model-Q2_K.gguf",
         "4.1 kB over the network",
         "blk.3.ffn_up.weight",
         "http://127.0.0.1:8090",
@@ -53,6 +54,14 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "1 spare link",
     ):
         assert word in ran.out, word
+
+
+def test_drafts_that_change_nothing_are_not_praised(daemon: FakeControl) -> None:
+    assert daemon.state.model is not None and daemon.state.model.speculation is not None
+    same = replace(daemon.state.model.speculation, gain=1.001)
+    daemon.state = replace(daemon.state, model=replace(daemon.state.model, speculation=same))
+    said = meshd("status").out
+    assert "75% of 400 accepted" in said and "times as fast" not in said
 
 
 def test_status_says_what_is_known_of_this_machine(daemon: FakeControl) -> None:

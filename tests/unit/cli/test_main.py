@@ -71,22 +71,23 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["status", "--bogus"], "unrecognized arguments: --bogus"),
         (["status", "extra"], "unrecognized arguments: extra"),
         (["status", "--js"], "unrecognized arguments: --js"),  # options may not be cut short
-        (["ping"], "the following arguments are required: PEER"),
+        (["ping"], "`meshd ping` needs PEER"),
         (["ping", "a", "--count", "0"], "`--count 0`: expected a whole number"),
         (["ping", "a", "--count", "x"], "`--count x`: expected a whole number"),
         (["ping", "a", "--timeout", "61"], "from 1 to 60"),
         (["invite", "--expires", "soon"], "`--expires soon`: expected a duration"),
         (["invite", "--uses", "0"], "from 1 to 1000"),
         (["invite", "--role", "king"], "`--role king`: expected one of"),
-        (["invite", "frobnicate"], "invalid choice"),
-        (["invite", "revoke"], "required: ID"),
-        (["revoke"], "required: PEER"),
-        (["mesh"], "required: export | import"),
-        (["mesh", "import"], "required: FILE"),
-        (["config"], "required: show | init"),
-        (["native"], "required: build | info"),
-        (["native", "build", "--backend", "abacus"], "invalid choice: 'abacus'"),
-        (["bench"], "required: load|nodes|latency|ready|rpc|trace|transport"),
+        (["invite", "lss"], "did you mean `meshd invite ls`?"),
+        (["invite", "revoke"], "`meshd invite revoke` needs ID"),
+        (["revoke"], "`meshd revoke` needs PEER"),
+        (["mesh"], "`meshd mesh` needs one of export | import"),
+        (["mesh", "import"], "needs FILE"),
+        (["config"], "needs one of show | init"),
+        (["config", "shw"], "did you mean `meshd config show`?"),
+        (["native"], "needs one of build | info"),
+        (["native", "build", "--backend", "abacus"], "`--backend abacus`: expected one of auto, cpu"),
+        (["bench"], "needs one of load|nodes|latency|ready|rpc|trace|transport"),
         (["bench", "transport", "--ways", "webrtc,pigeon"], "unknown link `pigeon`"),
         (["bench", "transport", "--only", "half"], "--only"),
         (["bench", "everything"], "unknown measurement `everything`"),
@@ -133,6 +134,14 @@ def test_what_verbs_of_this_version_will_learn_later(line: str) -> None:
         (["serve", "--model", "x", "-c", "4096"], "after `--`: `meshd serve … -- -c`;"),
         (["serve", "--model", "mesh:570760e3492da2f0"], "at least 32 digits: `meshd model ls --json`"),
         (["serve", "model.gguf"], "run `meshd serve --help`"),
+        (["serve", "--port", "x"], "run `meshd serve --help` for its options"),
+        (["serve", "--model", "x", "--memory", "8G"], "`--memory` is an option of `meshd worker`; for"),
+        (["status", "--listen", "x"], "an option of `meshd worker`, `meshd serve` and `meshd client`"),
+        (["serve", "--model", "x", "--ctx", "9"], "did you mean `--ctx-size`?"),
+        (["invite", "--uses", "0"], "run `meshd invite --help` for its options"),
+        (["model"], "`meshd model` needs one of ls | pull | show | verify | rm"),
+        (["model", "pul", "x"], "did you mean `meshd model pull`?"),
+        (["model", "frobnicate"], "choose one of ls, pull, show, verify, rm"),
         (["model", "pull", "x", "--rat", "1"], "did you mean `--rate`?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -178,6 +187,13 @@ def test_what_cannot_be_done_ends_with_1(argv: list[str], words: str) -> None:
 def test_every_verb_has_help(verb: str) -> None:
     ran = meshd(verb, "--help")
     assert (ran.code, ran.err) == (0, "")
+
+
+def test_help_says_what_each_action_does() -> None:
+    parser = Parser(prog="meshd model")
+    next(verb for verb in VERBS if verb.name == "model").load().add_arguments(parser)
+    lines = parser.format_help().splitlines()
+    assert "  ls          List the models on this machine and in the mesh." in lines
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=NAMES)

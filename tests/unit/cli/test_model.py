@@ -82,6 +82,23 @@ def test_show() -> None:
     assert "does not know it" in meshd("model", "show", "ollama:other:1b").out
 
 
+def test_show_of_a_model_that_cannot_be_used(models: Path) -> None:
+    ran = meshd("model", "show", "cut-Q4_0")
+    lines = ran.out.splitlines()
+    assert (ran.code, lines[0]) == (
+        1,
+        "problem        short by 10 bytes",
+    ) and "download the file again" in ran.err
+    assert not [
+        line for line in lines[1:] if line.startswith(("problem", "parameters", "tensors", "fingerprint"))
+    ]
+    ran = meshd("model", "show", "cut-Q4_0", "--json")
+    assert (ran.code, json.loads(ran.out)["problem"]) == (1, "short by 10 bytes")
+    text = put(models / ".models/text-Q4_0.gguf", b"hello, world, this is no model")
+    for argv in ((), ("--json",)):
+        refused(meshd("model", "show", str(text), *argv), 1, "not a GGUF file: it begins with `hell`")
+
+
 @pytest.mark.parametrize("action", ["show", "verify", "pull", "rm"])
 def test_a_name_that_nothing_has(action: str) -> None:
     refused(meshd("model", action, "t-Q8_1"), 1, "near: ", "`hf:me/Tiny-GGUF:Q8_0`", "meshd model ls")
@@ -90,10 +107,10 @@ def test_a_name_that_nothing_has(action: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ((), "required: ls | pull | show | verify | rm"),
+        ((), "needs one of ls | pull | show | verify | rm"),
         (("ls", "x"), "unrecognized arguments: x"),
-        (("pull",), "required: NAME"),
-        (("frobnicate",), "invalid choice: 'frobnicate'"),
+        (("pull",), "`meshd model pull` needs NAME"),
+        (("frobnicate",), "`meshd model` has no `frobnicate`"),
         (("rm", "--force", "x"), "unrecognized arguments: --force"),
     ],
 )
@@ -103,7 +120,7 @@ def test_command_lines_that_do_not_parse(argv: tuple[str, ...], words: str) -> N
 
 def test_verify_tells_what_is_wrong(models: Path) -> None:
     ran = meshd("model", "verify", "t-Q8_0")
-    assert ran.code == 0 and "is complete; compared with the hash" in ran.out
+    assert ran.code == 0 and "is complete; its bytes have the hash" in ran.out
     refused(meshd("model", "verify", "cut-Q4_0"), 1, "short by 10 bytes")
 
 
@@ -114,7 +131,7 @@ def test_pull_of_what_is_there(models: Path) -> None:
 
 
 def test_rm_asks_first(models: Path) -> None:
-    refused(meshd("model", "rm", "t-Q8_0"), 1, "nobody could be asked", "--yes")
+    refused(meshd("model", "rm", "t-Q8_0"), 1, "no terminal to ask on", "--yes")
     ran = meshd("model", "rm", "t-Q8_0", answer="n\n")
     assert ran.code == 0 and "Remove `hf:me/Tiny-GGUF:Q8_0`" in ran.err and "nothing was removed" in ran.err
     assert meshd("model", "show", "t-Q8_0").code == 0
@@ -312,6 +329,18 @@ def test_what_nobody_has_is_told_with_all_places(members: Members) -> None:
     with pytest.raises(UserError, match=r"cannot download `me/Nope` from http://127\.0\.0\.1:9"):
         members.served("hf:me/Nope")
     assert [name for name, _ in members.asked] == ["t-Q8_1", "mesh:t-Q8_1", "hf:me/Nope"]
+
+
+@pytest.mark.parametrize("header_only", [False, True])
+def test_a_mistyped_file_asks_no_member(members: Members, *, header_only: bool) -> None:
+    members.have["far-Q8_0.gguf"] = []
+    serve = ServeConfig(model="far-Q8_0.gguf", header_only=header_only)
+    with pytest.raises(UserError, match=r"there is no model `far-Q8_0\.gguf` on this machine") as caught:
+        finding.find_served_model(replace(members.config, serve=serve), Output(Terminal(), Terminal(), {}))
+    assert caught.value.hint == "check the path; for a model of members use `mesh:far-Q8_0`"
+    with pytest.raises(UserError, match="there is no model"):
+        members.lent("far-Q8_0.gguf")
+    assert members.asked == []
 
 
 def test_without_a_mesh_only_mesh_names_ask_for_one(members: Members) -> None:

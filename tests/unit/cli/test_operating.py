@@ -150,11 +150,14 @@ def test_config_show_is_toml_with_origins(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "c.toml"
-    file.write_text('[serve]\nport = 1\nctx_size = 512\n[node]\njoin = "sesame"\n')
+    file.write_text(
+        '[serve]\nport = 1\nctx_size = 512\n[node]\njoin = "sesame"\n[worker]\nfetch_rate = "2.5MB"\n'
+    )
     monkeypatch.setenv("MESHD_PORT", "2")
     ran = meshd("config", "show", "--config", str(file))
     assert (ran.code, ran.err) == (0, "")
     assert "port = 2  # environment MESHD_PORT" in ran.out
+    assert 'keep_weights = "20G"  # default' in ran.out and 'fetch_rate = "20Mbit"  # file' in ran.out
     assert f"ctx_size = 512  # file {file}" in ran.out
     assert f"# home: {home}  # environment MESHD_HOME" in ran.out
     assert "sesame" not in ran.out
@@ -162,6 +165,7 @@ def test_config_show_is_toml_with_origins(
     again.write_text(ran.out)
     assert tomllib.loads(ran.out)["serve"]["port"] == 2
     assert load(environ={}, file=again).config.serve == load(file=file).config.serve
+    assert load(environ={}, file=again).config.worker == load(file=file).config.worker
 
 
 def test_config_show_for_a_script(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_a_service_is_ended(daemon: FakeControl) -> None:
 
 
 def test_expose_refuses_what_it_cannot_read(daemon: FakeControl) -> None:
-    refused(meshd("expose"), 2, "arguments are required")
+    refused(meshd("expose"), 2, "`meshd expose` needs one of NAME HOST:PORT | ls")
     refused(meshd("expose", "web"), 2, "expected a name and an address")
     refused(meshd("expose", "ls", "web"), 2, "expected a name and an address")
     refused(meshd("expose", "a", "b", "c"), 2, "expected a name and an address")

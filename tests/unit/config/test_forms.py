@@ -209,3 +209,24 @@ def test_a_form_raises_nothing_but_what_the_loader_expects(key: Key, value: obje
 def test_what_looks_right_and_cannot_be(read: Callable[[object], object], value: object) -> None:
     with pytest.raises(ValueError):
         read(value)
+
+
+@given(st.integers(1, (1 << 60) - 1) | st.integers(1, 1 << 20).map(lambda count: count << 30))
+def test_a_size_is_written_as_it_can_be_read(count: int) -> None:
+    assert forms.SIZE.read(forms.SIZE.write(count)) == count
+    assert forms.SIZE_OR_NONE.write(0) == 0 and forms.SIZE.write(None) is None
+
+
+@given(st.integers(forms.MIN_RATE_BYTES, 10**9) | st.integers(1, 1000).map(lambda count: count * 125_000))
+def test_a_rate_is_written_as_it_can_be_read(rate: int) -> None:
+    assert forms.RATE.read(forms.RATE.write(rate)) == rate
+
+
+@pytest.mark.parametrize(("count", "text"), [(20 << 30, "20G"), (1536 << 20, "1536M"), (1000, 1000)])
+def test_sizes_in_their_largest_unit(count: int, text: str | int) -> None:
+    assert forms.SIZE.write(count) == text
+
+
+@pytest.mark.parametrize(("rate", "text"), [(2_500_000, "20Mbit"), (8_000, "64kbit"), (8_001, "8001B")])
+def test_rates_in_their_largest_unit(rate: int, text: str) -> None:
+    assert forms.RATE.write(rate) == text

@@ -70,11 +70,20 @@ def test_the_last_of_sixteen_and_then_an_error_that_names_the_holder(home: Home)
     assert other.read_blob("mesh-port") is None
 
 
-def test_a_kept_port_that_is_taken_is_an_error(home: Home) -> None:
+def test_a_kept_port_that_is_taken_is_an_error_of_a_member(home: Home) -> None:
     choose(home)
-    with pytest.raises(UserError, match=f"`{FIRST}`.*nginx"):
+    home.found_mesh(now=1)
+    with pytest.raises(UserError, match=f"`{FIRST}`.*nginx") as caught:
         choose(home, taken=frozenset({FIRST}))
+    assert "used that port before" in caught.value.hint and "`--listen :0`" in caught.value.hint
     assert FakeListener.tried == [("", FIRST)]
+
+
+def test_a_node_that_was_never_a_member_takes_another_port(home: Home) -> None:
+    """Its first start found no inviter, say: nobody knows the port."""
+    choose(home)
+    assert choose(home, taken=frozenset({FIRST})) == FIRST + 1
+    assert choose(home) == FIRST + 1
 
 
 def test_a_port_asked_for_is_that_port_or_an_error(home: Home) -> None:

@@ -115,6 +115,47 @@ def test_an_option_after_the_dashes_that_is_meshds_own_is_found(tmp_path: Path) 
     assert "--model" in caught.value.hint
 
 
+LLAMA_SERVER = """#!/bin/sh
+case "$*" in
+  *--nosuchopt*) echo 'error: invalid argument: --nosuchopt' >&2; exit 1;;
+  *) echo 'version: 1'; echo "$@" >> {asked};;
+esac
+"""
+
+
+def test_an_option_that_llama_server_refuses_is_found_before_the_start(tmp_path: Path) -> None:
+    build, asked = native(tmp_path), tmp_path / "asked"
+    server = tmp_path / "llama-server"
+    server.write_text(LLAMA_SERVER.format(asked=asked))
+    server.chmod(0o755)
+    build = replace(build, llama_server=server)
+
+    def make(*args: str) -> None:
+        config = config_for(tmp_path, llama_args=args)
+        home, hashes = Home(tmp_path / "home"), HashCache(tmp_path / "cache/weights")
+        asyncio.run(Preflight.make(ROLES["serve"], config, build, home, hashes)).release()
+
+    make()
+    make("-ot", "blk=MESH0", "--nosuchopt")  # a worker's device, which this run could not know
+    assert not asked.exists()
+    make("--embeddings")
+    assert asked.read_text() == "--embeddings --version\n"
+    with pytest.raises(UserError, match="refuses its options: invalid argument: --nosuchopt") as caught:
+        make("--embeddings", "--nosuchopt")
+    assert caught.value.hint == "check the arguments after `--`: `--embeddings --nosuchopt`"
+    assert Home(tmp_path / "home").load_membership() is None
+
+
+def test_a_fallback_model_that_is_not_smaller_is_refused(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    assert isinstance(config.serve.model, Path)
+    same = config.serve.model.with_name("same.gguf")
+    same.write_bytes(config.serve.model.read_bytes())
+    with pytest.raises(UserError, match=r"`same\.gguf` is not smaller than `model\.gguf`") as caught:
+        claim(tmp_path, config_for(tmp_path, fallback_models=(same,)))
+    assert "--fallback-model" in caught.value.hint
+
+
 def several(folder: Path, **second: object) -> Config:
     """A node that serves two models."""
     config = config_for(folder)

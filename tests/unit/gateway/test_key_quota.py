@@ -27,6 +27,18 @@ def test_requests_at_a_time() -> None:
     assert excess.message == "2 requests of the key `anna` are already in progress"
     one.end()
     assert one.begin(0.0, NOON) is None
+    single = quota(concurrent=1)
+    single.begin(0.0, NOON)
+    excess = single.begin(0.0, NOON)
+    assert excess is not None
+    assert excess.message == "1 request of the key `anna` is already in progress"
+
+
+def test_one_that_comes_too_soon_is_told_when_the_next_may_come() -> None:
+    one = quota(requests_per_minute=2)
+    told = [excess for _ in range(3) if (excess := one.begin(0.0, NOON)) is not None]
+    assert [excess.retry_after for excess in told] == [30]
+    assert told[0].message == "more than 2 requests per minute of the key `anna`: the next one in 30 s"
 
 
 def test_tokens_a_day_end_at_midnight() -> None:

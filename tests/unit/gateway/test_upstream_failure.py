@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway import upstream_failure
+from meshd.gateway.failure import Failure
 from meshd.gateway.upstream_failure import failure_in, plain_failure, told_failure
 
 from tests.sim.loop import run
@@ -23,6 +24,32 @@ def test_an_error_of_llama_server_is_told_as_it_is() -> None:
     failure = told_failure(error("too long", code=400, type="exceed_context_size_error"))
     assert failure is not None
     assert (failure.status, failure.message, failure.type) == (400, "too long", "exceed_context_size_error")
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "expected"),
+    [
+        (
+            "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj",
+            400,
+            "this model is served without image input: it needs `meshd serve … --mmproj FILE`",
+        ),
+        (
+            "This server does not support embeddings. Start it with `--embeddings`",
+            501,
+            "this model is served without embeddings: "
+            "that needs `meshd serve … -- --embeddings --pooling mean`",
+        ),
+        (
+            "This server does not support metrics endpoint. Start it with `--metrics`",
+            501,
+            "this model is served without metrics: that needs `meshd serve … -- --metrics`",
+        ),
+    ],
+)
+def test_what_it_was_not_started_for_names_options_of_meshd(said: str, status: int, expected: str) -> None:
+    failure = told_failure(error(said, code=500, type="server_error"))
+    assert failure == Failure(status, expected, code="not_served")
 
 
 @pytest.mark.parametrize("told", ["x" * 900_000, ["x"] * 100_000, {"x": "y" * 900_000}])

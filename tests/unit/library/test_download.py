@@ -6,15 +6,17 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import threading
 from collections import namedtuple
 from pathlib import Path
 
+import httpx2
 import pytest
 from huggingface_hub import hf_hub_download
 from meshd.base.errors import UserError
 from meshd.library import download as downloads
-from meshd.library import hub_cache
+from meshd.library import hub_cache, hub_client
 from meshd.library.download import download
 from meshd.library.interface import TransferProgress
 from meshd.model.model_name import HubName
@@ -413,3 +415,13 @@ def test_a_link_to_nothing_is_made_again(hub: Hub, cache: Path, elsewhere: bool)
         path.unlink()
         path.symlink_to("/moved/away")
     assert get(cache) == [path] and path.read_bytes() == tiny()
+
+
+def test_a_name_that_cannot_be_resolved_is_told_in_words() -> None:
+    with pytest.raises(UserError, match="its name cannot be resolved: is this machine online") as caught:
+        with hub_client.explained("me/Tiny"):
+            try:
+                raise socket.gaierror(-2, "Name or service not known")
+            except socket.gaierror as error:
+                raise httpx2.ConnectError(str(error)) from error
+    assert "Errno" not in caught.value.what

@@ -217,3 +217,13 @@ def test_a_choice_fits_and_is_the_best(heads: list[KnownHead], wish: HeadWish) -
         == (offer.head.away_since is None, offer.head.avoided_until > NOW, offer.steps_to_ready)
     ]
     assert all(offer.load <= max(model.requests, one.mine) / model.slots for one, model in alike)
+
+
+def test_a_banned_node_does_not_wait() -> None:
+    """Its key never comes back: the state says so, and what to do."""
+    judge = head("judge", told=None, says_banned="node `abc` is banned from this mesh")
+    state, why = why_none([judge, head("a", TINY, away_since=0.0)], HeadWish(), NOW)
+    assert state is ModelState.FAILED
+    assert why.startswith("this node is banned, according to `judge`: node `abc` is banned")
+    assert "meshd leave --new-identity" in why
+    assert why_none([judge, head("b", LOADING)], HeadWish(), NOW)[0] is ModelState.LOADING, "one lets it in"

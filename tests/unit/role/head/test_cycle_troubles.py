@@ -239,6 +239,23 @@ def test_a_llama_server_that_never_starts_has_failed(tmp_path: Path, llama_args:
     run(main())
 
 
+def test_options_that_llama_server_refuses_are_told_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            it.worker("good")
+            tail = ("error: invalid argument: --nosuchopt",)
+            it.bench.child_refuses = ChildFailed("it ended with exit code 1", tail=tail)
+            serve, began = it.serve(llama_args=("--nosuchopt",)), asyncio.get_running_loop().time()
+            model = await until(serve, lambda model: model.state == "failed")
+            assert asyncio.get_running_loop().time() - began < 10 and len(it.bench.children) == 1
+            assert model.reason == (
+                "llama-server refuses its options: invalid argument: --nosuchopt "
+                "(check the arguments after `--`: `--nosuchopt`)"
+            )
+
+    run(main())
+
+
 def test_a_worker_that_was_stopped_is_no_reason_to_look_at_llama_server(tmp_path: Path) -> None:
     async def main() -> None:
         async with stage(tmp_path) as it:

@@ -3,11 +3,16 @@
 from meshd.model.status import SplitPart
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.head.run_end import ServerDied
-from meshd.role.head.server_failures import SERVER_RETRY, SERVER_TRIES, SERVER_TRIES_ANY, ServerFailures
+from meshd.role.head.server_failures import (
+    SERVER_RETRY,
+    SERVER_TRIES,
+    SERVER_TRIES_ANY,
+    ServerFailures,
+)
 
 
-def died(layers: int = 30) -> ServerDied:
-    return ServerDied("llama-server", (SplitPart("a", "CPU", layers, 0),), ("last line",))
+def died(layers: int = 30, tail: tuple[str, ...] = ("last line",)) -> ServerDied:
+    return ServerDied("llama-server", (SplitPart("a", "CPU", layers, 0),), tail)
 
 
 def test_with_one_split() -> None:
@@ -43,6 +48,15 @@ def test_a_life_that_was_ready_begins_anew() -> None:
     for one in (it, after):
         one.died(died())
         assert not one.is_no_chance(spares=False)
+
+
+def test_options_that_are_refused_are_no_chance() -> None:
+    it = ServerFailures()
+    it.died(died(tail=("error: invalid argument: --nosuchopt",)))
+    assert it.is_no_chance(spares=True)
+    what, hint = it.what_to_say("exit code 1", ("--nosuchopt", "1"))
+    assert what == "llama-server refuses its options: invalid argument: --nosuchopt"
+    assert hint == "check the arguments after `--`: `--nosuchopt 1`"
 
 
 def test_its_user_sees_one_that_is_restarted() -> None:

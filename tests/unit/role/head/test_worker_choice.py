@@ -156,6 +156,18 @@ class Ready:
         return "".join(peer.name for peer in self.roster.workers())
 
 
+def test_standby_workers_that_nobody_knows_are_named() -> None:
+    """A mistyped name would be found on the day of the loss."""
+
+    async def main() -> None:
+        async with scene(least=1, standby=("bad", "nobody")) as it:
+            assert it.roster.unknown_names() == [
+                "no worker is called `nobody` (known: `bad`, `good`, `worse`)"
+            ]
+
+    run(main())
+
+
 def test_standby_workers_take_the_places_of_those_that_are_lost() -> None:
     async def main() -> None:
         async with Owner() as owner:

@@ -81,14 +81,15 @@ def test_a_model_is_loaded_by_the_first_request_and_makes_room_for_another(tmp_p
             first = await here.begun("a")
             assert (here.running(), here.states()) == (["llama-server-a"], {"a": "ready", "b": "unloaded"})
             waiting = here.model("b").turn()
-            assert waiting.notice == "b waits for the memory of a, which has 1 request under way"
+            alone = "models without a common `group` are loaded one at a time"
+            assert waiting.notice == f"b waits for a, which has 1 request under way: {alone}"
             begun = asyncio.create_task(waiting.begin())
             await asyncio.sleep(3600)
             assert not begun.done(), "an answer is under way"
             first.end()
             assert await begun is None
             assert waiting.notice == ""
-            assert here.pool.statuses[0].reason == "it made room for b"
+            assert here.pool.statuses[0].reason == f"b was asked for: {alone}"
             assert (here.running(), here.states()) == (["llama-server-b"], {"a": "unloaded", "b": "ready"})
             assert here.pool.status.model is not None and here.pool.status.model.name == "b"
             assert [child.restarts for child in here.pool.status.children] == [0]
@@ -263,6 +264,7 @@ def test_models_without_room_beside_each_other_take_turns(tmp_path: Path) -> Non
             first.end()
             assert await begun is None
             assert here.states() == {"a": "unloaded", "b": "ready", "c": "unloaded"}
+            assert here.pool.statuses[0].reason == "it made room for b"
 
     run(main())
 
