@@ -43,7 +43,8 @@ def _parsed(text: str) -> Points | None:
     if not _POINTS.fullmatch(text):
         return None
     points = tuple((int(tokens), int(took)) for tokens, took in (one.split(":") for one in text.split(",")))
-    return points if all(checked_time(0, *point) for point in points) else None
+    is_one_each = len(dict(points)) == len(points)
+    return points if is_one_each and all(checked_time(0, *point) for point in points) else None
 
 
 def with_kind(kind: int, points: Points) -> tuple[TimedLayer, ...]:

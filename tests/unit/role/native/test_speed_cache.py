@@ -54,6 +54,7 @@ def test_the_newest_time_counts(tmp_path: Path) -> None:
         f"{'a' * 64}",
         f"{'a' * 64} 1:2,",
         f"{'a' * 64} 9999:1",
+        f"{'a' * 64} 1:2,4:5,1:3",
         f"{'a' * 64} " + ",".join(["1:1"] * 9),
     ],
 )
