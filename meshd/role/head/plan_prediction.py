@@ -31,7 +31,10 @@ ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by wh
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What there is. `speeds` by node and device, `paths` from node to node."""
+    """What there is. `speeds` by node and device, `paths` from node to node.
+
+    `unmeasured`: why a node does not tell the speed of a device.
+    """
 
     offers: tuple[NodeOffer, ...]
     own: tuple[OfferedDevice, ...]
@@ -40,6 +43,7 @@ class Machines:
     plain_rpc: tuple[PlainRpc, ...] = ()
     own_excluded: Mapping[str, str] = field(default_factory=dict)
     corrections: SpeedCorrections | None = None
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
