@@ -15,6 +15,7 @@ from meshd.model.prediction import PlannedStage, Split
 from meshd.role.head.answer_ways import AnswerWays
 from meshd.role.head.draft_model import beside_draft
 from meshd.role.head.plan_prediction import ASSUMED_ANSWER, Machines, PlanPredictor
+from meshd.role.head.shared_cards import one_for_each_card
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, shape_of
 from meshd.role.head.worker_orders import ConsideredWorker, WorkerOrders, short_way
 from meshd.wire.lease import OfferedDevice
@@ -51,6 +52,9 @@ class RoughSplits:
         self._least = least
         self._shape: ContextShape = shape_of(layers, options)
         self._able = {offer.node: offer for offer in machines.offers if offer.devices}
+        apart = one_for_each_card(machines.offers, machines, options, least=0)
+        too_few = sum(bool(offer.devices) for offer in apart) < least
+        self._needs_all = least if too_few else 0  # cards that several nodes lend are shared
         self._largest: dict[bool, int] = {}  # bytes of a layer with its cache, on a GPU and elsewhere
         self._of_device: dict[tuple[str, str], tuple[int, float]] = {}  # as _room_and_speed gives them
         tokens, wide = self._shape.step_tokens, layers.widths.embedding
@@ -61,8 +65,9 @@ class RoughSplits:
         """Over all workers: from each to one that is near to it, unless the user's split is for an order."""
         if self._options.tensor_split:
             return Division(self._machines.offers)
-        considered = [self._considered(offer) for offer in self._machines.offers]
-        of_node = {offer.node: offer for offer in self._machines.offers}
+        offers = one_for_each_card(self._machines.offers, self._machines, self._options, least=self._least)
+        considered = [self._considered(offer) for offer in offers]
+        of_node = {offer.node: offer for offer in offers}
         return Division(tuple(of_node[one.node] for one in short_way(considered, self._ways)))
 
     def ranked(self) -> list[Division]:
@@ -88,13 +93,17 @@ class RoughSplits:
         for order in orders:
             nodes = tuple(one.node for one in order)
             offers = self._of(nodes)
+            if not all(offer.devices for offer in offers):
+                continue  # another one has its card: it is as if it were not there
             for counts in self._divisions(offers):
                 split = self._rough_split(offers, counts) if (nodes, counts) not in rough else None
                 if split is not None:
                     rough[nodes, counts] = self._plans.answer_seconds(split)
 
     def _of(self, nodes: Sequence[str]) -> tuple[NodeOffer, ...]:
-        return tuple(self._able[node] for node in nodes)
+        """Each card once, unless too few workers take part then."""
+        given = [self._able[node] for node in nodes]
+        return one_for_each_card(given, self._machines, self._options, least=self._needs_all)
 
     def _worker_orders(self) -> WorkerOrders:
         own, layers = self._own(), self._layers.count

@@ -19,6 +19,7 @@ from meshd.role.head.fixed_layers import with_fixed_layers
 from meshd.role.head.longest_context import lengthened, with_largest
 from meshd.role.head.measured_machines import Measured, measured_machines
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
+from meshd.role.head.shared_cards import one_for_each_card
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_choice import SplitChoice, choose_split
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, remote_device, without_idle
@@ -81,7 +82,7 @@ def _by_memory(
 ) -> ServingSplit:
     planned, offers = plan_over(
         layers,
-        offers=machines.offers,
+        offers=one_for_each_card(machines.offers, machines, options, least=options.min_workers),
         plain_rpc=machines.plain_rpc,
         own=machines.own,
         options=options,
@@ -98,11 +99,13 @@ def _with_reason(split: ServingSplit, why: str) -> ServingSplit:
 
 def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> ServingSplit:
     used = {offer.node for offer in choice.offers}
+    told = {one.device.label for one in choice.plan.left_out}
     spared = tuple(
         LeftOut(remote_device(offer.node, device, "", None), offer.exclusion_reason(device) or NOT_NEEDED)
         for offer in measured.machines.offers
         if offer.node not in used
         for device in offer.offer.devices
+        if f"{offer.node} {device.name}" not in told
     )
     without = "".join(f"; without `{node}`: {why}" for node, why in measured.unmeasured.items())
     plan = replace(
