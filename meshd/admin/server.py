@@ -17,6 +17,7 @@ from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES
 from meshd.admin.request import Answers
 from meshd.admin.socket_path import check_private, choose_socket, remove_socket_folder
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.fault_boundary import Contained
 from meshd.base.tasks import Owner
 from meshd.base.unix_peer import allowed, peer_of
 
@@ -163,9 +164,8 @@ class AdminServer:
             )
             return False
         try:
-            reply = await self._control.answer(request)
-        except LocalProtocolError:
-            raise
+            with Contained("local client", "request"):  # whoever asked hears of a failure, expected or not
+                reply = await self._control.answer(request)
         except MeshdError as error:
             await _send(writer, _error(_code(error), error.what, error.hint))
             return True

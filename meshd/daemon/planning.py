@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from meshd.admin.plan_api import CapacityReply, PlanReply, PlanRequest
 from meshd.base import log
-from meshd.base.errors import UserError
+from meshd.base.errors import Refused, UserError
 from meshd.config import Config
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.plan_view import capacity_reply, plan_reply
@@ -24,6 +25,7 @@ from meshd.role.head.draft_model import draft_model
 from meshd.role.head.fixed_layers import with_fixed_layers
 from meshd.role.head.given_back import Held, with_given_back
 from meshd.role.head.longest_context import lengthened, with_largest
+from meshd.role.head.measured_machines import Measured, measured_machines
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_choice import SplitChoice, choose_split
@@ -84,8 +86,11 @@ class Planning:
         machines, options = with_fixed_layers(given_back, options, layers.count)
         # in a thread: other links and streams are not to wait for it
         now = asyncio.get_running_loop().time()
-        choices = await asyncio.to_thread(_choices, layers, work, machines, options, drafting, now)
-        return plan_reply(name, choices, surveyed.left_out)
+        measured = measured_machines(work, machines, options)
+        choices = await asyncio.to_thread(_choices, layers, work, measured, machines, options, drafting, now)
+        best = choices[0][0].nodes
+        unmeasured = [one for one in measured.unmeasured.items() if one[0] not in best]
+        return plan_reply(name, choices, (*surveyed.left_out, *unmeasured))
 
     async def _drafts(
         self, request: PlanRequest, options: HeadOptions, headers: Sequence[Header], layers: ModelLayers
@@ -137,13 +142,24 @@ def make_planning(
 def _choices(
     layers: ModelLayers,
     work: LayerWork,
+    measured: Measured,
     machines: Machines,
     options: HeadOptions,
     drafting: Drafting,
     now: float,
 ) -> list[tuple[SplitChoice, DraftForecast]]:
-    """The chosen one first, with the context that it has when served."""
-    best, *others = with_largest(lambda given: choose_split(layers, work, machines, given), layers, options)
+    """The chosen one first, with the context that it has when served.
+
+    Of the machines that were measured, as `meshd serve` compares them; of all where the model needs them.
+    """
+
+    def choose(given: HeadOptions) -> list[SplitChoice]:
+        if options.picks_by_speed and measured.unmeasured:
+            with suppress(UserError, Refused):
+                return choose_split(layers, work, measured.machines, given)
+        return choose_split(layers, work, machines, given)
+
+    best, *others = with_largest(choose, layers, options)
     best = replace(best, plan=lengthened(layers, machines, best.options, best.plan, best.offers))
     predictor, weights = PlanPredictor(layers, work, machines, options), layers.weight_bytes
     return [

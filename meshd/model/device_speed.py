@@ -44,11 +44,11 @@ class DeviceSpeed:
     def __init__(self, times: Iterable[TimedLayer], *, share: float = 1.0, cores: str = "") -> None:
         self.share = share
         self.cores = cores
-        self._points: dict[int, list[tuple[int, float]]] = {}
+        found: dict[int, dict[int, float]] = {}
         for one in times:
-            self._points.setdefault(one.kind, []).append((one.tokens, one.nanoseconds / 1e9))
-        for points in self._points.values():
-            points.sort()
+            points, seconds = found.setdefault(one.kind, {}), one.nanoseconds / 1e9
+            points[one.tokens] = min(seconds, points.get(one.tokens, seconds))  # of two the shorter one
+        self._points = {kind: sorted(points.items()) for kind, points in found.items()}
 
     @property
     def times(self) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:

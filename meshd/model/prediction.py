@@ -10,9 +10,9 @@ A token of S streams passes all devices in turn:
              (a device, or the bytes of a way) + output + PROMPT
     load   = START + the most weights of a stage / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
 
-The processors of a machine count as one of these devices, too: busy for the sum of its CPUs' times, each
-times the share of the processors with which it computes. Nodes that may use different ones (`taskset`) do not
-share them.
+A card that several nodes use counts once, busy for the sum of its times. The processors of a machine count as
+one of these devices, too: busy for the sum of its CPUs' times, each times the share of the processors with
+which it computes. Nodes that may use different ones (`taskset`) do not share them.
 
 Without pushes all hidden states pass the head, so each border between workers is two ways, and the micro
 batches of a prompt follow one another. Times of layers are measured (device_speed.py); where a device was
@@ -49,7 +49,7 @@ class PlannedStage:
     """A device with the layers `begin` to `end`, in bytes of weights `weights`.
 
     `path`: to the head; None for the head's own. `speed` None: never measured. `machine`: the same for nodes
-    on one machine, empty where it is not known.
+    on one machine, empty where it is not known. `card`: the same for devices that are one GPU, else empty.
     """
 
     node: str
@@ -62,6 +62,7 @@ class PlannedStage:
     path: DevicePath | None = None
     is_head: bool = False
     machine: str = ""
+    card: str = ""
 
     @property
     def label(self) -> str:
@@ -332,11 +333,13 @@ def _computed(stages: Sequence[PlannedStage], computing: Sequence[float]) -> lis
 
 
 def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[list[PredictedPart]]:
-    """What computes beside each other: each device, and the processors that CPUs of one machine share."""
+    """What computes beside each other: each device, and the processors, or the card, that several share."""
     shared: dict[tuple[str, str], list[PredictedPart]] = {}
     parts = _computed(stages, computing)
     for stage, part in zip(stages, parts, strict=True):
-        if stage.machine and not stage.is_gpu:
+        if stage.card:
+            shared.setdefault((stage.card, "card"), []).append(part)
+        elif stage.machine and not stage.is_gpu:
             share, cores = (stage.speed.share, stage.speed.cores) if stage.speed is not None else (1.0, "")
             one = replace(part, seconds=part.seconds * share)
             shared.setdefault((stage.machine, cores), []).append(one)

@@ -223,6 +223,8 @@ def _times(rows: list[object]) -> tuple[TimedLayer, ...]:
         if time is None:
             raise RemoteProtocolError("field `times` has an invalid time", code="message")
         found.append(time)
+    if len({(time.kind, time.tokens) for time in found}) != len(found):
+        raise RemoteProtocolError("field `times` has two times for one number of tokens", code="message")
     return tuple(found)
 
 

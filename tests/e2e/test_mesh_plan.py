@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from meshd.fleet.node import LocalNode
+from meshd.role.head.survey import COMPUTES
 
+from tests.e2e.api_client import Api
 from tests.e2e.models import own_cache, smollm2, stock_text
 from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, model_of, play
+from tests.e2e.random_models import random_model
 from tests.gguf_bytes import gguf, language_model
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -111,6 +114,36 @@ def test_a_head_uses_the_workers_with_which_the_model_is_fastest(tmp_path: Path)
             measured = model_of(status).measured
             assert measured is not None and measured.generate_tok_s is not None
             assert measured.prompt_tok_s is None, "the prompt was too short to tell"
+
+    play(check())
+
+
+def test_the_second_model_of_a_group_is_split_by_speed_without_the_firsts_worker(
+    tmp_path: Path,
+) -> None:
+    """That one computes, so it is not measured with the layers of another kind of model; the other one is."""
+    one, two = random_model("llama"), random_model("qwen3moe")
+    file = tmp_path / "meshd.toml"
+    file.write_text(
+        '[serve]\nport = 0\nctx_size = 512\nsplit = "auto"\ndevices = ["none"]\n'
+        f'[models.one]\nmodel = "{one}"\ngroup = "g"\n[models.two]\nmodel = "{two}"\ngroup = "g"\n'
+    )
+
+    async def check() -> None:
+        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
+            token, _ = await fleet.workers(one, one, options=QUIET)
+            spec = fleet.spec("head", "serve", "--config", str(file), "--split", "auto", token=token)
+            head = await fleet.start(spec)
+            status = await head.until(lambda now: now.api is not None and len(now.peers) == 2)
+            for name in ("one", "two"):
+                await Api(api_of(status).url, model=name).complete(PROMPT, 8)
+            status = await head.status()
+            first, second = status.models
+            (busy,) = [part.node for part in first.split if part.layers]
+            (free,) = [part.node for part in second.split if part.layers]
+            assert {busy, free} == {"worker-0", "worker-1"}
+            assert first.predicted is not None and second.predicted is not None
+            assert f"without `{busy}`: {COMPUTES}" in second.reason, second.reason
 
     play(check())
 

@@ -9,6 +9,7 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.split_values import Plan
+from meshd.role.head.measured_machines import measured_machines
 from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines, PlanPredictor, on_paths
 from meshd.role.head.split_choice import SplitChoice, choose_split
 from meshd.role.head.split_plan import HeadOptions
@@ -84,6 +85,7 @@ def _options(
     layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions, plan: Plan
 ) -> Iterator[_Option]:
     """Each with what it is predicted to take."""
+    machines = measured_machines(work, machines, options).machines
     free = replace(options, split="auto", tensor_split=(), layers=(), workers=(), min_workers=0)
     current = _nodes(plan)
 

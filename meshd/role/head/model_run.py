@@ -23,7 +23,6 @@ from meshd.role.head.explain import RunFacts
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.llama_server import LlamaServer, Over
 from meshd.role.head.missing_weights import find_needs
-from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.push_plan import PushPlan
 from meshd.role.head.quiet_moments import replace_life
 from meshd.role.head.reservations import Reserving
@@ -160,18 +159,17 @@ class HeadRun:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
         (own, excluded), found = looking.result()
-        plain, corrections = tuple(self._model.plain_rpc), self._history.corrections
-        machines = Machines(tuple(offers), own, found.speeds, found.paths, plain, excluded, corrections)
+        model, known = self._model, self._history.corrections
+        machines = found.machines(offers, own, model.plain_rpc, excluded, known)
         try:
-            split = await asyncio.to_thread(
-                serving_split, self._model.layers, self._work, machines, self._options
-            )
+            split = await asyncio.to_thread(serving_split, model.layers, self._work, machines, self._options)
         except UserError as error:
             if late := not_ready(refusals):
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
         self._predicted = split.speeds
-        self.measures.planned(RunFacts(split.plan, machines, self._options, self._model.layers, self._work))
+        facts = RunFacts(split.plan, split.machines, self._options, model.layers, self._work)
+        self.measures.planned(facts)
         reasons = [error.what for error in refusals] + self._release_idle(split.plan, split.offers)
         if len(split.offers) < (least := self._options.min_workers):
             raise Refused(

@@ -24,6 +24,7 @@ from meshd.role.head.speed_corrections import (
 )
 from meshd.role.head.split_factors import by_part, part_of
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
+from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import OfferedDevice
 
 ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by whose time splits are compared
@@ -31,7 +32,10 @@ ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by wh
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What there is. `speeds` by node and device, `paths` from node to node."""
+    """What there is. `speeds` by node and device, `paths` from node to node.
+
+    `unmeasured`: why a node does not tell the speed of a device.
+    """
 
     offers: tuple[NodeOffer, ...]
     own: tuple[OfferedDevice, ...]
@@ -40,6 +44,7 @@ class Machines:
     plain_rpc: tuple[PlainRpc, ...] = ()
     own_excluded: Mapping[str, str] = field(default_factory=dict)
     corrections: SpeedCorrections | None = None
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,15 @@ class PlanPredictor:
         self.predictor = Predictor(layers, work)
         self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
         self._machine_of[options.node_name] = options.machine
+        self._card_of = {
+            (node, one.name): one.card
+            for node, devices in (
+                (options.node_name, machines.own),
+                *((offer.node, offer.offer.devices) for offer in machines.offers),
+            )
+            for one in devices
+            if one.card != SHARED_MEMORY
+        }
         self._learned: LearnedFactors | None = None
 
     def predict(self, plan: Plan) -> PlanOutcome:
@@ -240,4 +254,5 @@ class PlanPredictor:
     ) -> PlannedStage:
         speed = self._machines.speeds.get((node, device))
         machine = self._machine_of.get(node, "")
-        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head, machine)
+        card = self._card_of.get((node, device), "")
+        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head, machine, card)

@@ -1,11 +1,15 @@
 """The split that a head serves with: the fastest that is predicted, or by memory over all workers. Pure.
 
-Where a device was never measured, or the user says how to split, the layers are divided as before: by memory.
+Workers that were never measured take no part in the comparison, and where the model needs them, or the user
+says how to split, the layers are divided by memory over all. What a worker says of its speed decides only how
+fast the model is: an unexpected failure of the comparison, too, leads to the split by memory.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from meshd.base.errors import Refused, UserError
+from meshd.base.fault_boundary import Contained, Fault
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.prediction import Prediction
@@ -13,7 +17,9 @@ from meshd.model.split_values import LeftOut, Plan
 from meshd.model.status import Speeds
 from meshd.role.head.fixed_layers import with_fixed_layers
 from meshd.role.head.longest_context import lengthened, with_largest
+from meshd.role.head.measured_machines import Measured, measured_machines
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
+from meshd.role.head.shared_cards import one_for_each_card
 from meshd.role.head.shared_memory import plan_over
 from meshd.role.head.split_choice import SplitChoice, choose_split
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, remote_device, without_idle
@@ -23,11 +29,15 @@ NOT_NEEDED = "the model is faster without it"
 
 @dataclass(frozen=True, slots=True)
 class ServingSplit:
-    """A plan without idle workers, the offers that it uses; None: nothing can be said of its speed."""
+    """A plan without idle workers, the offers that it uses; None: nothing can be said of its speed.
+
+    `machines`: what its speed is predicted with.
+    """
 
     plan: Plan
     offers: Sequence[NodeOffer]
     speeds: Speeds | None
+    machines: Machines
 
 
 def serving_split(
@@ -35,17 +45,44 @@ def serving_split(
 ) -> ServingSplit:
     """Raises NotEnoughMemory, UserError, Refused."""
     machines, options = with_fixed_layers(machines, options, layers.count)
-    split = with_largest(lambda given: _split(layers, work, machines, given), layers, options)
-    return replace(split, plan=lengthened(layers, machines, options, split.plan, split.offers))
+
+    def split(machines: Machines, options: HeadOptions) -> ServingSplit:
+        found = with_largest(lambda given: _split(layers, work, machines, given), layers, options)
+        return replace(found, plan=lengthened(layers, machines, options, found.plan, found.offers))
+
+    try:
+        with Contained("workers", "a comparison of splits"):
+            return split(machines, options)
+    except Fault as fault:  # of what a worker says of its speed, or its paths, most likely
+        silent = replace(machines, speeds={}, paths={}, corrections=None)
+        found = split(silent, replace(options, split="always"))
+        return _with_reason(found, f"layers by memory, as splits could not be compared ({fault.what})")
 
 
 def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> ServingSplit:
-    if options.picks_by_speed and _is_measured(work, machines, options):
-        best = choose_split(layers, work, machines, options, least=options.min_workers)[0]
-        return _as_chosen(best, machines)
+    if not options.picks_by_speed:
+        return _by_memory(layers, work, machines, options)
+    measured = measured_machines(work, machines, options)
+    why_not = measured.why_not
+    if not why_not:
+        try:
+            best = choose_split(layers, work, measured.machines, options, least=options.min_workers)[0]
+            return _as_chosen(best, machines, measured)
+        except (UserError, Refused) as error:
+            if not measured.unmeasured:
+                raise
+            why_not = f"{measured.text}; and without that: {error.what}"
+    return _with_reason(
+        _by_memory(layers, work, machines, options), f"layers by memory, not by speed: {why_not}"
+    )
+
+
+def _by_memory(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+) -> ServingSplit:
     planned, offers = plan_over(
         layers,
-        offers=machines.offers,
+        offers=one_for_each_card(machines.offers, machines, options, least=options.min_workers),
         plain_rpc=machines.plain_rpc,
         own=machines.own,
         options=options,
@@ -53,33 +90,30 @@ def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: He
     )
     plan, used = without_idle(planned, offers)
     prediction = PlanPredictor(layers, work, machines, options).predict(plan).prediction
-    return ServingSplit(plan, used, _speeds(prediction))
+    return ServingSplit(plan, used, _speeds(prediction), machines)
 
 
-def _is_measured(work: LayerWork, machines: Machines, options: HeadOptions) -> bool:
-    """All devices are: an estimate does not compare with a measurement."""
-    devices = [(options.node_name, device.name) for device in machines.own]
-    devices += [(offer.node, device.name) for offer in machines.offers for device in offer.devices]
-    found = [machines.speeds.get(one) for one in devices]
-    return bool(work.kinds) and all(
-        speed is not None and all(kind in speed for kind in set(work.kinds)) for speed in found
-    )
+def _with_reason(split: ServingSplit, why: str) -> ServingSplit:
+    return replace(split, plan=replace(split.plan, why=f"{why}; {split.plan.why}"))
 
 
-def _as_chosen(choice: SplitChoice, machines: Machines) -> ServingSplit:
+def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> ServingSplit:
     used = {offer.node for offer in choice.offers}
+    told = {one.device.label for one in choice.plan.left_out}
     spared = tuple(
-        LeftOut(remote_device(offer.node, device, "", None), NOT_NEEDED)
-        for offer in machines.offers
+        LeftOut(remote_device(offer.node, device, "", None), offer.exclusion_reason(device) or NOT_NEEDED)
+        for offer in measured.machines.offers
         if offer.node not in used
-        for device in offer.devices
+        for device in offer.offer.devices
+        if f"{offer.node} {device.name}" not in told
     )
+    without = "".join(f"; without `{node}`: {why}" for node, why in measured.unmeasured.items())
     plan = replace(
         choice.plan,
         left_out=(*choice.plan.left_out, *spared),
-        why=f"{choice.why}; {choice.plan.why}",
+        why=f"{choice.why}{without}; {choice.plan.why}",
     )
-    return ServingSplit(plan, choice.offers, _speeds(choice.prediction))
+    return ServingSplit(plan, choice.offers, _speeds(choice.prediction), machines)
 
 
 def _speeds(prediction: Prediction) -> Speeds | None:

@@ -4,7 +4,7 @@ Nothing is reserved. What somebody computes meanwhile is not disturbed: then dev
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from meshd.identity import naming
@@ -17,7 +17,7 @@ from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all, lacks_time
 from meshd.role.capacity.path_probe import PathProber
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.speed_corrections import SpeedCorrections
-from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
+from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc, path_to
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_list import Listing
 from meshd.role.native.device_speeds import DeviceSpeeds
@@ -26,18 +26,44 @@ from meshd.wire.capacity import WHOLE_SHARE, Capacity
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
 LENDS_NOTHING = "it serves a model, and lends nothing"
-BUSY = "it computes for somebody, and was not measured before; ask again when it is free"
+COMPUTES = "it computes for somebody, and was not measured before"
+BUSY = f"{COMPUTES}; ask again when it is free"
+IN_VAIN = "its speed cannot be measured"
 OnProgress = Callable[[str], None]
 Lendable = Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeeds:
-    """`speeds` by node and device, `paths` from node to node; what each node answered."""
+    """`speeds` by node and device, `paths` from node to node; what each node answered.
+
+    `unmeasured`: nodes that do not tell the speed of each device, and why.
+    """
 
     speeds: Mapping[tuple[str, str], DeviceSpeed]
     paths: Mapping[tuple[str, str], DevicePath]
     answers: Mapping[PeerId, CapacityAnswer]
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
+
+    def machines(
+        self,
+        offers: Sequence[NodeOffer],
+        own: Sequence[OfferedDevice],
+        plain_rpc: Sequence[PlainRpc],
+        own_excluded: Mapping[str, str],
+        corrections: SpeedCorrections | None,
+    ) -> Machines:
+        """Those of a plan, with what is known of their speed."""
+        return Machines(
+            tuple(offers),
+            tuple(own),
+            self.speeds,
+            self.paths,
+            tuple(plain_rpc),
+            own_excluded,
+            corrections,
+            self.unmeasured,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +120,7 @@ class Surveyor:
                 if answer.capacity.busy and lacks_times(answer.capacity, len(timed)):
                     unmeasured.append((names[peer], BUSY))
         offers.sort(key=lambda offer: offer.node)
-        machines = Machines(
-            tuple(offers), tuple(own), found.speeds, found.paths, corrections=self.corrections
-        )
+        machines = found.machines(offers, own, (), {}, self.corrections)
         return Surveyed(machines, tuple(left_out), tuple(unmeasured))
 
     async def speeds_of(
@@ -137,10 +161,14 @@ class Surveyor:
             for device in own
         }
         paths: dict[tuple[str, str], DevicePath] = {}
+        unmeasured: dict[str, str] = {}
         by_id = {peer.raw: name for peer, name in names.items()}
         for peer, answer in answers.items():
             if answer.capacity is None:
+                unmeasured[names[peer]] = f"its speed is not known: {answer.why_not}"
                 continue
+            if lacks_times(answer.capacity, len(timed)):
+                unmeasured[names[peer]] = COMPUTES if answer.capacity.busy else IN_VAIN
             share = answer.capacity.cpu_share / WHOLE_SHARE
             for one in answer.capacity.devices:
                 speeds[names[peer], one.device.name] = DeviceSpeed(
@@ -149,7 +177,7 @@ class Surveyor:
             for path in answer.capacity.paths:
                 if path.peer in by_id:
                     paths[names[peer], by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
-        return MachineSpeeds(speeds, paths, answers)
+        return MachineSpeeds(speeds, paths, answers, unmeasured)
 
 
 def _as_offer(capacity: Capacity) -> WorkerOffer:

@@ -91,7 +91,8 @@ def _parsed(text: str) -> _Timed | None:
     if not _POINTS.fullmatch(listed):
         return None
     points = tuple((int(tokens), int(took)) for tokens, took in (one.split(":") for one in listed.split(",")))
-    return _Timed(points, asker) if all(checked_time(0, *point) for point in points) else None
+    is_one_each = len(dict(points)) == len(points)
+    return _Timed(points, asker) if is_one_each and all(checked_time(0, *point) for point in points) else None
 
 
 def with_kind(kind: int, points: Points) -> tuple[TimedLayer, ...]:

@@ -269,6 +269,7 @@ class FakeControl(Answers):
     pulls: list[models_api.PullReply] = field(default_factory=list)  # what it says next
     running: tuple[models_api.PullReply, ...] = ()  # what a list of models has of them
     in_use: tuple[str, ...] = ()
+    error: Exception | None = None  # of a status
 
     @models_api.FilesInUseRequest.answer
     async def files_in_use(self, request: models_api.FilesInUseRequest) -> models_api.FilesInUseReply:
@@ -297,6 +298,8 @@ class FakeControl(Answers):
     @api.StatusRequest.answer
     async def status(self, request: api.StatusRequest) -> Status:
         self.asked.append("status")
+        if self.error is not None:
+            raise self.error
         return self.state
 
     @api.PingRequest.answer

@@ -38,7 +38,7 @@ from meshd.admin.client import Client, NotRunning, ask
 from meshd.admin.interface import MAX_CONNECTIONS, MAX_LINE_BYTES, SOCKET_NAME
 from meshd.admin.server import AdminServer
 from meshd.base import unix_peer
-from meshd.base.errors import Broken, Refused, UserError
+from meshd.base.errors import Broken, LocalProtocolError, Refused, UserError
 
 from .fake import FakeControl, full_status
 from .fake_server import DEADLINE, running
@@ -130,6 +130,18 @@ def test_a_refusal_arrives_with_reason_code_and_hint(home: Path, control: FakeCo
             client.ask(PingRequest(peer="silent"))
         assert caught.value.code == "timeout"
         assert client.ask(StatusRequest()).node.name == "desk"  # the connection goes on
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("of zero"), LocalProtocolError("a bug")])
+def test_an_unexpected_failure_is_told_and_the_connection_goes_on(
+    home: Path, control: FakeControl, error: Exception
+) -> None:
+    control.error = error
+    with Client(home) as client:
+        with pytest.raises(Refused, match=f"request: {type(error).__name__}: {error}"):
+            client.ask(StatusRequest())
+        control.error = None
+        assert client.ask(StatusRequest()) == full_status()
 
 
 def test_socket_and_folder_are_private(home: Path, control: FakeControl) -> None:

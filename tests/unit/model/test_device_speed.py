@@ -57,6 +57,12 @@ def test_one_number_of_tokens_says_how_long_each_takes() -> None:
     assert alone.seconds(1, 8) == pytest.approx(8e-6) and alone.seconds(1, 1) == pytest.approx(4e-6)
 
 
+def test_of_two_times_for_as_many_tokens_the_shorter_one_counts() -> None:
+    """No number of tokens is there twice in what crosses; nobody divides by zero if one is."""
+    twice = DeviceSpeed([TimedLayer(0, tokens, took) for tokens, took in ((1, 1000), (4, 9000), (4, 4000))])
+    assert twice.seconds(0, 4) == pytest.approx(4e-6) and twice.seconds(0, 100) == pytest.approx(1e-4)
+
+
 def test_more_tokens_never_take_less() -> None:
     odd = DeviceSpeed([TimedLayer(0, 1, 5000), TimedLayer(0, 4, 4000)])
     assert odd.seconds(0, 100) == odd.seconds(0, 2) == pytest.approx(5e-6)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshd.peer.interface import PeerState
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.head.survey import BUSY, LENDS_NOTHING, Lendable, Surveyor
+from meshd.role.head.survey import BUSY, COMPUTES, LENDS_NOTHING, Lendable, Surveyor
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.leases import Ledger
 
@@ -93,6 +93,7 @@ def test_why_a_node_is_missing_or_has_no_speed(tmp_path: Path) -> None:
             found = await looks.survey(KINDS, lambda _: None)
             assert found.left_out == (("kitchen", LENDS_NOTHING),)
             assert found.unmeasured == (("a", BUSY),)
+            assert found.machines.unmeasured == {"a": COMPUTES}
 
     run(main())
 
