@@ -169,10 +169,19 @@ class PlanReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """As if no device of `node` had more free memory; `node` empty: of any node."""
+
+    node: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest(Request[PlanReply], name="plan"):
     """`model`: path of a GGUF file that this daemon can read. `ctx_size` and `streams`: 0 for the usual.
 
-    `largest_context`: the longest that fits. `layers`: as `--layers` of `meshd serve` takes them.
+    `largest_context`: the longest that fits. `layers`, `workers`, `tensor_split`, `devices`: as the options
+    of `meshd serve`; empty: as this node serves.
     `draft_model`: path of a GGUF file as well; empty: that with which this node serves the model, if it does.
     """
 
@@ -182,3 +191,7 @@ class PlanRequest(Request[PlanReply], name="plan"):
     largest_context: bool = False
     layers: tuple[str, ...] = ()
     draft_model: str = ""
+    workers: tuple[str, ...] = ()
+    tensor_split: tuple[float, ...] = ()
+    devices: tuple[str, ...] = ()
+    memory: tuple[MemoryLimit, ...] = ()

@@ -9,7 +9,7 @@ examples:
 """
 
 import argparse
-from collections.abc import Sequence
+from dataclasses import replace
 
 from meshd.admin.client import Client
 from meshd.admin.codec import to_json
@@ -20,8 +20,8 @@ from meshd.cli.capacity import MEASURE_SECONDS
 from meshd.cli.find_models import local_model
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
+from meshd.cli.plan_options import add_split_options, with_split_options
 from meshd.config import Config, home_here
-from meshd.model.layer_range import parse_layer_range
 
 _LARGEST_CONTEXT = 1 << 24
 _LONGEST = "max"
@@ -42,13 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="context in tokens; max: the longest that fits, up to what the model was trained for",
     )
-    parser.add_argument(
-        "--layers",
-        metavar="NODE=FIRST-LAST",
-        action="append",
-        default=[],
-        help="which layers a node holds, counted from 0; repeat it until all layers of the model are given",
-    )
+    add_split_options(parser)
     parser.add_argument(
         "--streams", metavar="S", type=int, default=0, help="answers generated at once (default: up to 4)"
     )
@@ -64,20 +58,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print. 1 when nothing fits."""
     ctx_size = _context(args.ctx_size)
-    layers = _layers(args.layers)
     if not 0 <= args.streams <= _MOST_STREAMS:
         raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
+    request = PlanRequest(
+        model="",
+        ctx_size=ctx_size,
+        streams=args.streams,
+        largest_context=args.ctx_size == _LONGEST,
+    )
+    request = with_split_options(request, args)
     with Client(home_here()) as client:
         file = local_model(args.model, Config(), out)
         draft = local_model(args.draft_model, Config(), out) if args.draft_model else ""
-        request = PlanRequest(
-            model=str(file),
-            ctx_size=ctx_size,
-            streams=args.streams,
-            largest_context=args.ctx_size == _LONGEST,
-            layers=layers,
-            draft_model=str(draft),
-        )
+        request = replace(request, model=str(file), draft_model=str(draft))
         out.progress("asking the nodes, and measuring what is not known yet")
         reply = client.ask(request, seconds=MEASURE_SECONDS)
     if args.json:
@@ -94,17 +87,6 @@ def _context(given: str) -> int:
     if given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= _LARGEST_CONTEXT:
         return int(given)
     raise UsageError(f"--ctx-size takes a number from 1 to {_LARGEST_CONTEXT}, or `{_LONGEST}`")
-
-
-def _layers(given: Sequence[str]) -> tuple[str, ...]:
-    """As the daemon takes them. Raises UsageError."""
-    ranges = [one for words in given for one in words.split(",")]
-    for one in ranges:
-        try:
-            parse_layer_range(one)
-        except ValueError as error:
-            raise UsageError(f"--layers takes NODE=FIRST-LAST, not `{one}`: {error}") from None
-    return tuple(ranges)
 
 
 def _show(reply: PlanReply, out: Output) -> None:
@@ -145,7 +127,7 @@ def _show(reply: PlanReply, out: Output) -> None:
     if not all(plan.measured for plan in shown):
         out.note("some speeds are estimated: those devices could not be measured, or compute for somebody")
     for left in reply.left_out:
-        out.note(f"{left.node}: left out: {left.why}")
+        out.note(f"left out: {left.why}" if left.node in left.why else f"{left.node}: left out: {left.why}")
 
 
 def _drafts(found: PlanSpeculation) -> str:

@@ -5,18 +5,18 @@ Nothing is reserved. What somebody computes meanwhile is not disturbed: then dev
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
-from meshd.peer.interface import PeerState
+from meshd.peer.interface import PeerState, PeerStatus
 from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all, lacks_times
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.speed_corrections import SpeedCorrections
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, path_to
+from meshd.role.head.worker_choice import Roster
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_list import Listing
 from meshd.role.native.device_speeds import DeviceSpeeds
@@ -43,12 +43,14 @@ class MachineSpeeds:
 class Surveyed:
     """`machines` for a plan; `left_out`: nodes that take no part, and why.
 
-    `unmeasured`: those that lack the speed of a device, and why.
+    `unmeasured`: those that lack the speed of a device, and why. `spared`: those of `machines` that a head
+    asks only where the model cannot be run without them, and why.
     """
 
     machines: Machines
     left_out: tuple[tuple[str, str], ...] = ()
     unmeasured: tuple[tuple[str, str], ...] = ()
+    spared: tuple[tuple[str, str], ...] = ()
 
 
 class Surveyor:
@@ -64,37 +66,49 @@ class Surveyor:
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._mesh = runtime.mesh
         self._options = options
-        choose = partial(pick_for_head, asked=options.devices)
-        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
+        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=tuple)
         self._speeds = speeds
         self._lendable = lendable
         self.corrections = SpeedCorrections(paths.correction_cache)
 
-    async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
-        """All that there is. Raises MeshdError when this node's own devices cannot be listed."""
+    async def survey(
+        self,
+        timed: Sequence[str],
+        on_progress: OnProgress,
+        *,
+        roster: Roster | None = None,
+        devices: Sequence[str] | None = None,
+    ) -> Surveyed:
+        """All that there is, or what a head with this `roster` would use; this node with these `devices`.
+
+        Raises MeshdError when this node's own devices cannot be listed.
+        """
+        asked = self._options.devices if devices is None else devices
+        own = self._lendable(pick_for_head(await self._listing.devices(), asked))
         connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
-        peers = {peer.peer: peer for peer in connected if peer.role == WORKER_ROLE}
-        own = self._lendable(await self._listing.devices())
-        said = {str(peer): status.name for peer, status in peers.items()}
-        called = naming.labels(said, (self._options.node_name,))
-        names = {peer: called[str(peer)] for peer in peers}
-        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
-        offers: list[NodeOffer] = []
+        workers = [peer for peer in connected if peer.role == WORKER_ROLE]
+        called = naming.labels({str(peer.peer): peer.name for peer in workers}, (self._options.node_name,))
         left_out = [(peer.name, LENDS_NOTHING) for peer in connected if peer.role != WORKER_ROLE]
+        spared: list[tuple[str, str]] = []
+        if roster is not None:
+            workers = _useful(roster, called, left_out, spared)
+        names = {peer.peer: called[str(peer.peer)] for peer in workers}
+        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
+        paths = {peer.peer: peer.paths for peer in workers}
+        offers: list[NodeOffer] = []
         unmeasured: list[tuple[str, str]] = []
         for peer, answer in found.answers.items():
             if answer.capacity is None:
                 left_out.append((names[peer], answer.why_not))
             else:
-                offer = _as_offer(answer.capacity)
-                offers.append(NodeOffer(names[peer], offer, path_to(peers[peer].paths)))
+                offers.append(NodeOffer(names[peer], _as_offer(answer.capacity), path_to(paths[peer])))
                 if answer.capacity.busy and lacks_times(answer.capacity, len(timed)):
                     unmeasured.append((names[peer], BUSY))
         offers.sort(key=lambda offer: offer.node)
         machines = Machines(
             tuple(offers), tuple(own), found.speeds, found.paths, corrections=self.corrections
         )
-        return Surveyed(machines, tuple(left_out), tuple(unmeasured))
+        return Surveyed(machines, tuple(left_out), tuple(unmeasured), tuple(spared))
 
     async def speeds_of(
         self,
@@ -146,6 +160,25 @@ class Surveyor:
                 if path.peer in by_id:
                     paths[names[peer], by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
         return MachineSpeeds(speeds, paths, answers)
+
+
+def _useful(
+    roster: Roster,
+    called: Mapping[str, str],
+    left_out: list[tuple[str, str]],
+    spared: list[tuple[str, str]],
+) -> list[PeerStatus]:
+    """Those that may be asked; the others are added to the lists."""
+    found: list[PeerStatus] = []
+    for one in roster.candidates():
+        name = called.get(str(one.peer.peer), one.peer.name)
+        if one.excluded:
+            left_out.append((name, one.excluded))
+            continue
+        found.append(one.peer)
+        if one.spared:
+            spared.append((name, one.spared))
+    return found
 
 
 def _as_offer(capacity: Capacity) -> WorkerOffer:

@@ -400,6 +400,9 @@ class FakeControl(Answers):
         options = request.largest_context, request.layers, request.draft_model
         if any(options):
             self.asked.append(("plan options", *options))
+        who = request.workers, request.tensor_split, request.devices, request.memory
+        if any(who):
+            self.asked.append(("plan over", *who))
         return PLAN
 
     @why_api.WhyRequest.answer

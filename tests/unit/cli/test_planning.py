@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.admin import plan_api
 
 from tests.gguf_bytes import gguf, language_model
 from tests.unit.admin import fake
@@ -135,6 +136,51 @@ def test_the_longest_context_and_fixed_layers_are_asked_for(daemon: FakeControl,
 def test_layers_that_make_no_sense(daemon: FakeControl, layers: str) -> None:
     refused(meshd("plan", "--model", "/m.gguf", "--layers", layers), 2, "NODE=FIRST-LAST")
     assert daemon.asked == []
+
+
+def test_who_is_to_compute_is_asked_for(daemon: FakeControl, file: Path) -> None:
+    given = ("--workers", "garage,attic", "--tensor-split", "2,1.5", "--device", "none")
+    memory = ("--memory", "garage=8G,attic=512M", "--memory", "1GiB")
+    assert meshd("plan", "--model", str(file), *given, *memory).code == 0
+    assert daemon.asked[1] == (
+        "plan over",
+        ("garage", "attic"),
+        (2.0, 1.5),
+        ("none",),
+        (
+            plan_api.MemoryLimit(node="garage", bytes=8 << 30),
+            plan_api.MemoryLimit(node="attic", bytes=512 << 20),
+            plan_api.MemoryLimit(node="", bytes=1 << 30),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--tensor-split", "1,x"),
+        ("--tensor-split", "1,-1"),
+        ("--tensor-split", "0,0"),
+        ("--tensor-split", "1", "--layers", "garage=0-29"),
+        ("--device", "none,CPU"),
+        ("--workers", "a b"),
+        ("--memory", "garage"),
+        ("--memory", "=8G"),
+        ("--memory", "garage=0"),
+    ],
+)
+def test_who_is_to_compute_must_make_sense(daemon: FakeControl, given: tuple[str, ...]) -> None:
+    refused(meshd("plan", "--model", "/m.gguf", *given), 2, given[0])
+    assert daemon.asked == []
+
+
+def test_why_a_node_is_left_out_is_told_once(
+    daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = plan_api.LeftOutView(node="attic", why="attic is paused")
+    monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, left_out=(left,)))
+    said = meshd("plan", "--model", str(file)).err
+    assert "left out: attic is paused" in said and "attic: left out" not in said
 
 
 def test_capacity_for_a_person(daemon: FakeControl) -> None:

@@ -3,9 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from meshd.base.errors import UserError
 from meshd.peer.interface import PeerState
 from meshd.role.head.split_plan import HeadOptions
 from meshd.role.head.survey import BUSY, LENDS_NOTHING, Lendable, Surveyor
+from meshd.role.head.worker_choice import FOR_LOSSES, roster_of
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.leases import Ledger
 
@@ -93,6 +96,38 @@ def test_why_a_node_is_missing_or_has_no_speed(tmp_path: Path) -> None:
             found = await looks.survey(KINDS, lambda _: None)
             assert found.left_out == (("kitchen", LENDS_NOTHING),)
             assert found.unmeasured == (("a", BUSY),)
+
+    run(main())
+
+
+def test_a_head_looks_at_the_workers_that_it_would_use(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            for name in ("a", "b", "c", "d"):
+                it.teller(name)
+            by_name = {peer.name: peer.peer for peer in it.head.peers()}
+            it.head.net.meshes[by_name["b"]].paused = True
+            looks, _ = surveyor(it, tmp_path)
+            given = replace(OPTIONS, workers=("a", "b"), standby=("d",))
+            found = await looks.survey(KINDS, lambda _: None, roster=roster_of(it.head, given))
+            assert [offer.node for offer in found.machines.offers] == ["a", "d"]
+            assert found.left_out == (
+                ("b", "b is paused (`meshd resume` there ends that)"),
+                ("c", "c is not named by `--workers`"),
+            )
+            assert found.spared == (("d", FOR_LOSSES),)
+
+    run(main())
+
+
+def test_another_choice_of_this_nodes_devices(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            looks, _ = surveyor(it, tmp_path, replace(OPTIONS, devices=("CUDA7",)))
+            with pytest.raises(UserError, match="no device `CUDA7`"):
+                await looks.survey(KINDS, lambda _: None)
+            found = await looks.survey(KINDS, lambda _: None, devices=("none",))
+            assert [device.name for device in found.machines.own] == ["CPU"]
 
     run(main())
 
