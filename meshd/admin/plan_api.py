@@ -128,7 +128,9 @@ class PlanPart:
 class PlanView:
     """A split and what it is predicted to do. `why` of the first one says why it was chosen.
 
-    `answer_s`: of a prompt of `prompt_tokens` and an answer of `answer_tokens`, by which splits are compared.
+    `load_bytes` of weights cross the network for a load, which is in `load_s`; null where it is not known
+    what nodes have: then all is read from their own files. `answer_s`: of a prompt of `prompt_tokens` and an
+    answer of `answer_tokens`, by which splits are compared.
     The factors are in the rates: what answers took, against what was predicted. `corrected_by`: whose,
     `this split` or `splits like it`, which share devices or paths with it; empty where there were none.
     `parts`: what a token and a prompt are the sums of. `ctx_note`: why `ctx_size` is less than asked for.
@@ -140,6 +142,7 @@ class PlanView:
     streams_tok_s: float
     first_token_s: float
     load_s: float
+    load_bytes: int | None
     bytes_per_token: int
     ctx_size: int
     slots: int

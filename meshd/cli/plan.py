@@ -9,6 +9,7 @@ examples:
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.admin.client import Client
@@ -124,10 +125,20 @@ def _show(reply: PlanReply, out: Output) -> None:
     out.line(
         f"AT ONCE: {in_number(best.slots, 'answer')} together. A TOKEN: bytes on the network for each token"
     )
+    out.line(_load_note(shown))
     if not all(plan.measured for plan in shown):
         out.note("some speeds are estimated: those devices could not be measured, or compute for somebody")
     for left in reply.left_out:
         out.note(f"left out: {left.why}" if left.node in left.why else f"{left.node}: left out: {left.why}")
+
+
+def _load_note(shown: Sequence[PlanView]) -> str:
+    if any(plan.load_bytes is None for plan in shown):
+        return "LOAD: from the nodes' own files, as it is not known whether they have the model"
+    most = max((plan.load_bytes or 0 for plan in shown), default=0)
+    if most:
+        return f"LOAD: with weights that nodes lack, up to {in_bytes(most)}, as this node sends them"
+    return "LOAD: from the nodes' own files, which they have"
 
 
 def _drafts(found: PlanSpeculation) -> str:

@@ -20,12 +20,14 @@ from meshd.model.gguf import Header
 from meshd.model.layer_work import LayerWork, layer_work
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.reference_layer import REFERENCE_LAYERS
+from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.draft_forecast import DraftForecast, Drafting, forecast
 from meshd.role.head.draft_model import draft_model
 from meshd.role.head.fixed_layers import with_fixed_layers
 from meshd.role.head.given_back import Held, with_given_back
 from meshd.role.head.longest_context import lengthened, with_largest
 from meshd.role.head.memory_limits import with_memory_limits
+from meshd.role.head.missing_weights import lacking_shares, marks_of
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_choice import SplitChoice, choose_split
@@ -82,13 +84,18 @@ class Planning:
         """Raises UserError for a file that is no model, and where the model fits nowhere."""
         (options, roster), path = self._asked(request), Path(request.model)
         limits = asked_memory(request)
-        headers, name = await self._headers(path)
+        headers, name, index = await self._looked_at(path)
         layers = read_layers(headers, name=name)
         drafting = await self._drafts(request, options, headers, layers)
         options = replace(options, draft_model=drafting.draft_model)
         work = layer_work(headers, shape_of(layers, options), layers.count)
-        surveyed = await self._surveyor.survey(work.texts, _tell, roster=roster, devices=options.devices)
+        marks = marks_of(index) if index is not None else b""
+        surveyed = await self._surveyor.survey(
+            work.texts, _tell, roster=roster, devices=options.devices, marks=marks
+        )
         machines = with_given_back(surveyed.machines, self._held(), options.node_name)
+        if index is not None:
+            machines = replace(machines, lacking=lacking_shares(index, machines.offers))
         machines = with_memory_limits(machines, limits, options.node_name)
         now = asyncio.get_running_loop().time()
 
@@ -107,7 +114,7 @@ class Planning:
         """With what the answers of this node have shown, if it serves the model with such drafts."""
         served, asked = self._drafting(Path(request.model)), None
         if request.draft_model:
-            drafts, name = await self._headers(Path(request.draft_model))
+            drafts, name, _ = await self._looked_at(Path(request.draft_model))
             asked = draft_model(request.draft_model, name, drafts, headers[0])
         if served is not None and (asked is None or asked == served.draft_model):
             return served.snapshot
@@ -125,10 +132,11 @@ class Planning:
             raise UserError(unknown[0], hint="give names or ids as `meshd status` shows them")
         return options, roster
 
-    async def _headers(self, path: Path) -> tuple[Sequence[Header], str]:
+    async def _looked_at(self, path: Path) -> tuple[Sequence[Header], str, WeightsIndex | None]:
+        """The headers, the name, and what is known of its tensors without reading them."""
         file = await ModelFile.open(path, cache=self._cache)
         try:
-            return file.headers, file.name
+            return file.headers, file.name, file.known_index()
         finally:
             file.close()
 

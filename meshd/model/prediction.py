@@ -46,7 +46,8 @@ class PlannedStage:
     """A device with the layers `begin` to `end`, in bytes of weights `weights`.
 
     `path`: to the head; None for the head's own. `speed` None: never measured. `machine`: the same for nodes
-    on one machine, empty where it is not known.
+    on one machine, empty where it is not known. `lacking`: the share of its weights that its node has not;
+    None: not known.
     """
 
     node: str
@@ -59,6 +60,7 @@ class PlannedStage:
     path: DevicePath | None = None
     is_head: bool = False
     machine: str = ""
+    lacking: float | None = None
 
     @property
     def label(self) -> str:
@@ -93,6 +95,8 @@ class Prediction:
     streams_tok_s: float
     first_token_s: float
     load_s: float
+    load_bytes: int | None
+    """That cross the network for a load, which is in its time; None where nobody knows what nodes have."""
     bytes_per_token: int
     ways_s: float
     """Of a token, on the network: ways, and waits for orders."""
@@ -126,6 +130,7 @@ class Predictor:
             streams_tok_s=split.slots / total(streams),
             first_token_s=prompt,
             load_s=self._load(split),
+            load_bytes=self._load_bytes(split),
             bytes_per_token=self._bytes(split),
             ways_s=total(part for part in token if part.path is not None),
             is_measured=self.is_measured(split),
@@ -307,9 +312,22 @@ class Predictor:
         )
 
     def _load(self, split: Split) -> float:
-        most = max(stage.weights for stage in split.stages)
+        """Each reads its own files, all at once; what nodes lack the head sends to one after the other."""
+        read = max(stage.weights - _crossing(stage) for stage in split.stages)
         far = max((stage.path.rtt for stage in split.stages if stage.path is not None), default=0.0)
-        return START_SECONDS + most / LOADED_RATE + START_ROUND_TRIPS * far
+        sent = sum(stage.path.seconds(_crossing(stage)) for stage in split.stages if stage.path is not None)
+        return START_SECONDS + read / LOADED_RATE + START_ROUND_TRIPS * far + sent
+
+    @staticmethod
+    def _load_bytes(split: Split) -> int | None:
+        if any(not stage.is_head and stage.lacking is None for stage in split.stages):
+            return None
+        return sum(map(_crossing, split.stages))
+
+
+def _crossing(stage: PlannedStage) -> int:
+    """Bytes of its weights that its node lacks, as far as that is known."""
+    return 0 if stage.is_head else round(stage.weights * (stage.lacking or 0.0))
 
 
 def _sums(numbers: Iterable[float]) -> Sequence[float]:

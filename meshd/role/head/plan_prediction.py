@@ -31,7 +31,10 @@ ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by wh
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What there is. `speeds` by node and device, `paths` from node to node."""
+    """What there is. `speeds` by node and device, `paths` from node to node.
+
+    `lacking`: the share of the model's layers that a node has not, by node, where that is known.
+    """
 
     offers: tuple[NodeOffer, ...]
     own: tuple[OfferedDevice, ...]
@@ -40,6 +43,7 @@ class Machines:
     plain_rpc: tuple[PlainRpc, ...] = ()
     own_excluded: Mapping[str, str] = field(default_factory=dict)
     corrections: SpeedCorrections | None = None
+    lacking: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,4 +244,5 @@ class PlanPredictor:
     ) -> PlannedStage:
         speed = self._machines.speeds.get((node, device))
         machine = self._machine_of.get(node, "")
-        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head, machine)
+        lacking = self._machines.lacking.get(node)
+        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head, machine, lacking)

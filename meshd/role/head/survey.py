@@ -78,8 +78,11 @@ class Surveyor:
         *,
         roster: Roster | None = None,
         devices: Sequence[str] | None = None,
+        marks: bytes = b"",
     ) -> Surveyed:
         """All that there is, or what a head with this `roster` would use; this node with these `devices`.
+
+        Offers say what workers lack of the tensors with these `marks`.
 
         Raises MeshdError when this node's own devices cannot be listed.
         """
@@ -93,7 +96,7 @@ class Surveyor:
         if roster is not None:
             workers = _useful(roster, called, left_out, spared)
         names = {peer.peer: called[str(peer.peer)] for peer in workers}
-        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
+        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress, marks=marks)
         paths = {peer.peer: peer.paths for peer in workers}
         offers: list[NodeOffer] = []
         unmeasured: list[tuple[str, str]] = []
@@ -120,11 +123,12 @@ class Surveyor:
         *,
         measure: bool = True,
         recent: bool = False,
+        marks: bytes = b"",
     ) -> MachineSpeeds:
         """Of these nodes and this one, which is called `me`.
 
         `measure`: now, where that was not done before. `recent`: how much memory is free is known from
-        elsewhere.
+        elsewhere. `marks` as for `survey`.
         """
 
         async def tell(text: str) -> None:
@@ -139,6 +143,7 @@ class Surveyor:
             lambda peer, text: on_progress(f"{names[peer]}: {text}"),
             measure=measure,
             recent=recent,
+            marks=marks,
         )
         share = self._speeds.cpu_share / WHOLE_SHARE
         cores = self._speeds.core_set
@@ -187,4 +192,5 @@ def _as_offer(capacity: Capacity) -> WorkerOffer:
         has_model=False,
         machine=capacity.machine,
         lease_id=bytes(LEASE_ID_BYTES),
+        lacks=capacity.lacks,
     )

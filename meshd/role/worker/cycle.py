@@ -134,6 +134,10 @@ class Worker:
         held = self._held()
         return self._ledger.offer(listed, looks=(held, held))
 
+    def lacks(self, marks: bytes) -> bytes:
+        """See CapacityTeller."""
+        return self._files.lacks(marks)
+
     @property
     def is_lending(self) -> bool:
         """Some head uses its devices now."""

@@ -205,6 +205,7 @@ def planned(
         streams_tok_s=61.0,
         first_token_s=0.9,
         load_s=2.5,
+        load_bytes=0,
         bytes_per_token=4608,
         ctx_size=8192,
         slots=4,

@@ -55,6 +55,23 @@ def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
     assert daemon.asked == [("plan", str(file), 0, 0)]
 
 
+@pytest.mark.parametrize(
+    ("crossing", "said"),
+    [
+        (0, "LOAD: from the nodes' own files, which they have"),
+        (3_000_000_000, "LOAD: with weights that nodes lack, up to 3.0 GB, as this node sends them"),
+        (None, "LOAD: from the nodes' own files, as it is not known whether they have the model"),
+    ],
+)
+def test_from_where_a_load_is(
+    daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch, crossing: int | None, said: str
+) -> None:
+    [best, other] = fake.PLAN.plans
+    plans = (best, replace(other, load_bytes=crossing))
+    monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, plans=plans))
+    assert said in meshd("plan", "--model", str(file)).out.splitlines()
+
+
 def test_drafts_of_a_plan(daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = meshd("plan", "--model", str(file), "--draft-model", str(file)).out
     assert (
