@@ -203,15 +203,20 @@ def test_a_plan_on_a_head_is_over_the_workers_that_it_uses(tmp_path: Path) -> No
     async def check() -> None:
         async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
             model = random_model("llama")
-            token, (_, _, third) = await fleet.workers(model, model, model, options=QUIET)
+            token, (_, _, third) = await fleet.workers(model, None, model, options=QUIET)
             head = await fleet.head(model, "--workers", "worker-0,worker-2", "--device", "none", token=token)
             await fleet.ready(head)
             await head.until(lambda now: len(now.peers) == 3)
+
+            crossing: dict[str, int] = {}  # of plans over one node, by its name
 
             async def planned(*options: str) -> tuple[set[str], dict[str, str]]:
                 done = await cli(head.spec.home, "plan", "--model", str(model), "--json", *options)
                 assert done.returncode == 0, done.stderr
                 reply = json.loads(done.stdout)
+                for plan in reply["plans"]:
+                    if len(plan["nodes"]) == 1:
+                        crossing[plan["nodes"][0]["node"]] = plan["load_bytes"]
                 used = {node["node"] for plan in reply["plans"] for node in plan["nodes"]}
                 return used, {one["node"]: one["why"] for one in reply["left_out"]}
 
@@ -230,5 +235,7 @@ def test_a_plan_on_a_head_is_over_the_workers_that_it_uses(tmp_path: Path) -> No
             assert used == {"head"}, used
             misspelt = await cli(head.spec.home, "plan", "--model", str(model), "--workers", "nobody")
             assert misspelt.returncode == 1 and "no worker is called `nobody`" in misspelt.stderr
+            assert crossing["worker-0"] == crossing["head"] == 0, "they have the file"
+            assert crossing["worker-1"] > 100_000, "it has none"
 
     play(check())
