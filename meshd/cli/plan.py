@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.admin.client import Client
-from meshd.admin.codec import to_json
+from meshd.admin.codec import to_fields
 from meshd.admin.plan_api import PlanReply, PlanRequest, PlanSpeculation, PlanView
 from meshd.base.byte_format import in_bytes, in_memory, in_number
 from meshd.base.errors import UsageError
@@ -75,7 +75,7 @@ def run(args: Arguments, out: Output) -> int:
         out.progress("asking the nodes, and measuring what is not known yet")
         reply = client.ask(request, seconds=MEASURE_SECONDS)
     if args.json:
-        out.json(to_json(reply))
+        out.json(to_fields(reply))
     else:
         _show(reply, out)
     return 0

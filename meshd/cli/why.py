@@ -10,7 +10,7 @@ examples:
 import argparse
 
 from meshd.admin.client import Client
-from meshd.admin.codec import to_json
+from meshd.admin.codec import to_fields
 from meshd.admin.why_api import AnswerTime, WhyReply, WhyRequest
 from meshd.base.byte_format import in_number
 from meshd.cli.options import Arguments
@@ -32,7 +32,7 @@ def run(args: Arguments, out: Output) -> int:
     with Client(home_here()) as client:
         reply = client.ask(WhyRequest(), seconds=_ASK_SECONDS)
     if args.json:
-        out.json(to_json(reply))
+        out.json(to_fields(reply))
     else:
         _show(reply, out)
     return 0

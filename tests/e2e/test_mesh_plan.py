@@ -187,7 +187,7 @@ async def check_storage(asking: LocalNode, capacity: dict[str, Any]) -> None:
         again = await cli(asking.spec.home, "capacity", "--json")
         _, other = json.loads(again.stdout)["storage"]
     listed = await cli(asking.spec.home, "model", "ls", "--json")
-    assert fingerprint in [one["fingerprint"] for one in json.loads(listed.stdout)]
+    assert fingerprint in [one["fingerprint"] for one in json.loads(listed.stdout)["models"]]
 
 
 async def planned(node: LocalNode, *words: str) -> dict[str, Any]:
