@@ -50,10 +50,21 @@ def _show(reply: WhyReply, out: Output) -> None:
         if reply.token.rounds < reply.token.tokens:
             of += f" in {in_number(reply.token.rounds, 'round')}"
         _show_account("A TOKEN", reply.token, of, out)
+    if reply.round is not None:
+        each = reply.round.tokens / max(1, reply.round.rounds)
+        of = f"mean of {in_number(reply.round.rounds, 'round')}, {each:.1f} tokens each"
+        _show_account("A ROUND", reply.round, of, out)
+        out.line()
+        out.line(
+            "A ROUND: llama-server computes one for all answers that run, or for a step of a prompt; "
+            "this is of the newest half minute of streamed answers"
+        )
     if reply.prompt is not None:
         _show_account("A PROMPT", reply.prompt, "to the first token", out)
     if reply.token is None and reply.prompt is None:
-        out.note("no whole answer had the machines to itself, so its time cannot be divided")
+        out.note("no whole answer had the machines to itself, so its time cannot be divided by tokens")
+        if reply.round is None:
+            out.note(f"it cannot be divided by rounds: {reply.why_no_round}")
     out.line()
     advice = reply.advice
     if advice.change:

@@ -8,7 +8,8 @@ A token of S streams passes all devices in turn:
     a wait = until the order of the head is there: a device far from it, but near to the one before it
     prompt = sum of devices, ways and waits for one micro batch + (micro batches - 1) x the slowest of them
              (a device, or the bytes of a way) + output + STEP
-    load   = START + the most weights of a stage / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
+    load   = START + what a stage reads most of / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
+             + sum of workers (what it lacks / rate)
 
 The processors of a machine count as one of these devices, too: busy for the sum of its CPUs' times, each
 times the share of the processors with which it computes. Nodes that may use different ones (`taskset`) do not
@@ -19,6 +20,8 @@ batches of a prompt follow one another. Times of layers are measured (device_spe
 not, they follow from the bytes of its weights.
 
 Both sums are there part by part as well: what each device takes, each path between two nodes, and the rest.
+
+Over 350 lines: the values and their formulas are explained together, above.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -162,10 +162,10 @@ class Serve:
         if self._run is not None:
             self._run.measures.answers.requested(active)
 
-    def generated(self, total: int, *, alone: bool) -> None:
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
         """See Upstream."""
         if self._run is not None:
-            self._run.measures.generated(total, alone=alone)
+            self._run.measures.generated(total, grown, alone=alone)
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """See Upstream."""

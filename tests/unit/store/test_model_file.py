@@ -130,23 +130,6 @@ def test_a_warm_cache_reads_no_weights(
     assert told == []
 
 
-def test_what_is_known_of_a_file_takes_no_reading(tmp_path: Path, cache: HashCache) -> None:
-    path = tmp_path / "a.gguf"
-    _write(path)
-    _age(path)
-
-    async def known() -> WeightsIndex | None:
-        file = await ModelFile.open(path, cache=cache)
-        try:
-            return file.known_index()
-        finally:
-            file.close()
-
-    assert asyncio.run(known()) is None
-    index = _index(path, cache)
-    assert asyncio.run(known()) == index
-
-
 def test_a_changed_file_is_hashed_again(tmp_path: Path, cache: HashCache) -> None:
     path = tmp_path / "model.gguf"
     _write(path)
