@@ -10,6 +10,7 @@ examples:
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from meshd.admin.client import Client
@@ -18,9 +19,9 @@ from meshd.admin.plan_api import PlanReply, PlanRequest, PlanSpeculation, PlanVi
 from meshd.base.byte_format import in_bytes, in_memory, in_number
 from meshd.base.errors import UsageError
 from meshd.cli.capacity import MEASURE_SECONDS
-from meshd.cli.find_models import local_model
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
+from meshd.cli.plan_model import model_for_plan
 from meshd.cli.plan_options import add_split_options, with_split_options
 from meshd.config import Config, home_here
 
@@ -34,7 +35,10 @@ _COLUMNS = ("SPLIT", "ANSWER", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOK
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to plan for, and --json."""
     parser.add_argument(
-        "--model", metavar="MODEL", required=True, help="GGUF file, or the name of a model on this machine"
+        "--model",
+        metavar="MODEL",
+        required=True,
+        help="GGUF file, or the name of a model; of one that is not on this machine only the header comes",
     )
     parser.add_argument(
         "--ctx-size",
@@ -68,9 +72,9 @@ def run(args: Arguments, out: Output) -> int:
         largest_context=args.ctx_size == _LONGEST,
     )
     request = with_split_options(request, args)
-    with Client(home_here()) as client:
-        file = local_model(args.model, Config(), out)
-        draft = local_model(args.draft_model, Config(), out) if args.draft_model else ""
+    with Client(home_here()) as client, ExitStack() as held:
+        file = model_for_plan(args.model, Config(), client, held, out)
+        draft = model_for_plan(args.draft_model, Config(), client, held, out) if args.draft_model else ""
         request = replace(request, model=str(file), draft_model=str(draft))
         out.progress("asking the nodes, and measuring what is not known yet")
         reply = client.ask(request, seconds=MEASURE_SECONDS)

@@ -13,6 +13,7 @@ from meshd.config import Config
 from meshd.daemon.asked_options import asked_memory, asked_options
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.plan_view import capacity_reply, plan_reply
+from meshd.daemon.planned_model import planned_model
 from meshd.daemon.role_kind import BuiltRole, RoleKind
 from meshd.daemon.role_runtime import device_speeds
 from meshd.daemon.serve_role import head_options
@@ -20,7 +21,6 @@ from meshd.model.gguf import Header
 from meshd.model.layer_work import LayerWork, layer_work
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.reference_layer import REFERENCE_LAYERS
-from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.draft_forecast import DraftForecast, Drafting, forecast
 from meshd.role.head.draft_model import draft_model
 from meshd.role.head.fixed_layers import with_fixed_layers
@@ -37,7 +37,6 @@ from meshd.role.head.worker_choice import Roster, ServedAs, roster_of
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
-from meshd.store.model_file import ModelFile
 
 LOG = log.get("daemon")
 Choices = list[tuple[SplitChoice, DraftForecast]]
@@ -84,8 +83,9 @@ class Planning:
         """Raises UserError for a file that is no model, and where the model fits nowhere."""
         (options, roster), path = self._asked(request), Path(request.model)
         limits = asked_memory(request)
-        headers, name, index = await self._looked_at(path)
-        layers = read_layers(headers, name=name)
+        model = await planned_model(path, self._cache)
+        headers, index = model.headers, model.index
+        layers = read_layers(headers, name=model.name)
         drafting = await self._drafts(request, options, headers, layers)
         options = replace(options, draft_model=drafting.draft_model)
         work = layer_work(headers, shape_of(layers, options), layers.count)
@@ -106,7 +106,7 @@ class Planning:
 
         # in a thread: other links and streams are not to wait for it
         found, spared = await asyncio.to_thread(with_fewest, choices, surveyed.spared)
-        return plan_reply(name, found, [*surveyed.left_out, *spared])
+        return plan_reply(model.name, found, [*surveyed.left_out, *spared])
 
     async def _drafts(
         self, request: PlanRequest, options: HeadOptions, headers: Sequence[Header], layers: ModelLayers
@@ -114,8 +114,8 @@ class Planning:
         """With what the answers of this node have shown, if it serves the model with such drafts."""
         served, asked = self._drafting(Path(request.model)), None
         if request.draft_model:
-            drafts, name, _ = await self._looked_at(Path(request.draft_model))
-            asked = draft_model(request.draft_model, name, drafts, headers[0])
+            drafts = await planned_model(Path(request.draft_model), self._cache)
+            asked = draft_model(request.draft_model, drafts.name, drafts.headers, headers[0])
         if served is not None and (asked is None or asked == served.draft_model):
             return served.snapshot
         draft = asked if options.speculate else None
@@ -131,14 +131,6 @@ class Planning:
         if request.workers and (unknown := roster.unknown_names()):
             raise UserError(unknown[0], hint="give names or ids as `meshd status` shows them")
         return options, roster
-
-    async def _looked_at(self, path: Path) -> tuple[Sequence[Header], str, WeightsIndex | None]:
-        """The headers, the name, and what is known of its tensors without reading them."""
-        file = await ModelFile.open(path, cache=self._cache)
-        try:
-            return file.headers, file.name, file.known_index()
-        finally:
-            file.close()
 
 
 def make_planning(

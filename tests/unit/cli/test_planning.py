@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin import plan_api
+from meshd.admin import models_api, plan_api
 
 from tests.gguf_bytes import gguf, language_model
+from tests.hub_server import Hub, taken_for_hub
 from tests.unit.admin import fake
 from tests.unit.admin.fake import FakeControl
 
@@ -127,10 +128,50 @@ def test_a_model_is_found_from_where_the_command_runs(
     assert daemon.asked == [("plan", str(file), 0, 0)]
 
 
-def test_a_model_that_is_not_here_is_not_downloaded_for_a_plan(daemon: FakeControl) -> None:
-    refused(meshd("plan", "--model", "hf:nobody/nothing:Q4_0"), 1, "meshd model pull")
+def test_of_a_model_of_the_hub_only_the_header_comes(
+    daemon: FakeControl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HOME", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "user"))
+    monkeypatch.setenv("MESHD_CACHE", str(tmp_path / "cache"))
+    hub = Hub({"me/Tiny-GGUF": {"t-Q8_0.gguf": gguf(*language_model())}})
+    with taken_for_hub(hub, tmp_path / "token", monkeypatch):
+        ran = meshd("plan", "--model", "hf:me/Tiny-GGUF:Q8_0")
+    assert ran.code == 0
+    [asked] = daemon.asked
+    assert isinstance(asked, tuple) and asked[0] == "plan"
+    path = str(asked[1])
+    assert Path(path).name == "t-Q8_0.header" and not Path(path).exists(), "it is removed afterwards"
+    assert "`hf:me/Tiny-GGUF:Q8_0` is not on this machine: planned from its header" in ran.err
+    assert not list((tmp_path / "user").rglob("*Tiny*")), "the cache of the hub has nothing of it"
+
+
+def test_of_a_model_of_members_only_the_header_comes(daemon: FakeControl, tmp_path: Path) -> None:
+    place = tmp_path / "plan-1"
+    place.mkdir()
+    (place / "far.header").write_bytes(b"GGUF")
+    done = models_api.PullReply(id=7, step="done", name="far", paths=(str(place / "far.header"),))
+    daemon.pulls = [replace(done, step="asking"), done]
+    ran = meshd("plan", "--model", "mesh:far")
+    assert ran.code == 0 and "planned from its header, which members have" in ran.err
+    assert daemon.asked == [
+        ("pull", "mesh:far", 0),
+        ("pull_progress", 7),
+        ("plan", str(place / "far.header"), 0, 0),
+    ]
+    assert not place.exists(), "it is removed afterwards"
+
+
+def test_a_model_that_nobody_has(daemon: FakeControl, tmp_path: Path) -> None:
+    refused(meshd("plan", "--model", "hf:nobody/nothing:Q4_0"), 1, "cannot download `nobody/nothing`")
     refused(meshd("plan", "--model", "./none.gguf"), 1, "none.gguf")
+    refused(meshd("plan", "--model", "ollama:none"), 1, "`ollama pull none`")
     assert daemon.asked == []
+    code = models_api.NO_MEMBER_HAS_IT
+    failed = models_api.PullReply(id=7, step="failed", error="no member has it", hint="ask", code=code)
+    daemon.pulls = [failed, failed]
+    refused(meshd("plan", "--model", "mesh:far"), 1, "no member has it")
+    refused(meshd("plan", "--model", "far"), 1, "there is no model `far` on this machine", "no member has it")
 
 
 @pytest.mark.parametrize("option", ["--ctx-size", "--streams"])
