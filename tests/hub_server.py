@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 COMMIT = "c0ffee" * 6 + "c0de"
 _CHUNK = 64 << 10
@@ -118,17 +121,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _bytes(self, path: str) -> None:
         org, repo, name = path.removeprefix("/bytes/").split("/", 2)
         data = self.hub.repositories[f"{org}/{repo}"][name]
-        begin = 0
+        begin, end = 0, len(data)
         wanted = self.headers.get("Range", "")
-        if wanted.startswith("bytes=") and not self.hub.no_ranges:
-            begin = int(wanted.removeprefix("bytes=").partition("-")[0])
-        rest = data[begin:]
+        is_part = wanted.startswith("bytes=") and not self.hub.no_ranges
+        if is_part:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            begin, end = int(first), min(len(data), int(last) + 1 if last else len(data))
+        rest = data[begin:end]
         if self.hub.takes("corruptions"):
             rest = rest[:-1] + bytes([rest[-1] ^ 1])
         rest += bytes(self.hub.surplus)
-        self.send_response(206 if begin else 200)
-        if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
+        self.send_response(206 if is_part else 200)
+        if is_part:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
         self.send_header("Content-Length", str(len(rest)))
         self.end_headers()
         if self.command == "HEAD":
@@ -189,3 +194,18 @@ def serving(hub: Hub) -> Iterator[Hub]:
             server.server_close()
         for thread in threads:
             thread.join()
+
+
+@contextmanager
+def taken_for_hub(hub: Hub, token_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """It runs, and the library in this process takes it for Hugging Face's."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils._http import close_session
+
+    with serving(hub):
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(token_path))
+        yield hub
+        close_session()

@@ -33,11 +33,16 @@ def to_json(value: object) -> Json:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+def to_fields(value: object) -> Mapping[str, Json]:
+    """As `to_json`, of a value with fields."""
+    body = to_json(value)
+    assert isinstance(body, Mapping)
+    return body
+
+
 def encode_request(request: Request[object]) -> bytes:
     """One line."""
-    body = to_json(request)
-    assert isinstance(body, Mapping)
-    return encode_line({"request": request.request_name, **body})
+    return encode_line({"request": request.request_name, **to_fields(request)})
 
 
 def encode_line(body: Json) -> bytes:

@@ -88,13 +88,15 @@ class MemberModelsRequest(Request[MemberModelsReply], name="member_models"):
 class PullRequest(Request[PullReply], name="pull"):
     """Take the model `name` from members, at most `rate` bytes a second (0: no limit).
 
-    `header_only`: of it only what a head without layers needs. It runs for as long as somebody asks how far
+    `header_only`: of it only what a head without layers needs; `for_plan`: only the headers of its files,
+    which whoever asked removes. It runs for as long as somebody asks how far
     it is, every few seconds; with `background` it runs to its end.
     """
 
     name: str
     rate: int = 0
     header_only: bool = False
+    for_plan: bool = False
     background: bool = False
 
 

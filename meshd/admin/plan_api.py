@@ -128,7 +128,9 @@ class PlanPart:
 class PlanView:
     """A split and what it is predicted to do. `why` of the first one says why it was chosen.
 
-    `answer_s`: of a prompt of `prompt_tokens` and an answer of `answer_tokens`, by which splits are compared.
+    `load_bytes` of weights cross the network for a load, which is in `load_s`; null where it is not known
+    what nodes have: then all is read from their own files. `answer_s`: of a prompt of `prompt_tokens` and an
+    answer of `answer_tokens`, by which splits are compared.
     The factors are in the rates: what answers took, against what was predicted. `corrected_by`: whose,
     `this split` or `splits like it`, which share devices or paths with it; empty where there were none.
     `parts`: what a token and a prompt are the sums of. `ctx_note`: why `ctx_size` is less than asked for.
@@ -140,6 +142,7 @@ class PlanView:
     streams_tok_s: float
     first_token_s: float
     load_s: float
+    load_bytes: int | None
     bytes_per_token: int
     ctx_size: int
     slots: int
@@ -169,10 +172,19 @@ class PlanReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """As if no device of `node` had more free memory; `node` empty: of any node."""
+
+    node: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest(Request[PlanReply], name="plan"):
     """`model`: path of a GGUF file that this daemon can read. `ctx_size` and `streams`: 0 for the usual.
 
-    `largest_context`: the longest that fits. `layers`: as `--layers` of `meshd serve` takes them.
+    `largest_context`: the longest that fits. `layers`, `workers`, `tensor_split`, `devices`: as the options
+    of `meshd serve`; empty: as this node serves.
     `draft_model`: path of a GGUF file as well; empty: that with which this node serves the model, if it does.
     """
 
@@ -182,3 +194,7 @@ class PlanRequest(Request[PlanReply], name="plan"):
     largest_context: bool = False
     layers: tuple[str, ...] = ()
     draft_model: str = ""
+    workers: tuple[str, ...] = ()
+    tensor_split: tuple[float, ...] = ()
+    devices: tuple[str, ...] = ()
+    memory: tuple[MemoryLimit, ...] = ()

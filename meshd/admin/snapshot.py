@@ -58,6 +58,7 @@ def link_view(path: PathStatus, *, now: float, wall: float) -> LinkView:
         since=round(wall - (now - path.link.established_at), 3),
         sent_bytes=path.sent_bytes,
         received_bytes=path.received_bytes,
+        bytes_s=None if path.rate is None else round(path.rate),
     )
 
 

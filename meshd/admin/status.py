@@ -56,6 +56,7 @@ class LinkView:
     since: float  # date when it came up
     sent_bytes: int
     received_bytes: int
+    bytes_s: float | None = None  # what it carried a second when it was full; null until it was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

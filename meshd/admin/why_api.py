@@ -42,7 +42,10 @@ class AdviceView:
 class WhyReply:
     """`token` is one of the running answer, or of the last that was alone; `prompt` the last one's.
 
-    Null where no answer had the machines to itself. `requests`: under way now. `split`: as it runs.
+    Null where no answer had the machines to itself. `round`: of the newest time in which answers were
+    streamed, several at once or with drafts: a mean over the rounds in which llama-server computed for all of
+    them; null where `token` is of that time, or `why_no_round` says why. `requests`: under way now. `split`:
+    as it runs.
     """
 
     model: str
@@ -52,6 +55,8 @@ class WhyReply:
     token: TimeAccount | None
     prompt: TimeAccount | None
     advice: AdviceView
+    round: TimeAccount | None = None
+    why_no_round: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 MAX_SPREAD = 0.2  # between clients of one model: turns are fair
+MAX_DAEMON_SHARE = 0.03  # of the CPU time
+MAX_GROWTH = 10_000_000  # bytes, of the daemon's memory while as many clients ask as before
 
 
 @dataclass(slots=True)
@@ -71,6 +73,13 @@ def complaints(figures: ClientFigures) -> Iterator[str]:
     for model, clients in _by_model(figures).items():
         if (share := spread([client.tokens for client in clients])) > MAX_SPREAD:
             yield f"clients of {model} differ by {share:.0%}, more than {MAX_SPREAD:.0%}"
+    if figures.daemon_share > MAX_DAEMON_SHARE:
+        yield (
+            f"the daemon took {figures.daemon_share:.1%} of the CPU time, more than {MAX_DAEMON_SHARE:.0%}"
+        )
+    if figures.growth > MAX_GROWTH:
+        grown, most = figures.growth / 1e6, MAX_GROWTH / 1e6
+        yield f"the daemon's memory grew by {grown:.1f} MB, more than {most:.0f} MB"
 
 
 def lines(figures: ClientFigures) -> Iterator[str]:

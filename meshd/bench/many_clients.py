@@ -1,20 +1,23 @@
 """Many streaming clients of several models that do not fit together: `python -m meshd.bench.many_clients`.
 
 A head alone on this machine serves three models: two of one group, the third excludes them. The clients are
-divided among the models, and each asks again as soon as it has its answer. Models are `smollm2`, names of
-`meshd.bench.random_model`, or files. Printed are errors, what each client got, how long it waited for a first
-token, the daemon's share of the CPU time, and whether its memory grows. The exit code is 1 after an error,
-and if clients of one model differ too much. Linux (/proc).
+divided among the models, and each, with an API key of its own, asks again as soon as it has its answer.
+Models are `smollm2`, names of `meshd.bench.random_model`, or files. Printed are errors, what each client got,
+how long it waited for a first token, the daemon's share of the CPU time, and whether its memory grows. The
+exit code is 1 after an error, if clients of one model differ too much, and if the daemon takes too much CPU
+time or memory. Linux (/proc).
 """
 
 import argparse
 import asyncio
 import json
 import os
+import secrets
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         "--models", default="smollm2,small,small-2", metavar="A,B,C", help="the last is alone"
     )
     parser.add_argument("--clients", type=int, default=64, metavar="N")
+    parser.add_argument("--keys", type=int, metavar="N", help="API keys, in turn (one for each client)")
     parser.add_argument("--minutes", type=float, default=10.0, metavar="N")
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="of an answer")
     return parser
@@ -55,9 +59,10 @@ async def _run(args: argparse.Namespace) -> None:
     models = [await _model_file(name, cache) for name in args.models.split(",")]
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         async with Owner() as owner:
-            head = _head(Path(folder), cache, models)
+            keys = [secrets.token_hex(24) for _ in range(args.keys or args.clients)]
+            head = _head(Path(folder), cache, models, keys)
             await start_all(owner, head)
-            figures = await _measure(args, head, [name for name, _ in models])
+            figures = await _measure(args, head, [name for name, _ in models], keys)
             owner.cancel()
     report(figures)
 
@@ -80,8 +85,11 @@ async def _model_file(given: str, cache: Path) -> tuple[str, Path]:
     return Path(given).stem, Path(given)
 
 
-def _head(folder: Path, cache: Path, models: Sequence[tuple[str, Path]]) -> LocalNode:
-    text = "[serve]\nport = 0\nmin_workers = 0\nctx_size = 512\n"
+def _head(folder: Path, cache: Path, models: Sequence[tuple[str, Path]], keys: Sequence[str]) -> LocalNode:
+    accepted = folder / "keys"
+    accepted.touch(mode=0o600)
+    accepted.write_text("".join(f"{key}\n" for key in keys), encoding="ascii")
+    text = f"[serve]\nport = 0\nmin_workers = 0\nctx_size = 512\napi_key_file = {json.dumps(str(accepted))}\n"
     for number, (name, file) in enumerate(models):
         text += f"[models.{name}]\nmodel = {json.dumps(str(file.absolute()))}\n"
         text += 'group = "together"\n' if number < len(models) - 1 else ""
@@ -90,10 +98,13 @@ def _head(folder: Path, cache: Path, models: Sequence[tuple[str, Path]]) -> Loca
     return LocalNode(NodeSpec("head", "serve", folder / "head", cache, ("--config", str(config))))
 
 
-async def _measure(args: argparse.Namespace, head: LocalNode, names: Sequence[str]) -> ClientFigures:
+async def _measure(
+    args: argparse.Namespace, head: LocalNode, names: Sequence[str], keys: Sequence[str]
+) -> ClientFigures:
     status = await head.until(lambda status: status.api is not None and bool(status.models))
     assert status.api is not None
     counts = [ClientCount(names[number % len(names)]) for number in range(args.clients)]
+    ask = partial(ask_again, status.api.url, tokens=args.tokens)
     watch = _Watch(head)
     pid, began = status.node.pid, time.monotonic()
     daemon_before, _ = cpu_seconds(pid)
@@ -101,7 +112,7 @@ async def _measure(args: argparse.Namespace, head: LocalNode, names: Sequence[st
     async with Owner() as owner:
         watching = owner.start(watch.serve(), name="watch")
         clients = [
-            owner.start(_ask_again(status.api.url, number, count, args.tokens, until), name="client")
+            owner.start(ask(number, count, keys[number % len(keys)], until=until), name="client")
             for number, count in enumerate(counts)
         ]
         await asyncio.wait(clients, timeout=until - began + _END_SECONDS)
@@ -144,7 +155,9 @@ class _Watch:
         self._ready = ready
 
 
-async def _ask_again(url: str, number: int, count: ClientCount, tokens: int, until: float) -> None:
+async def ask_again(
+    url: str, number: int, count: ClientCount, key: str, *, tokens: int, until: float
+) -> None:
     """One client, until time is up; what comes later is not counted."""
     asked = 0
     while time.monotonic() < until:
@@ -157,12 +170,12 @@ async def _ask_again(url: str, number: int, count: ClientCount, tokens: int, unt
             "stream": True,
         }
         try:
-            await _answer(url, json.dumps(body).encode(), count, until)
+            await _answer(url, json.dumps(body).encode(), key, count, until)
         except (OSError, MeshdError) as error:
             count.errors.append(str(error))
 
 
-async def _answer(url: str, body: bytes, count: ClientCount, until: float) -> None:
+async def _answer(url: str, body: bytes, key: str, count: ClientCount, until: float) -> None:
     """One streamed answer. Raises OSError, MeshdError."""
     parts = urlsplit(url)
     began, tokens, is_whole = time.monotonic(), 0, False
@@ -170,6 +183,7 @@ async def _answer(url: str, body: bytes, count: ClientCount, until: float) -> No
     try:
         # of HTTP/1.0, whose answers come without chunks
         head = f"POST /v1/completions HTTP/1.0\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        head += f"Authorization: Bearer {key}\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         status = await reader.readline()
         if b" 200 " not in status:

@@ -6,7 +6,7 @@ alone, and leaves the rest of the page as it is.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ class _Console:
     def line(self, text: str = "") -> None:
         """Nothing."""
 
-    def json(self, value: Json, *, compact: bool = False) -> None:
+    def json(self, value: Mapping[str, Json], *, compact: bool = False) -> None:
         """Nothing."""
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -43,7 +43,7 @@ def run(args: Arguments, out: Output) -> int:
 
     settings = with_kept_name(load(file=config_file(args))).settings
     if args.json:
-        out.json({"schema": 1, "settings": {s.key.name: _entry(s) for s in settings}})
+        out.json({"settings": {s.key.name: _entry(s) for s in settings}})
         return 0
     section = ""
     for setting in settings:

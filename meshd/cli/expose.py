@@ -55,7 +55,7 @@ def run(args: Arguments, out: Output) -> int:
     if words == ["ls"]:
         found = ask(home_here(), ExposeListRequest()).exposed
         if args.json:
-            out.json({"schema": 1, "exposed": to_json(found)})
+            out.json({"exposed": to_json(found)})
         else:
             _print(found, out)
         return 0
@@ -67,7 +67,7 @@ def run(args: Arguments, out: Output) -> int:
         return 0
     view = ask(home_here(), ExposeRequest(name=words[0], target=words[1], to=tuple(args.to)))
     if args.json:
-        out.json({"schema": 1, "exposed": to_json(view)})
+        out.json({"exposed": to_json(view)})
     else:
         out.line(f"{view.name}  {view.target}  to {_names(view)}")
     if not view.to:

@@ -83,7 +83,7 @@ def run(args: Arguments, out: Output) -> int:
         )
     reply = _create(home, _request(args))
     if args.json:
-        out.json({"schema": 1, **_fields(reply)})
+        out.json({**_fields(reply)})
         return 0
     out.line(reply.token)
     out.note(reply.validity(time.time()))
@@ -143,7 +143,7 @@ def _invites(home: Path) -> InviteList:
 def _list(home: Path, args: Arguments, out: Output) -> int:
     found = _invites(home)
     if args.json:
-        out.json({"schema": 1, "invites": to_json(found.invites)})
+        out.json({"invites": to_json(found.invites)})
     elif not found.invites:
         out.note("this node has created no invites")
     else:

@@ -139,7 +139,7 @@ def _begun(begun: "PullReply", args: Arguments, out: Output) -> int:
     """What is said of a pull in the background."""
     if args.json:
         sizes: dict[str, Json] = {"done_bytes": begun.done_bytes, "bytes": begun.total_bytes}
-        out.json({"schema": 1, "name": begun.name, "step": begun.step, **sizes})
+        out.json({"name": begun.name, "step": begun.step, **sizes})
     else:
         out.note(
             f"taking `{begun.name}` from members in the background; `meshd model ls` shows how far it is, "
@@ -156,7 +156,6 @@ def _facts(model: "StoredModel", config: Config) -> "ModelFacts":
 
 def _details(model: "StoredModel", facts: "ModelFacts") -> dict[str, Json]:
     return {
-        "schema": 1,
         "name": model.name,
         "title": facts.title or None,
         "source": str(model.source),
@@ -247,7 +246,7 @@ def _lines(lines: Mapping[str, Json], out: Output) -> None:
 def _show_members(views: Sequence["MemberModelView"], args: Arguments, out: Output, *, by_name: bool) -> int:
     """What members say of a model that is not here; they may mean different ones by a name."""
     if args.json:
-        out.json({"schema": 1, "members": [to_json(view) for view in views]})
+        out.json({"members": [to_json(view) for view in views]})
         return 0
     for number, view in enumerate(views):
         if number:
@@ -274,7 +273,6 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
     if args.json:
         out.json(
             {
-                "schema": 1,
                 "name": model.name,
                 "bytes": model.size,
                 "fingerprint": done.fingerprint,
@@ -313,7 +311,7 @@ def _remove(
             return 0
     remove(removal)
     if args.json:
-        out.json({"schema": 1, "removed": list(removal.names), "bytes": removal.size})
+        out.json({"removed": list(removal.names), "bytes": removal.size})
     else:
         out.line(f"removed {named}: {in_bytes(removal.size)} are free again")
     return 0

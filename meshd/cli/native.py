@@ -5,6 +5,7 @@ existing build is kept.
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,7 +100,7 @@ def _find(paths: Paths, backend: str) -> "NativeInfo":
     return found
 
 
-def to_json(info: "NativeInfo") -> Json:
+def to_json(info: "NativeInfo") -> Mapping[str, Json]:
     """As docs/cli.md has it."""
     return {
         "pin": info.pin,

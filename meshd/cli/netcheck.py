@@ -29,9 +29,9 @@ def run(args: Arguments, out: Output) -> int:
     """0 when the network could be checked, however bad it is."""
     reply = _reply(args, out)
     if args.json:
-        from meshd.admin.codec import to_json
+        from meshd.admin.codec import to_fields
 
-        out.json(to_json(reply))
+        out.json(to_fields(reply))
     else:
         show(reply, out)
     return 0

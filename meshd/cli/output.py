@@ -16,6 +16,7 @@ DEFAULT_WIDTH = 100
 BAR_CHARS = 24
 _BOLD, _RED, _DIM, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
+DOCUMENT_SCHEMA = 1
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
@@ -58,10 +59,11 @@ class Output:
         self._wipe()
         self._print(clean(text) + "\n")
 
-    def json(self, value: Json, *, compact: bool = False) -> None:
-        """The result for a script: one document."""
+    def json(self, value: Mapping[str, Json], *, compact: bool = False) -> None:
+        """The result for a script: one document, with the version of its format."""
         self._wipe()
-        text = json.dumps(value, indent=None if compact else 2, allow_nan=False)
+        document = {"schema": DOCUMENT_SCHEMA, **value}
+        text = json.dumps(document, indent=None if compact else 2, allow_nan=False)
         self._print(text + "\n")
 
     def raw(self, text: str) -> None:

@@ -23,7 +23,7 @@ def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print."""
     status = ask(home_here(), StatusRequest())
     if args.json:
-        out.json({"schema": status.schema, "peers": to_json(status.peers)})
+        out.json({"peers": to_json(status.peers)})
     else:
         print_peers(status, out)
     return 0
@@ -35,7 +35,7 @@ def print_peers(status: Status, out: Output) -> None:
         out.line("no other nodes known yet")
         return
     out.table(
-        ("PEER", "ID", "ROLE", "STATE", "LINK", "RTT", "SENT", "RECEIVED", "RESUMES", "NOTE"),
+        ("PEER", "ID", "ROLE", "STATE", "LINK", "RTT", "RATE", "SENT", "RECEIVED", "RESUMES", "NOTE"),
         [_row(peer) for peer in status.peers],
     )
 
@@ -59,6 +59,7 @@ def _row(peer: PeerView) -> tuple[str, ...]:
         _state(peer),
         "-" if link is None else f"{link.kind} {link.path} {link.remote}",
         "-" if link is None or link.rtt_ms is None else f"{link.rtt_ms:.2f} ms",
+        "-" if link is None or not link.bytes_s else f"{in_bytes(link.bytes_s)}/s",
         "-" if link is None else in_bytes(link.sent_bytes),
         "-" if link is None else in_bytes(link.received_bytes),
         str(peer.resumes),

@@ -74,7 +74,6 @@ def _print_json(peer: str, count: int, replies: list[tuple[int, PingReply]], out
     times = [reply.rtt_ms for _, reply in replies]
     out.json(
         {
-            "schema": 1,
             "peer": replies[0][1].peer if replies else peer,
             "name": replies[0][1].name if replies else None,
             "sent": count,

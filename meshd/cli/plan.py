@@ -10,18 +10,20 @@ examples:
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 from meshd.admin.client import Client
-from meshd.admin.codec import to_json
+from meshd.admin.codec import to_fields
 from meshd.admin.plan_api import PlanReply, PlanRequest, PlanSpeculation, PlanView
 from meshd.base.byte_format import in_bytes, in_memory, in_number
 from meshd.base.errors import UsageError
 from meshd.cli.capacity import MEASURE_SECONDS
-from meshd.cli.find_models import local_model
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
+from meshd.cli.plan_model import model_for_plan
+from meshd.cli.plan_options import add_split_options, with_split_options
 from meshd.config import Config, home_here
-from meshd.model.layer_range import parse_layer_range
 
 _LARGEST_CONTEXT = 1 << 24
 _LONGEST = "max"
@@ -33,7 +35,10 @@ _COLUMNS = ("SPLIT", "ANSWER", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOK
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to plan for, and --json."""
     parser.add_argument(
-        "--model", metavar="MODEL", required=True, help="GGUF file, or the name of a model on this machine"
+        "--model",
+        metavar="MODEL",
+        required=True,
+        help="GGUF file, or the name of a model; of one that is not on this machine only the header comes",
     )
     parser.add_argument(
         "--ctx-size",
@@ -42,13 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="context in tokens; max: the longest that fits, up to what the model was trained for",
     )
-    parser.add_argument(
-        "--layers",
-        metavar="NODE=FIRST-LAST",
-        action="append",
-        default=[],
-        help="which layers a node holds, counted from 0; repeat it until all layers of the model are given",
-    )
+    add_split_options(parser)
     parser.add_argument(
         "--streams", metavar="S", type=int, default=0, help="answers generated at once (default: up to 4)"
     )
@@ -64,24 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Arguments, out: Output) -> int:
     """Ask the daemon and print. 1 when nothing fits."""
     ctx_size = _context(args.ctx_size)
-    layers = _layers(args.layers)
     if not 0 <= args.streams <= _MOST_STREAMS:
         raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
-    with Client(home_here()) as client:
-        file = local_model(args.model, Config(), out)
-        draft = local_model(args.draft_model, Config(), out) if args.draft_model else ""
-        request = PlanRequest(
-            model=str(file),
-            ctx_size=ctx_size,
-            streams=args.streams,
-            largest_context=args.ctx_size == _LONGEST,
-            layers=layers,
-            draft_model=str(draft),
-        )
+    request = PlanRequest(
+        model="",
+        ctx_size=ctx_size,
+        streams=args.streams,
+        largest_context=args.ctx_size == _LONGEST,
+    )
+    request = with_split_options(request, args)
+    with Client(home_here()) as client, ExitStack() as held:
+        file = model_for_plan(args.model, Config(), client, held, out)
+        draft = model_for_plan(args.draft_model, Config(), client, held, out) if args.draft_model else ""
+        request = replace(request, model=str(file), draft_model=str(draft))
         out.progress("asking the nodes, and measuring what is not known yet")
         reply = client.ask(request, seconds=MEASURE_SECONDS)
     if args.json:
-        out.json(to_json(reply))
+        out.json(to_fields(reply))
     else:
         _show(reply, out)
     return 0
@@ -94,17 +92,6 @@ def _context(given: str) -> int:
     if given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= _LARGEST_CONTEXT:
         return int(given)
     raise UsageError(f"--ctx-size takes a number from 1 to {_LARGEST_CONTEXT}, or `{_LONGEST}`")
-
-
-def _layers(given: Sequence[str]) -> tuple[str, ...]:
-    """As the daemon takes them. Raises UsageError."""
-    ranges = [one for words in given for one in words.split(",")]
-    for one in ranges:
-        try:
-            parse_layer_range(one)
-        except ValueError as error:
-            raise UsageError(f"--layers takes NODE=FIRST-LAST, not `{one}`: {error}") from None
-    return tuple(ranges)
 
 
 def _show(reply: PlanReply, out: Output) -> None:
@@ -142,10 +129,20 @@ def _show(reply: PlanReply, out: Output) -> None:
     out.line(
         f"AT ONCE: {in_number(best.slots, 'answer')} together. A TOKEN: bytes on the network for each token"
     )
+    out.line(_load_note(shown))
     if not all(plan.measured for plan in shown):
         out.note("some speeds are estimated: those devices could not be measured, or compute for somebody")
     for left in reply.left_out:
-        out.note(f"{left.node}: left out: {left.why}")
+        out.note(f"left out: {left.why}" if left.node in left.why else f"{left.node}: left out: {left.why}")
+
+
+def _load_note(shown: Sequence[PlanView]) -> str:
+    if any(plan.load_bytes is None for plan in shown):
+        return "LOAD: from the nodes' own files, as it is not known whether they have the model"
+    most = max((plan.load_bytes or 0 for plan in shown), default=0)
+    if most:
+        return f"LOAD: with weights that nodes lack, up to {in_bytes(most)}, as this node sends them"
+    return "LOAD: from the nodes' own files, which they have"
 
 
 def _drafts(found: PlanSpeculation) -> str:

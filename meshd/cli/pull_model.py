@@ -66,7 +66,7 @@ def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> 
             out.note(f"members of the mesh are not asked: {error.what}")
         return None
     with client:
-        reply = _watched(client, client.ask(PullRequest(name=given, rate=rate)), out)
+        reply = watched(client, client.ask(PullRequest(name=given, rate=rate)), out)
     if not reply.error:
         return reply
     if reply.code == NO_MEMBER_HAS_IT and not only_members:
@@ -74,7 +74,7 @@ def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> 
     raise UserError(reply.error, hint=reply.hint)
 
 
-def _watched(client: Client, reply: PullReply, out: Output) -> PullReply:
+def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
     """Until it has ended; Ctrl-C ends it."""
     shown = PullProgress(out)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshd.admin.api import StatusRequest
 from meshd.admin.client import Client
-from meshd.admin.codec import to_json
+from meshd.admin.codec import to_fields
 from meshd.admin.status import Status
 from meshd.base.byte_format import in_bytes, in_memory, in_number
 from meshd.base.time_format import in_time
@@ -38,7 +38,7 @@ def run(args: Arguments, out: Output) -> int:
             _watch(client, out, as_json=args.json)
         status = client.ask(StatusRequest())
     if args.json:
-        out.json(to_json(status))
+        out.json(to_fields(status))
     else:
         show(status, out)
     return 0
@@ -50,7 +50,7 @@ def _watch(client: Client, out: Output, *, as_json: bool) -> None:
     while True:
         status = client.ask(StatusRequest())
         if as_json:
-            out.json(to_json(status), compact=True)
+            out.json(to_fields(status), compact=True)
         elif out.terminal:
             out.clear()
             show(status, out)

@@ -56,7 +56,7 @@ def run(args: Arguments, out: Output) -> int:
         return _close(args.what, out)
     found = ask(home_here(), TunnelListRequest()).tunnels
     if args.json:
-        out.json({"schema": 1, "tunnels": to_json(found)})
+        out.json({"tunnels": to_json(found)})
     elif not found:
         out.note("no open tunnels")
     else:
@@ -71,7 +71,7 @@ def _open(args: Arguments, out: Output) -> int:
     request = TunnelOpenRequest(peer=args.peer, service=args.service, listen=args.listen)
     view = ask(home_here(), request)
     if args.json:
-        out.json({"schema": 1, "tunnel": to_json(view)})
+        out.json({"tunnel": to_json(view)})
     else:
         out.line(view.listen)
     if not is_loopback(view.listen.rpartition(":")[0].strip("[]")):

@@ -10,7 +10,7 @@ examples:
 import argparse
 
 from meshd.admin.client import Client
-from meshd.admin.codec import to_json
+from meshd.admin.codec import to_fields
 from meshd.admin.why_api import AnswerTime, WhyReply, WhyRequest
 from meshd.base.byte_format import in_number
 from meshd.cli.options import Arguments
@@ -32,7 +32,7 @@ def run(args: Arguments, out: Output) -> int:
     with Client(home_here()) as client:
         reply = client.ask(WhyRequest(), seconds=_ASK_SECONDS)
     if args.json:
-        out.json(to_json(reply))
+        out.json(to_fields(reply))
     else:
         _show(reply, out)
     return 0
@@ -50,10 +50,21 @@ def _show(reply: WhyReply, out: Output) -> None:
         if reply.token.rounds < reply.token.tokens:
             of += f" in {in_number(reply.token.rounds, 'round')}"
         _show_account("A TOKEN", reply.token, of, out)
+    if reply.round is not None:
+        each = reply.round.tokens / max(1, reply.round.rounds)
+        of = f"mean of {in_number(reply.round.rounds, 'round')}, {each:.1f} tokens each"
+        _show_account("A ROUND", reply.round, of, out)
+        out.line()
+        out.line(
+            "A ROUND: llama-server computes one for all answers that run, or for a step of a prompt; "
+            "this is of the newest half minute of streamed answers"
+        )
     if reply.prompt is not None:
         _show_account("A PROMPT", reply.prompt, "to the first token", out)
     if reply.token is None and reply.prompt is None:
-        out.note("no whole answer had the machines to itself, so its time cannot be divided")
+        out.note("no whole answer had the machines to itself, so its time cannot be divided by tokens")
+        if reply.round is None:
+            out.note(f"it cannot be divided by rounds: {reply.why_no_round}")
     out.line()
     advice = reply.advice
     if advice.change:

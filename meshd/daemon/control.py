@@ -260,7 +260,7 @@ class DaemonControl(TunnelAnswers):
         model = self._parts.role.status.model
         if found is None or model is None:
             raise UserError("the model is not loaded", hint="run `meshd status` to see what it waits for")
-        if not found.answers and found.running is None:
+        if not found.answers and found.running is None and found.round is None:
             raise UserError(
                 "nothing was answered yet since the model was loaded", hint="ask it something first"
             )

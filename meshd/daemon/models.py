@@ -132,7 +132,7 @@ class ModelExchange:
             from meshd.library.resolve import no_name  # and stores, which no pull needs
 
             raise no_name(request.name, error) from None
-        make = _kind_of_pull(header_only=request.header_only)
+        make = _kind_of_pull(request)
         running = (
             one
             for one in self._pulls.values()
@@ -199,9 +199,13 @@ class ModelExchange:
             del self._pulls[pull.id]
 
 
-def _kind_of_pull(*, header_only: bool) -> "type[ModelPull]":
+def _kind_of_pull(request: PullRequest) -> "type[ModelPull]":
     # most nodes never pull
-    if header_only:
+    if request.for_plan:
+        from meshd.library.members.pull_plan import PlanPull
+
+        return PlanPull
+    if request.header_only:
         from meshd.library.members.pull_header import HeaderPull
 
         return HeaderPull

@@ -55,6 +55,7 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
         streams_tok_s=round(predicted.streams_tok_s, 2),
         first_token_s=round(predicted.first_token_s, 4),
         load_s=round(predicted.load_s, 3),
+        load_bytes=predicted.load_bytes,
         bytes_per_token=predicted.bytes_per_token,
         ctx_size=plan.answers.tokens if plan.answers is not None else plan.shape.answer_tokens,
         ctx_note=plan.answers.note if plan.answers is not None else "",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
     from meshd.role.head.draft_forecast import Drafting
     from meshd.role.head.explain import Explained
+    from meshd.role.head.worker_choice import ServedAs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class BuiltRole:
     """Of one that serves a model: where the time of its tokens went; None while it is not loaded."""
     speeds: DeviceSpeeds | None = None
     """Of the devices that its status lists."""
+    serving: "Callable[[Path], ServedAs | None]" = lambda _file: None
+    """How a model with this file is, or would be, served; None: as the settings say."""
     drafting: "Callable[[Path], Drafting | None]" = lambda _file: None
     """Of the model with this file; None where it is not served."""
 

@@ -141,6 +141,7 @@ class ClaimedServe:
                 held=lambda: pool.held,
                 explain=pool.explain,
                 speeds=speeds,
+                serving=pool.serving,
                 drafting=pool.drafting,
             )
         file, *smaller = self.files[0]
@@ -153,6 +154,7 @@ class ClaimedServe:
             held=lambda: head.held,
             explain=head.explain,
             speeds=speeds,
+            serving=lambda _file: head.serving,
             drafting=head.drafting,
         )
 

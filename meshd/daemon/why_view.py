@@ -18,6 +18,8 @@ def why_reply(model: str, found: Explained) -> WhyReply:
         answers=tuple(answers),
         token=found.token,
         prompt=found.prompt,
+        round=found.round,
+        why_no_round=found.why_no_round,
         advice=AdviceView(
             change=advice.change,
             gain=round(advice.gain, 4),

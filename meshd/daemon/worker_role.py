@@ -76,6 +76,7 @@ class ClaimedWorker:
             devices=worker.devices,
             machine=options.machine,
             is_busy=lambda: worker.is_lending,
+            lacks=worker.lacks,
             computed=lambda peer, lease_id, spans: computed_for(
                 ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans
             ),

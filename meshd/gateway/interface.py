@@ -116,8 +116,11 @@ class Upstream(Protocol):
         """Told when the number of requests under way has changed."""
         ...
 
-    def generated(self, total: int, *, alone: bool) -> None:
-        """Told while an answer is streamed: it has `total` tokens by now; `alone`: no other is under way."""
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
+        """Told while an answer is streamed: it has `total` tokens by now, `grown` of them new.
+
+        `alone`: no other is under way.
+        """
         ...
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:

@@ -249,7 +249,7 @@ class Proxy:
         self._count_tokens(grown)
         count.alone = count.alone and len(self._running) == 1
         if grown:
-            call.upstream.generated(count.fresh, alone=len(self._running) == 1)
+            call.upstream.generated(count.fresh, grown, alone=len(self._running) == 1)
         self._told(call, events, alone=count.alone)
 
     def _told(self, call: ProxiedCall, body: bytes | bytearray, *, alone: bool) -> None:

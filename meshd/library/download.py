@@ -48,7 +48,7 @@ _SPACE_HINT = (
 def download(name: HubName, cache: Path, report: ReportProgress) -> tuple[GgufModel, list[Path]]:
     """The model that the name means, and its files in the cache. Raises UserError."""
     listing = list_repository(name.repository)
-    model = _chosen(name, listing)
+    model = chosen_model(name, listing)
     by_path = {file.path: file for file in listing.files}
     wanted = [by_path[file.path] for file in model.files]
     store = Repository(name, cache)
@@ -81,7 +81,8 @@ def adopt_files(name: HubName, paths: Sequence[Path], cache: Path, report: Repor
     return adopted
 
 
-def _chosen(name: HubName, listing: HubListing) -> GgufModel:
+def chosen_model(name: HubName, listing: HubListing) -> GgufModel:
+    """The one that the name means. Raises UserError."""
     models = models_in(GgufFile(file.path, file.size) for file in listing.files)
     if not models:
         raise UserError(

@@ -6,11 +6,12 @@ would tell about this machine in its user agent is switched off: it asks the hub
 """
 
 import functools
+import io
 import logging
 import re
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -95,6 +96,37 @@ def fetch(repository: str, commit: str, file: HubFile, into: BinaryIO, *, at: in
         http_get(
             url, into, resume_size=at, headers=headers, expected_size=file.size, tqdm_class=_silent_class()
         )
+
+
+class _Enough(Exception):
+    """All that was asked for is there; a server that knows no ranges would send the rest."""
+
+
+class _FirstBytes(io.BytesIO):
+    """Takes so many bytes, and no more."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def write(self, data: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+        given = memoryview(data)
+        room = self._count - self.tell()
+        super().write(given[:room])
+        if len(given) > room:
+            raise _Enough
+        return len(given)
+
+
+def fetch_beginning(repository: str, commit: str, file: HubFile, count: int) -> bytes:
+    """The first `count` bytes of the file. Raises UserError."""
+    url = hf_hub_url(repository, file.path, revision=commit)
+    headers = build_hf_headers(library_name="meshd", library_version=__version__)
+    headers |= {"Accept-Encoding": "identity", "Range": f"bytes=0-{count - 1}"}
+    into = _FirstBytes(count)
+    with explained(repository), suppress(_Enough):
+        http_get(url, into, headers=headers, expected_size=count, tqdm_class=_silent_class())
+    return into.getvalue()
 
 
 def fetch_by_xet(repository: str, commit: str, file: HubFile, cache: Path) -> Path:

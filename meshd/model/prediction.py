@@ -8,7 +8,8 @@ A token of S streams passes all devices in turn:
     a wait = until the order of the head is there: a device far from it, but near to the one before it
     prompt = sum of devices, ways and waits for one micro batch + (micro batches - 1) x the slowest of them
              (a device, or the bytes of a way) + output + PROMPT
-    load   = START + the most weights of a stage / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
+    load   = START + what a stage reads most of / LOADED_RATE + START_ROUND_TRIPS x the longest round trip
+             + sum of workers (what it lacks / rate)
 
 A card that several nodes use counts once, busy for the sum of its times. The processors of a machine count as
 one of these devices, too: busy for the sum of its CPUs' times, each times the share of the processors with
@@ -19,6 +20,8 @@ batches of a prompt follow one another. Times of layers are measured (device_spe
 not, they follow from the bytes of its weights.
 
 Both sums are there part by part as well: what each device takes, each path between two nodes, and the rest.
+
+Over 350 lines: the values and their formulas are explained together, above.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +53,7 @@ class PlannedStage:
 
     `path`: to the head; None for the head's own. `speed` None: never measured. `machine`: the same for nodes
     on one machine, empty where it is not known. `card`: the same for devices that are one GPU, else empty.
+    `lacking`: the share of its weights that its node has not; None: not known.
     """
 
     node: str
@@ -63,6 +67,7 @@ class PlannedStage:
     is_head: bool = False
     machine: str = ""
     card: str = ""
+    lacking: float | None = None
 
     @property
     def label(self) -> str:
@@ -97,6 +102,8 @@ class Prediction:
     streams_tok_s: float
     first_token_s: float
     load_s: float
+    load_bytes: int | None
+    """That cross the network for a load, which is in its time; None where nobody knows what nodes have."""
     bytes_per_token: int
     ways_s: float
     """Of a token, on the network: ways, and waits for orders."""
@@ -130,6 +137,7 @@ class Predictor:
             streams_tok_s=split.slots / total(streams),
             first_token_s=prompt,
             load_s=self._load(split),
+            load_bytes=self._load_bytes(split),
             bytes_per_token=self._bytes(split),
             ways_s=total(part for part in token if part.path is not None),
             is_measured=self.is_measured(split),
@@ -311,9 +319,22 @@ class Predictor:
         )
 
     def _load(self, split: Split) -> float:
-        most = max(stage.weights for stage in split.stages)
+        """Each reads its own files, all at once; what nodes lack the head sends to one after the other."""
+        read = max(stage.weights - _crossing(stage) for stage in split.stages)
         far = max((stage.path.rtt for stage in split.stages if stage.path is not None), default=0.0)
-        return START_SECONDS + most / LOADED_RATE + START_ROUND_TRIPS * far
+        sent = sum(stage.path.seconds(_crossing(stage)) for stage in split.stages if stage.path is not None)
+        return START_SECONDS + read / LOADED_RATE + START_ROUND_TRIPS * far + sent
+
+    @staticmethod
+    def _load_bytes(split: Split) -> int | None:
+        if any(not stage.is_head and stage.lacking is None for stage in split.stages):
+            return None
+        return sum(map(_crossing, split.stages))
+
+
+def _crossing(stage: PlannedStage) -> int:
+    """Bytes of its weights that its node lacks, as far as that is known."""
+    return 0 if stage.is_head else round(stage.weights * (stage.lacking or 0.0))
 
 
 def _sums(numbers: Iterable[float]) -> Sequence[float]:

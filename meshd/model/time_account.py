@@ -43,7 +43,8 @@ class TimePart:
 class TimeAccount:
     """`seconds` = the sum of `parts` + `unexplained`. `tokens`: over so many, whose mean this is.
 
-    `rounds`: in which they were made, fewer than tokens where drafts were accepted.
+    `rounds`: in which they were made, fewer than tokens where drafts were accepted. Of a round it is the mean
+    of the rounds, which made `tokens` together.
     """
 
     seconds: float
@@ -98,7 +99,7 @@ class ComputingTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentTime:
-    """What is known of a span in which one answer had all machines to itself. Seconds of the whole span.
+    """What is known of a span in which the machines computed for this model alone. Seconds of the whole span.
 
     `away`: llama-server waited for workers; `held`: its bytes waited in its daemon. `own`: what the head's
     layers take, as predicted; `workers`: in the order of the layers. `ways` are of one token.
@@ -115,11 +116,20 @@ class SpentTime:
 
 def token_account(spent: SpentTime, of: TokenRounds) -> TimeAccount:
     """Of one of the tokens. Rounds follow one another, and each goes all the ways with what it computes."""
+    return _settled(spent.seconds, _round_parts(spent, of), of.tokens, of.tokens, of.rounds)
+
+
+def round_account(spent: SpentTime, of: TokenRounds) -> TimeAccount:
+    """Of one of the rounds, each of which computes for all answers that run."""
+    return _settled(spent.seconds, _round_parts(spent, of), of.rounds, of.tokens, of.rounds)
+
+
+def _round_parts(spent: SpentTime, of: TokenRounds) -> list[TimePart]:
+    """Of all rounds together."""
     parts = [*_server(spent), *map(_computing, spent.workers)]
     parts += [_way(way, passes=of.computed, delays=of.rounds) for way in spent.ways]
     parts += [_order(where, seconds * of.rounds) for where, seconds in _late_orders(spent, of)]
-    parts += _held(spent, sum(way.transfer for way in spent.ways) * of.computed)
-    return _settled(spent.seconds, parts, of.tokens, of.rounds)
+    return parts + _held(spent, sum(way.transfer for way in spent.ways) * of.computed)
 
 
 def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
@@ -136,7 +146,7 @@ def prompt_account(spent: SpentTime, tokens: int, queue: float) -> TimeAccount:
     before = TimePart(
         kind=PartKind.QUEUE, where=spent.head, seconds=max(0.0, queue), source=PartSource.MEASURED
     )
-    return _settled(spent.seconds + before.seconds, [before, *parts], 1)
+    return _settled(spent.seconds + before.seconds, [before, *parts])
 
 
 def _own(spent: SpentTime) -> list[ComputingTime]:
@@ -195,8 +205,11 @@ def _held(spent: SpentTime, transfer: float) -> list[TimePart]:
     return [TimePart(kind=PartKind.WAITING, where=where, seconds=beyond, source=PartSource.MEASURED)]
 
 
-def _settled(seconds: float, parts: Sequence[TimePart], tokens: int, rounds: int = 1) -> TimeAccount:
-    each = max(1, tokens)
+def _settled(
+    seconds: float, parts: Sequence[TimePart], each: int = 1, tokens: int = 1, rounds: int = 1
+) -> TimeAccount:
+    """The mean of `each` that the parts are the sums of."""
+    each = max(1, each)
     shares = tuple(
         TimePart(kind=part.kind, where=part.where, seconds=part.seconds / each, source=part.source)
         for part in parts
@@ -204,7 +217,7 @@ def _settled(seconds: float, parts: Sequence[TimePart], tokens: int, rounds: int
     whole = seconds / each
     return TimeAccount(
         seconds=whole,
-        tokens=each,
+        tokens=max(1, tokens),
         parts=shares,
         unexplained=whole - sum(part.seconds for part in shares),
         rounds=rounds,

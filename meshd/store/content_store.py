@@ -83,10 +83,9 @@ class DiskContentStore:
 
     def has(self, digest: bytes) -> bool:
         """See LeaseCacheStore."""
-        if self._have is None:
-            tables = [known.table for known in self._known.values()]
-            self._have = frozenset(kept.digest for table in tables for kept in table.tensors)
-        return digest in self._have or any(digest in lease_cache.begun for lease_cache in self._lease_caches)
+        return digest in self.digests or any(
+            digest in lease_cache.begun for lease_cache in self._lease_caches
+        )
 
     def queue(self, job: Job) -> bool:
         """See LeaseCacheStore."""
@@ -113,6 +112,14 @@ class DiskContentStore:
             self._lease_caches.remove(lease_cache)
 
     # What the worker needs.
+
+    @property
+    def digests(self) -> frozenset[bytes]:
+        """See store.interface.ContentStore."""
+        if self._have is None:
+            tables = [known.table for known in self._known.values()]
+            self._have = frozenset(kept.digest for table in tables for kept in table.tensors)
+        return self._have
 
     @property
     def status(self) -> StoreStatus:

@@ -7,7 +7,7 @@ several; a *fingerprint* says that two copies hold the same model. The *content 
 over the network; a *lease cache* is what one lease sees of it. Tests: tests/unit/store.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -145,6 +145,11 @@ class ContentStore(Protocol):
 
     @property
     def status(self) -> StoreStatus: ...
+    @property
+    def digests(self) -> Collection[bytes]:
+        """Of all that is known to be here and good."""
+        ...
+
     async def serve(self) -> None:
         """Run as long as it is used."""
         ...

@@ -15,7 +15,7 @@ from meshd.store.hash_cache import FileState
 from meshd.store.hashes import unreadable
 
 MAX_SHARDS = 512
-_SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)$")
+_SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf|\.header)$")
 
 
 class Shard:

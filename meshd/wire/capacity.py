@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, device_row, read_device
 from meshd.wire.limits import (
+    MAX_ASKED_TENSORS,
     MAX_CAPACITY_PATHS,
     MAX_DEVICES,
     MAX_TEXT_BYTES,
@@ -18,6 +19,7 @@ from meshd.wire.limits import (
     PEER_BYTES,
 )
 from meshd.wire.message import Fields, pack, plain, unpack
+from meshd.wire.needs import read_marks
 
 CAPACITY_SERVICE = "capacity"
 MAX_TIMED_TOKENS = 4096
@@ -53,7 +55,8 @@ class AskCapacity:
     """`timed`: what layers compute (model/layer_work.py). `measure`: what was not measured before, is now.
 
     `recent`: the memory of devices does not matter, so they need not be listed for this. `spans`: how long
-    this `lease` of the asker has computed from so many microseconds ago to so many microseconds ago.
+    this `lease` of the asker has computed from so many microseconds ago to so many microseconds ago. `marks`:
+    which of these tensors (wire/needs.py) are here?
     """
 
     timed: tuple[str, ...] = ()
@@ -61,6 +64,7 @@ class AskCapacity:
     recent: bool = False
     lease: bytes = b""
     spans: tuple[tuple[int, int], ...] = ()
+    marks: bytes = b""
 
     def encode(self) -> bytes:
         return pack(
@@ -71,6 +75,7 @@ class AskCapacity:
                 "recent": self.recent,
                 "lease": self.lease,
                 "spans": [list(span) for span in self.spans],
+                "marks": self.marks,
             }
         )
 
@@ -116,7 +121,8 @@ class Capacity:
 
     `cpu_share`: with so many thousandths of the processors that it may use its CPU computes; `core_set`: the
     same for nodes of a machine that may use the same ones, empty for all. `computed`: of each span that was
-    asked for; nothing where there is no lease, or nobody knows.
+    asked for; nothing where there is no lease, or nobody knows. `lacks`: a bit for each of the marks, set
+    where nothing of that content is here; nothing while that is not known.
     """
 
     devices: tuple[MeasuredDevice, ...]
@@ -126,6 +132,7 @@ class Capacity:
     cpu_share: int = WHOLE_SHARE
     computed: tuple[ComputedSpan, ...] = ()
     core_set: str = ""
+    lacks: bytes = b""
 
     def encode(self) -> bytes:
         return pack(
@@ -140,6 +147,7 @@ class Capacity:
                 "cpu_share": self.cpu_share,
                 "computed": [[one.busy_us, one.results] for one in self.computed],
                 "core_set": self.core_set,
+                "lacks": self.lacks,
             }
         )
 
@@ -157,7 +165,7 @@ def decode(data: bytes) -> CapacityMessage:
             raise RemoteProtocolError("field `timed` has an invalid layer", code="message")
         measure, recent = (fields.flag(name, default=False) for name in ("measure", "recent"))
         lease = fields.raw("lease", most=LEASE_ID_BYTES, default=b"")
-        return AskCapacity(timed, measure, recent, lease, _spans(fields))
+        return AskCapacity(timed, measure, recent, lease, _spans(fields), read_marks(fields))
     if kind == "measuring":
         return Measuring(fields.text("text", most=MAX_TEXT_BYTES))
     if kind == "capacity":
@@ -190,6 +198,7 @@ def _capacity(fields: Fields) -> Capacity:
         fields.number("cpu_share", low=1, high=WHOLE_SHARE),
         tuple(ComputedSpan(*pair) for pair in _pairs(fields, "computed")),
         fields.text("core_set", most=CORE_SET_LETTERS) if "core_set" in fields else "",
+        fields.raw("lacks", most=MAX_ASKED_TENSORS // 8, default=b""),
     )
 
 

@@ -31,7 +31,7 @@ from meshd.wire.limits import (
     PEER_BYTES,
 )
 from meshd.wire.message import Fields, pack, plain, unpack
-from meshd.wire.needs import MARK_BYTES, Begin, Fetched, Needs, read_fetched, read_needs
+from meshd.wire.needs import Begin, Fetched, Needs, read_fetched, read_marks, read_needs
 
 LEASE_SERVICE = "lease"
 RPC_SERVICE = "rpc"
@@ -283,7 +283,7 @@ def decode(data: bytes) -> LeaseMessage:
             fields.text("native_pin", most=128),
             _operations(fields),
             _protocol(fields),
-            _marks(fields),
+            read_marks(fields),
         )
     if kind == "offer":
         rows = fields.lists("devices", count=MAX_DEVICES)
@@ -363,13 +363,6 @@ def _with_cards(fields: Fields, devices: list[OfferedDevice]) -> tuple[OfferedDe
     if len(cards) != len(devices):
         raise RemoteProtocolError("field `cards` must have one entry for each device", code="message")
     return tuple(replace(device, card=card) for device, card in zip(devices, cards, strict=True))
-
-
-def _marks(fields: Fields) -> bytes:
-    marks = fields.raw("marks", most=MAX_ASKED_TENSORS * MARK_BYTES, default=b"")
-    if len(marks) % MARK_BYTES:
-        raise RemoteProtocolError("field `marks` must be whole ones", code="message")
-    return marks
 
 
 def _operations(fields: Fields) -> tuple[str, ...]:

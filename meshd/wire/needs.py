@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.limits import (
+    MAX_ASKED_TENSORS,
     MAX_GIVEN_BYTES,
     MAX_MODEL_FILES,
     MAX_NEEDED_ROWS,
@@ -125,6 +126,14 @@ def read_fetched(fields: Fields) -> Fetched:
 def mark(digest: bytes) -> bytes:
     """By which both sides name a tensor until it matters."""
     return digest[:MARK_BYTES]
+
+
+def read_marks(fields: Fields) -> bytes:
+    """Raises RemoteProtocolError."""
+    marks = fields.raw("marks", most=MAX_ASKED_TENSORS * MARK_BYTES, default=b"")
+    if len(marks) % MARK_BYTES:
+        raise RemoteProtocolError("field `marks` must be whole ones", code="message")
+    return marks
 
 
 def split_marks(marks: bytes) -> list[bytes]:

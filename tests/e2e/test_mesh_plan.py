@@ -220,7 +220,7 @@ async def check_storage(asking: LocalNode, capacity: dict[str, Any]) -> None:
         again = await cli(asking.spec.home, "capacity", "--json")
         _, other = json.loads(again.stdout)["storage"]
     listed = await cli(asking.spec.home, "model", "ls", "--json", MESHD_CACHE=str(asking.spec.cache))
-    assert fingerprint in [one["fingerprint"] for one in json.loads(listed.stdout)]
+    assert fingerprint in [one["fingerprint"] for one in json.loads(listed.stdout)["models"]]
 
 
 async def planned(node: LocalNode, *words: str) -> dict[str, Any]:
@@ -230,3 +230,45 @@ async def planned(node: LocalNode, *words: str) -> dict[str, Any]:
     reply = json.loads(done.stdout)
     chosen: dict[str, Any] = reply["plans"][reply["choice"]]
     return chosen
+
+
+def test_a_plan_on_a_head_is_over_the_workers_that_it_uses(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
+            model = random_model("llama")
+            token, (_, _, third) = await fleet.workers(model, None, model, options=QUIET)
+            head = await fleet.head(model, "--workers", "worker-0,worker-2", "--device", "none", token=token)
+            await fleet.ready(head)
+            await head.until(lambda now: len(now.peers) == 3)
+
+            crossing: dict[str, int] = {}  # of plans over one node, by its name
+
+            async def planned(*options: str) -> tuple[set[str], dict[str, str]]:
+                done = await cli(head.spec.home, "plan", "--model", str(model), "--json", *options)
+                assert done.returncode == 0, done.stderr
+                reply = json.loads(done.stdout)
+                for plan in reply["plans"]:
+                    if len(plan["nodes"]) == 1:
+                        crossing[plan["nodes"][0]["node"]] = plan["load_bytes"]
+                used = {node["node"] for plan in reply["plans"] for node in plan["nodes"]}
+                return used, {one["node"]: one["why"] for one in reply["left_out"]}
+
+            used, left_out = await planned()
+            assert used == {"worker-0", "worker-2"}, used
+            assert left_out == {"worker-1": "worker-1 is not named by `--workers`"}
+            assert (await cli(third.spec.home, "pause")).returncode == 0
+            used, left_out = await planned()
+            assert used == {"worker-0"} and "is paused" in left_out["worker-2"]
+            used, left_out = await planned("--workers", "worker-1")
+            assert used == {"worker-1"} and set(left_out) == {"worker-0", "worker-2"}
+            layers = model_of(await head.status()).split[0].layers
+            used, _ = await planned("--workers", "worker-0,worker-1", "--tensor-split", f"1,{layers - 1}")
+            assert used == {"worker-0", "worker-1"}
+            used, _ = await planned("--device", "CPU", "--memory", "worker-0=1M")
+            assert used == {"head"}, used
+            misspelt = await cli(head.spec.home, "plan", "--model", str(model), "--workers", "nobody")
+            assert misspelt.returncode == 1 and "no worker is called `nobody`" in misspelt.stderr
+            assert crossing["worker-0"] == crossing["head"] == 0, "they have the file"
+            assert crossing["worker-1"] > 100_000, "it has none"
+
+    play(check())

@@ -1,6 +1,8 @@
 """`meshd why` over real daemons: where a token's time goes, with a worker that is far away."""
 
+import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from meshd.fleet.fleet import Fleet as ApartFleet
 from meshd.fleet.fleet import FleetSpec
 from meshd.fleet.node import ready_or_raise
 
-from tests.e2e.api_client import Api
+from tests.e2e.api_client import Api, Streamed
 from tests.e2e.models import own_cache, smollm2
 from tests.e2e.nodes import PROMPT, Fleet, api_of, cli, play
 
@@ -99,6 +101,63 @@ def test_a_round_with_drafts_makes_several_tokens(tmp_path: Path) -> None:
             assert (NEAR + FAR) / 2 < each < 1.5 * (NEAR + FAR), "of a round: there, on, and back"
             assert ways < token["seconds"] < ways * token["tokens"] / token["rounds"], token
             assert abs(token["unexplained"]) < 0.4 * token["seconds"], token
+            owner.cancel()
+
+    play(check())
+
+
+def test_answers_that_run_at_once_are_divided_by_rounds(tmp_path: Path) -> None:
+    """With drafts, as is usual. Nothing was ever alone."""
+
+    async def check() -> None:
+        cache = own_cache(tmp_path)
+        async with Owner() as owner:
+            fleet = ApartFleet(
+                FleetSpec(
+                    folder=tmp_path,
+                    cache=cache,
+                    model=smollm2(),
+                    worker_model=smollm2(),
+                    round_trips=[NEAR, FAR],
+                    head_options=("--device", "none", "--speculate", "auto", "--ctx-size", "2048"),
+                    worker_options=[("--threads", "1")] * 2,
+                )
+            )
+            await fleet.start_workers(owner)
+            head = await fleet.start_head(owner)
+            status = await head.until(ready_or_raise)
+            api = Api(fleet.api_url(status))
+            far = asyncio.Event()
+            loop, pieces = asyncio.get_running_loop(), [0, 0, 0]
+
+            def count(number: int, so_far: Streamed) -> None:
+                pieces[number] = so_far.pieces
+                if min(pieces) >= TOKENS:
+                    loop.call_soon_threadsafe(far.set)
+
+            words = ("trees", "rivers", "stars")
+            streams = [
+                asyncio.ensure_future(
+                    api.stream(f"Tell me about {word}.", 400, on_piece=partial(count, number))
+                )
+                for number, word in enumerate(words)
+            ]
+            await far.wait()
+            asked = await cli(head.spec.home, "why", "--json")
+            assert asked.returncode == 0, asked.stderr
+            found = json.loads(asked.stdout)
+            for stream in streams:
+                stream.cancel()
+            assert found["token"] is None and found["requests"] == 3 and not found["why_no_round"]
+            adds_up(found["round"])
+            made = found["round"]["tokens"] / found["round"]["rounds"]
+            assert found["round"]["rounds"] >= TOKENS / 2 and 1.5 < made < 20, found["round"]
+            parts = {(part["kind"], part["where"]): part for part in found["round"]["parts"]}
+            for name in ("worker-1 CPU", "worker-2 CPU"):
+                assert parts["computing", name]["source"] == "measured"
+            ways = sum(part["seconds"] for (kind, _), part in parts.items() if kind == "way")
+            assert (NEAR + FAR) / 2 < ways < 1.5 * (NEAR + FAR), "of a round: there, on, and back"
+            assert abs(found["round"]["unexplained"]) < 0.5 * found["round"]["seconds"], found["round"]
             owner.cancel()
 
     play(check())

@@ -267,12 +267,13 @@ TARGETS = (
         "capacity",
         _messages(
             capacity.AskCapacity(("30=mul_mat:q4_1:576:1536,rms_norm:576",), measure=True),
-            capacity.AskCapacity(recent=True, lease=bytes(16), spans=((9, 5), (5, 0))),
+            capacity.AskCapacity(recent=True, lease=bytes(16), spans=((9, 5), (5, 0)), marks=bytes(16)),
             capacity.Measuring("CPU"),
             capacity.Capacity(
                 (capacity.MeasuredDevice(_DEVICE, (capacity.TimedLayer(0, 1, 190_656),)),),
                 "m" * 32,
                 (capacity.MeasuredPath(bytes(32), 850, 0),),
+                lacks=b"\x03",
             ),
         ),
         _reader(capacity.decode),

@@ -210,7 +210,7 @@ class FakeUpstream:
     def requested(self, active: int) -> None:
         self.active.append(active)
 
-    def generated(self, total: int, *, alone: bool) -> None:
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
         self.told.append((total, alone))
 
 

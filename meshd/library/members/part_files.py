@@ -105,9 +105,9 @@ class PartFiles:
                 found.add(number)
         return found
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Of the first file, as `os.pread`. Raises OSError."""
-        return os.pread(self._descriptors[0], length, offset)
+    def read(self, offset: int, length: int, file: int = 0) -> bytes:
+        """Of one of the files, as `os.pread`. Raises OSError."""
+        return os.pread(self._descriptors[file], length, offset)
 
     def lengthen(self) -> None:
         """Make files that lack their last pieces as long as they should be."""

@@ -26,7 +26,7 @@ from meshd.library.pulled_names import HEADER_KIND
 from meshd.model.cursor import MAX_HEADER_BYTES
 from meshd.model.gguf import Header, read_header
 from meshd.model.gguf_names import HEADER_SUFFIX
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex
+from meshd.model.piece_index import PIECE_BYTES, PieceIndex, pieces_of
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState
 from meshd.store.header_file import HeaderNote, compare_present, present_tensors, write_note
@@ -52,14 +52,15 @@ class _Hashes:
 class _Beginning:
     """So many bytes of a file; `was_short`: more were asked for."""
 
-    def __init__(self, files: PartFiles, end: int) -> None:
+    def __init__(self, files: PartFiles, end: int, file: int) -> None:
         self._files = files
         self._end = end
+        self._file = file
         self.was_short = False
 
     def pread(self, offset: int, length: int) -> bytes:
         self.was_short = self.was_short or offset + length > self._end
-        return self._files.read(offset, max(0, min(length, self._end - offset)))
+        return self._files.read(offset, max(0, min(length, self._end - offset)), self._file)
 
 
 class HeaderPull(ModelPull):
@@ -78,6 +79,8 @@ class HeaderPull(ModelPull):
         try:
             present = await self._present(files, index)
             header = await self._header(files, index, present, offer)
+            if header.shard[1] != 1:
+                raise UnusableContent(f"`{offer.stem}` is one part of several, and not a model")
             hashes = await self._hashes(index, header)
             wanted = _wanted(index, header)
             plan = PiecePlan(index, present, wanted=wanted)
@@ -93,25 +96,22 @@ class HeaderPull(ModelPull):
                 files.close()
 
     async def _header(
-        self, files: PartFiles, index: PieceIndex, present: set[int], offer: MemberOffer
+        self, files: PartFiles, index: PieceIndex, present: set[int], offer: MemberOffer, file: int = 0
     ) -> Header:
         """How long it is nobody says: the first pieces, and more for as long as it does not end in them."""
-        count = 1
+        count, size = 1, index.sizes[file]
+        most = min(pieces_of(size), _MOST_PIECES)
         while True:
-            count = min(count, index.count, _MOST_PIECES)
-            await self._take(files, index, present, range(count))
-            beginning = _Beginning(files, count * PIECE_BYTES)
-            read = functools.partial(read_header, beginning.pread, size=index.size, label=offer.stem)
+            count = min(count, most)
+            await self._take(files, index, present, index.numbers(file, 0, min(size, count * PIECE_BYTES)))
+            beginning = _Beginning(files, count * PIECE_BYTES, file)
+            read = functools.partial(read_header, beginning.pread, size=size, label=offer.stem)
             try:
-                header = await in_thread(read)
+                return await in_thread(read)
             except UserError as error:
-                if not beginning.was_short or count in (index.count, _MOST_PIECES):
+                if not beginning.was_short or count == most:
                     raise UnusableContent(error.what, hint=error.hint) from None
                 count *= 2
-                continue
-            if header.shard[1] != 1:
-                raise UnusableContent(f"`{offer.stem}` is one part of several, and not a model")
-            return header
 
     async def _take(self, files: PartFiles, index: PieceIndex, present: set[int], numbers: range) -> None:
         """Those that are not there, from all that have them: one that stalls delays nobody."""

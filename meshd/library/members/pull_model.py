@@ -208,7 +208,7 @@ class ModelPull:
             await known.wait()
 
     async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
-        files = PartFiles(self._place.folder, index, _file_names(offer))
+        files = PartFiles(self._place.folder, index, file_names(offer))
         try:
             plan = await self._look(files, index)
             await in_thread(functools.partial(files.check_space, index.size - plan.done_bytes))
@@ -333,8 +333,9 @@ class ModelPull:
         )
 
 
-def _file_names(offer: MemberOffer) -> list[str]:
+def file_names(offer: MemberOffer, suffix: str = GGUF_SUFFIX) -> list[str]:
+    """What the files are called here."""
     count = offer.model.files
     if count == 1:
-        return [offer.stem + GGUF_SUFFIX]
-    return [f"{offer.stem}-{number:05d}-of-{count:05d}{GGUF_SUFFIX}" for number in range(1, count + 1)]
+        return [offer.stem + suffix]
+    return [f"{offer.stem}-{number:05d}-of-{count:05d}{suffix}" for number in range(1, count + 1)]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from meshd.base.errors import MeshdError, RemoteProtocolError
@@ -57,19 +57,20 @@ async def ask_all(
     *,
     measure: bool = True,
     recent: bool = False,
+    marks: bytes = b"",
 ) -> dict[PeerId, CapacityAnswer]:
     """Of each node what it knows. `measure`: those that lack times of devices, or rates of the paths between
     these nodes, measure them then, one by one on each machine, as two at the same time disturb each other.
-    `recent` as in AskCapacity.
+    `recent` and `marks` as in AskCapacity.
     """
     found: dict[PeerId, CapacityAnswer] = {}
-    known = AskCapacity(tuple(timed), recent=recent)
+    known = AskCapacity(tuple(timed), recent=recent, marks=marks)
     await _ask(mesh, [list(peers)], known, found, on_progress, at_once=True)
     by_machine: dict[str, list[PeerId]] = {}
     for peer, answer in found.items():
         if measure and answer.capacity is not None and _lacks(answer.capacity, len(timed), peers):
             by_machine.setdefault(answer.capacity.machine or str(peer), []).append(peer)
-    measuring = AskCapacity(tuple(timed), measure=True, recent=recent)
+    measuring = replace(known, measure=True)
     await _ask(mesh, list(by_machine.values()), measuring, found, on_progress, at_once=False)
     return found
 

@@ -61,9 +61,12 @@ class CapacityTeller:
         machine: str,
         is_busy: Callable[[], bool],
         computed: ComputedFor = lambda _peer, _lease_id, _spans: (),
+        lacks: Callable[[bytes], bytes] = lambda _marks: b"",
     ) -> None:
+        """`lacks`: bits of the tensors with these marks that are not here."""
         self._mesh = mesh
         self._computed = computed
+        self._lacks = lacks
         self._speeds = speeds
         self._devices = devices
         self._machine = machine
@@ -127,6 +130,7 @@ class CapacityTeller:
             computed=self._computed(
                 peer, asked.lease, [(begin / 1e6, end / 1e6) for begin, end in asked.spans]
             ),
+            lacks=self._lacks(asked.marks) if asked.marks else b"",
         )
         await messages.send(answer.encode())
 

@@ -152,7 +152,7 @@ class HeadCall:
             self._reasons.append(f"`{head.name}` broke the answer off")
         return "; ".join(self._reasons)
 
-    def generated(self, total: int, *, alone: bool) -> None:
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
         """See Upstream. What was begun goes on with the same weights alone."""
         if self._carried is None or self._wish.fingerprint:
             return

@@ -54,6 +54,10 @@ class AwayTimes:
         """Seconds between these times."""
         return _within(self._away, begin, end)
 
+    def steps(self, begin: float, end: float) -> int:
+        """That ended between these times: rounds of tokens, and steps of prompts."""
+        return sum(begin < two <= end for _, two in self._away)
+
     def held(self, begin: float, end: float) -> float:
         """Seconds between these times."""
         return _within(self._held, begin, end)

@@ -42,7 +42,7 @@ from meshd.role.head.standby import StandbyWorkers
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.survey import Surveyor
 from meshd.role.head.unreachable import as_reached
-from meshd.role.head.worker_choice import Roster
+from meshd.role.head.worker_choice import ServedAs, roster_of
 from meshd.role.interface import RoleRuntime, RoleStatus
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.interface import HashProgress, WeightsFile
@@ -79,9 +79,8 @@ class Serve:
         self._slots = max(1, options.slots)  # until a plan says how many fit
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
-        self._roster = Roster(
-            runtime.mesh, least=options.min_workers, only=options.workers, standby=options.standby
-        )
+        self._roster = roster_of(runtime.mesh, options)
+        self.serving = ServedAs(options, self._roster)
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
         speculation = Speculation(may_draft(self._files.layers, options))
@@ -163,10 +162,10 @@ class Serve:
         if self._run is not None:
             self._run.measures.answers.requested(active)
 
-    def generated(self, total: int, *, alone: bool) -> None:
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
         """See Upstream."""
         if self._run is not None:
-            self._run.measures.generated(total, alone=alone)
+            self._run.measures.generated(total, grown, alone=alone)
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """See Upstream."""

@@ -7,6 +7,7 @@ clocks have to agree; an error of a few milliseconds moves one token in or out o
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from meshd.base.errors import MeshdError
@@ -24,12 +25,14 @@ from meshd.model.time_account import (
     TokenRounds,
     WayTime,
     prompt_account,
+    round_account,
     token_account,
 )
 from meshd.peer.interface import Mesh
 from meshd.role.capacity.ask_capacity import ask_capacity
 from meshd.role.head.advice import SplitAdvice, advise
 from meshd.role.head.away_times import AwayTimes
+from meshd.role.head.chosen_spans import Span, choose_rounds, choose_spans
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
 from meshd.role.head.split_plan import HeadOptions, path_to, reservations
@@ -37,11 +40,8 @@ from meshd.role.head.survey import Surveyor
 from meshd.role.head.timed_answers import RunningAnswer, TimedAnswer, TimedAnswers
 from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 
-_LEAST_TOKENS = 8  # of an answer that runs, before it counts
-_MOST_ACCOUNTED = 4000  # of which all that is remembered
 _ASK_SECONDS = 5.0
 
-Span = tuple[float, float]
 Computed = Mapping[str, Sequence[ComputedSpan]]
 """Of each worker that knows it: what it computed in each of the spans."""
 
@@ -77,7 +77,10 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """`now` by the clock of the answers. The accounts are None before there was an answer for them."""
+    """`now` by the clock of the answers. The accounts are None before there was an answer for them.
+
+    `round`: of the newest time in which answers were streamed, if `token` is not of that; else why not.
+    """
 
     facts: RunFacts
     split: tuple[SplitPart, ...]
@@ -86,19 +89,10 @@ class Explained:
     now: float
     token: TimeAccount | None
     prompt: TimeAccount | None
+    round: TimeAccount | None
+    why_no_round: str
     running: RunningAnswer | None
     advice: SplitAdvice
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenSpans:
-    """The spans that are looked at, and what they made."""
-
-    token: Span | None
-    made: TokenRounds
-    prompt: Span | None
-    prompt_tokens: int
-    queue: float
 
 
 async def explain(
@@ -116,19 +110,21 @@ async def explain(
     loop = asyncio.get_running_loop()
     drafts = drafts or bool(read_llama_args(facts.options.llama_args).speculation)
     chosen = choose_spans(log, drafts=drafts)
-    spans = [span for span in (chosen.token, chosen.prompt) if span is not None]
+    busy = choose_rounds(log, away, chosen.token)
+    spans = [span for span in (chosen.token, chosen.prompt, busy.span) if span is not None]
     paths = {one.peer: path_to(one.paths) for one in mesh.peers()}
     near = {name: paths.get(peer) for name, peer in peers.items()}
     computed = await _ask(facts, mesh, peers, near, spans)
     facts = await _as_now(facts, near, peers, surveyor)
     ways = ways_of(facts, split, near)
-    token = prompt = None
+    token = prompt = a_round = None
+    spent_of = partial(_spent, facts, away, ways, computed=computed, spans=spans)
     if chosen.token is not None:
-        spent = _spent(facts, away, ways, chosen.token, computed, 0, made=chosen.made)
-        token = token_account(spent, chosen.made)
+        token = token_account(spent_of(chosen.token, made=chosen.made), chosen.made)
     if chosen.prompt is not None:
-        spent = _spent(facts, away, ways, chosen.prompt, computed, len(spans) - 1)
-        prompt = prompt_account(spent, chosen.prompt_tokens, chosen.queue)
+        prompt = prompt_account(spent_of(chosen.prompt), chosen.prompt_tokens, chosen.queue)
+    if busy.span is not None:
+        a_round = round_account(spent_of(busy.span, made=busy.made), busy.made)
     # in a thread: it plans several times, and tokens pass this loop meanwhile
     advice = await asyncio.to_thread(
         advise, facts.layers, facts.work, facts.machines, facts.options, facts.plan, drafts=drafts
@@ -141,6 +137,8 @@ async def explain(
         now=loop.time(),
         token=token,
         prompt=prompt,
+        round=a_round,
+        why_no_round=busy.why_not,
         running=log.running,
         advice=advice,
     )
@@ -170,29 +168,6 @@ async def _as_now(
         speeds, paths = {**machines.speeds, **found.speeds}, {**machines.paths, **found.paths}
         machines = replace(machines, speeds=speeds, paths=paths)
     return replace(facts, machines=machines)
-
-
-def choose_spans(log: TimedAnswers, *, drafts: bool = False) -> ChosenSpans:
-    """The answer that runs, once it has a few tokens; else the last that had the machines to itself.
-
-    `drafts`: then how many rounds an answer took is said with its end, so one that runs cannot be divided.
-    """
-    alone = [one for one in log.answers if one.alone]
-    last = alone[-1] if alone else None
-    span, made = None, TokenRounds(0, 0, 0)
-    running = log.running
-    if running is not None and running.tokens > _LEAST_TOKENS and not drafts:
-        count = running.tokens - 1
-        span, made = (running.begin, running.seen), TokenRounds(count, count, count)
-    elif longer := [one for one in alone if one.timings.generated_tokens > 1]:
-        span, made = (longer[-1].first_token, longer[-1].ended), longer[-1].rounds
-    if span is not None and made.tokens > _MOST_ACCOUNTED:
-        span = span[1] - (span[1] - span[0]) * _MOST_ACCOUNTED / made.tokens, span[1]
-        made = made.part(_MOST_ACCOUNTED)
-    if last is None or not last.timings.prompt_tokens:
-        return ChosenSpans(span, made, None, 0, 0.0)
-    begin = last.first_token - last.timings.prompt_seconds
-    return ChosenSpans(span, made, (begin, last.first_token), last.timings.prompt_tokens, last.queue)
 
 
 async def _ask(
@@ -239,12 +214,13 @@ def _spent(
     away: AwayTimes,
     ways: Sequence[WayTime],
     span: Span,
+    *,
     computed: Computed,
-    place: int,
+    spans: Sequence[Span],
     made: TokenRounds | None = None,
 ) -> SpentTime:
-    """`made` None: a prompt, of which nothing is predicted."""
-    begin, end = span
+    """`spans`: those that `computed` is of. `made` None: a prompt, of which nothing is predicted."""
+    (begin, end), place = span, spans.index(span)
     head = facts.options.node_name
     device_s: Mapping[str, float] = {}  # of a round
     rounds = made.rounds if made is not None else 0

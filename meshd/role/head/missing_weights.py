@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
+from meshd.model.layers import is_of_layer
 from meshd.model.placed_tensors import placed_tensors
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.lease_client import LeaseClient
 from meshd.role.head.run_input import ServedModel
+from meshd.role.head.split_plan import NodeOffer
 from meshd.role.interface import WeightsFromMembers
 from meshd.wire.limits import MAX_ASKED_TENSORS
 from meshd.wire.needs import NeededTensor, Needs, from_bits, mark
@@ -31,6 +33,17 @@ def lacking(index: WeightsIndex, part: Sequence[int], bits: bytes) -> int:
     """Bytes of these tensors that a worker has not, by its own word."""
     lacks = from_bits(bits, len(index.tensors))
     return sum(index.tensors[number].size for number in part if lacks[number])
+
+
+def lacking_shares(index: WeightsIndex, offers: Sequence[NodeOffer]) -> dict[str, float]:
+    """Of the layers' bytes, what each worker has not, by its own word; without those that say nothing."""
+    layers = [number for number, tensor in enumerate(index.tensors) if is_of_layer(tensor.name)]
+    total = sum(index.tensors[number].size for number in layers)
+    return {
+        one.node: lacking(index, layers, one.offer.lacks) / total
+        for one in offers
+        if one.offer.lacks and total
+    }
 
 
 async def find_needs(

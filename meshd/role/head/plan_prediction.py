@@ -35,6 +35,7 @@ class Machines:
     """What there is. `speeds` by node and device, `paths` from node to node.
 
     `unmeasured`: why a node does not tell the speed of a device.
+    `lacking`: the share of the model's layers that a node has not, by node, where that is known.
     """
 
     offers: tuple[NodeOffer, ...]
@@ -45,6 +46,7 @@ class Machines:
     own_excluded: Mapping[str, str] = field(default_factory=dict)
     corrections: SpeedCorrections | None = None
     unmeasured: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,4 +257,7 @@ class PlanPredictor:
         speed = self._machines.speeds.get((node, device))
         machine = self._machine_of.get(node, "")
         card = self._card_of.get((node, device), "")
-        return PlannedStage(node, device, begin, end, weights, is_gpu, speed, path, is_head, machine, card)
+        lacking = self._machines.lacking.get(node)
+        return PlannedStage(
+            node, device, begin, end, weights, is_gpu, speed, path, is_head, machine, card, lacking
+        )

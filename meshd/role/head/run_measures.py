@@ -53,10 +53,10 @@ class RunMeasures:
         self._facts = facts
         self._predictor = PlanPredictor(facts.layers, facts.work, facts.machines, facts.options)
 
-    def generated(self, total: int, *, alone: bool) -> None:
+    def generated(self, total: int, grown: int, *, alone: bool) -> None:
         """See Upstream."""
         self.token_cost.generated(total, alone=alone)
-        self.answers.generated(total, self._now(), alone=alone)
+        self.answers.generated(total, grown, self._now(), alone=alone)
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """See Upstream."""

@@ -5,19 +5,19 @@ Nothing is reserved. What somebody computes meanwhile is not disturbed: then dev
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.record import WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
-from meshd.peer.interface import PeerState
+from meshd.peer.interface import PeerState, PeerStatus
 from meshd.role.capacity.ask_capacity import CapacityAnswer, ask_all, lacks_times
 from meshd.role.capacity.path_probe import PathProber
 from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.speed_corrections import SpeedCorrections
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc, path_to
+from meshd.role.head.worker_choice import Roster
 from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_list import Listing
 from meshd.role.native.device_speeds import DeviceSpeeds
@@ -70,12 +70,14 @@ class MachineSpeeds:
 class Surveyed:
     """`machines` for a plan; `left_out`: nodes that take no part, and why.
 
-    `unmeasured`: those that lack the speed of a device, and why.
+    `unmeasured`: those that lack the speed of a device, and why. `spared`: those of `machines` that a head
+    asks only where the model cannot be run without them, and why.
     """
 
     machines: Machines
     left_out: tuple[tuple[str, str], ...] = ()
     unmeasured: tuple[tuple[str, str], ...] = ()
+    spared: tuple[tuple[str, str], ...] = ()
 
 
 class Surveyor:
@@ -92,36 +94,50 @@ class Surveyor:
         self._mesh = runtime.mesh
         self._prober = PathProber(runtime.mesh)
         self._options = options
-        choose = partial(pick_for_head, asked=options.devices)
-        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
+        self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=tuple)
         self._speeds = speeds
         self._lendable = lendable
         self.corrections = SpeedCorrections(paths.correction_cache)
 
-    async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
-        """All that there is. Raises MeshdError when this node's own devices cannot be listed."""
+    async def survey(
+        self,
+        timed: Sequence[str],
+        on_progress: OnProgress,
+        *,
+        roster: Roster | None = None,
+        devices: Sequence[str] | None = None,
+        marks: bytes = b"",
+    ) -> Surveyed:
+        """All that there is, or what a head with this `roster` would use; this node with these `devices`.
+
+        Offers say what workers lack of the tensors with these `marks`.
+
+        Raises MeshdError when this node's own devices cannot be listed.
+        """
+        asked = self._options.devices if devices is None else devices
+        own = self._lendable(pick_for_head(await self._listing.devices(), asked))
         connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
-        peers = {peer.peer: peer for peer in connected if peer.role == WORKER_ROLE}
-        own = self._lendable(await self._listing.devices())
-        said = {str(peer): status.name for peer, status in peers.items()}
-        called = naming.labels(said, (self._options.node_name,))
-        names = {peer: called[str(peer)] for peer in peers}
-        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
+        workers = [peer for peer in connected if peer.role == WORKER_ROLE]
+        called = naming.labels({str(peer.peer): peer.name for peer in workers}, (self._options.node_name,))
+        left_out = [(peer.name, LENDS_NOTHING) for peer in connected if peer.role != WORKER_ROLE]
+        spared: list[tuple[str, str]] = []
+        if roster is not None:
+            workers = _useful(roster, called, left_out, spared)
+        names = {peer.peer: called[str(peer.peer)] for peer in workers}
+        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress, marks=marks)
         near = {one.peer: path_to(one.paths) for one in self._mesh.peers()}
         offers: list[NodeOffer] = []
-        left_out = [(peer.name, LENDS_NOTHING) for peer in connected if peer.role != WORKER_ROLE]
         unmeasured: list[tuple[str, str]] = []
         for peer, answer in found.answers.items():
             if answer.capacity is None:
                 left_out.append((names[peer], answer.why_not))
             else:
-                offer = _as_offer(answer.capacity)
-                offers.append(NodeOffer(names[peer], offer, near.get(peer)))
+                offers.append(NodeOffer(names[peer], _as_offer(answer.capacity), near.get(peer)))
                 if answer.capacity.busy and lacks_times(answer.capacity, len(timed)):
                     unmeasured.append((names[peer], BUSY))
         offers.sort(key=lambda offer: offer.node)
         machines = found.machines(offers, own, (), {}, self.corrections)
-        return Surveyed(machines, tuple(left_out), tuple(unmeasured))
+        return Surveyed(machines, tuple(left_out), tuple(unmeasured), tuple(spared))
 
     async def speeds_of(
         self,
@@ -133,11 +149,12 @@ class Surveyor:
         *,
         measure: bool = True,
         recent: bool = False,
+        marks: bytes = b"",
     ) -> MachineSpeeds:
         """Of these nodes and this one, which is called `me`.
 
         `measure`: now, where that was not done before. `recent`: how much memory is free is known from
-        elsewhere.
+        elsewhere. `marks` as for `survey`.
         """
 
         async def tell(text: str) -> None:
@@ -153,6 +170,7 @@ class Surveyor:
             lambda peer, text: on_progress(f"{names[peer]}: {text}"),
             measure=measure,
             recent=recent,
+            marks=marks,
         )
         share = self._speeds.cpu_share / WHOLE_SHARE
         cores = self._speeds.core_set
@@ -180,10 +198,30 @@ class Surveyor:
         return MachineSpeeds(speeds, paths, answers, unmeasured)
 
 
+def _useful(
+    roster: Roster,
+    called: Mapping[str, str],
+    left_out: list[tuple[str, str]],
+    spared: list[tuple[str, str]],
+) -> list[PeerStatus]:
+    """Those that may be asked; the others are added to the lists."""
+    found: list[PeerStatus] = []
+    for one in roster.candidates():
+        name = called.get(str(one.peer.peer), one.peer.name)
+        if one.excluded:
+            left_out.append((name, one.excluded))
+            continue
+        found.append(one.peer)
+        if one.spared:
+            spared.append((name, one.spared))
+    return found
+
+
 def _as_offer(capacity: Capacity) -> WorkerOffer:
     return WorkerOffer(
         tuple(one.device for one in capacity.devices),
         has_model=False,
         machine=capacity.machine,
         lease_id=bytes(LEASE_ID_BYTES),
+        lacks=capacity.lacks,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from meshd.gateway.interface import AnswerTimings
 from meshd.model.time_account import TokenRounds
+from meshd.role.head.busy_times import BusyTimes
 
 _KEPT_ANSWERS = 16
 
@@ -54,6 +55,7 @@ class TimedAnswers:
     def __init__(self) -> None:
         self._answers: deque[TimedAnswer] = deque(maxlen=_KEPT_ANSWERS)
         self.running: RunningAnswer | None = None
+        self.busy = BusyTimes()
         self.active = 0
         """Requests under way."""
 
@@ -65,11 +67,13 @@ class TimedAnswers:
     def requested(self, active: int) -> None:
         """So many are under way now."""
         self.active = active
+        self.busy.requested(active)
         if active != 1:
             self.running = None
 
-    def generated(self, total: int, now: float, *, alone: bool) -> None:
-        """An answer that is streamed has so many tokens."""
+    def generated(self, total: int, grown: int, now: float, *, alone: bool) -> None:
+        """An answer that is streamed has so many tokens, `grown` of them new."""
+        self.busy.generated(grown, now)
         if not alone:
             self.running = None
         elif self.running is None or total < self.running.tokens:
@@ -80,4 +84,5 @@ class TimedAnswers:
     def answered(self, timings: AnswerTimings, now: float, *, alone: bool, seconds: float) -> None:
         """A whole one."""
         self.running = None
+        self.busy.answered(timings, now)
         self._answers.append(TimedAnswer(now, seconds, alone, timings))

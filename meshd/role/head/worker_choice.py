@@ -6,15 +6,29 @@ or left out.
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.identity.record import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
+from meshd.role.head.split_plan import HeadOptions
 from meshd.role.head.worker_backoff import WorkerBackoff
 
 _WORKERS_NAMED = 8  # workers in a message
+FOR_LOSSES = "it only takes the place of a lost worker (`--standby`)"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCandidate:
+    """A connected worker, as a plan sees it. `excluded`: why it may not be asked at all; `spared`: why it is
+    asked only where the model cannot be run without it. Both empty: it would be asked now.
+    """
+
+    peer: PeerStatus
+    excluded: str = ""
+    spared: str = ""
 
 
 class Roster:
@@ -81,6 +95,26 @@ class Roster:
         best = sorted(unsteady, key=lambda peer: self.backoff.ends(peer.peer))
         spared = {peer.peer for peer in best[missing:]}
         return [peer for peer in able if peer.peer not in spared]
+
+    def candidates(self) -> list[WorkerCandidate]:
+        """All that are connected, by name."""
+        asked = {peer.peer for peer in self.workers()}
+
+        def seen(peer: PeerStatus) -> WorkerCandidate:
+            if (why := self.exclusion_reason(peer)) is not None:
+                return WorkerCandidate(peer, excluded=why)
+            if peer.peer in asked:
+                return WorkerCandidate(peer)
+            unsteady = None if self.is_standby(peer) else self._unsteady(peer)
+            return WorkerCandidate(peer, spared=unsteady or FOR_LOSSES)
+
+        return [seen(peer) for peer in self.connected()]
+
+    def naming(self, only: Sequence[str]) -> "Roster":
+        """One that uses these workers instead, and knows as much of them."""
+        found = Roster(self._mesh, least=self._least, only=only, standby=self._standby)
+        found.backoff, found._ran_on = self.backoff, self._ran_on
+        return found
 
     def used_all_the_same(self) -> list[str]:
         """Why those that are asked now would be left out, were there enough others."""
@@ -173,6 +207,19 @@ class Roster:
 
     def _unsteady(self, peer: PeerStatus) -> str | None:
         return self.backoff.unsteady(peer.peer, asyncio.get_running_loop().time())
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAs:
+    """How a model is served: what the user decided, and whom the head asks."""
+
+    options: HeadOptions
+    roster: Roster
+
+
+def roster_of(mesh: Mesh, options: HeadOptions) -> Roster:
+    """Of a head with these options."""
+    return Roster(mesh, least=options.min_workers, only=options.workers, standby=options.standby)
 
 
 def _is_named(peer: PeerStatus, text: str) -> bool:

@@ -18,6 +18,7 @@ from meshd.model.status import ModelState, ModelStatus
 from meshd.role.head.cycle import TRY_AGAIN_SECONDS, Serve
 from meshd.role.head.draft_forecast import Drafting
 from meshd.role.head.explain import Explained
+from meshd.role.head.worker_choice import ServedAs
 from meshd.role.interface import RoleStatus
 from meshd.role.models.load_policy import LoadPolicy, ModelRule, ModelStage
 
@@ -230,6 +231,11 @@ class ModelPool:
         for one in self._models:
             found.update(one.upstream.held)
         return found
+
+    def serving(self, file: Path) -> ServedAs | None:
+        """How a model with this file is served; None where none has it."""
+        served = (one.upstream for one in self._models)
+        return next((one.serving for one in served if one.drafting(file) is not None), None)
 
     def drafting(self, file: Path) -> Drafting | None:
         """Of a model with this file; None where none has it."""

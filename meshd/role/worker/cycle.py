@@ -79,6 +79,7 @@ class Worker:
         native, run_to_end, paths = runtime.native, runtime.processes.run_to_end, runtime.paths
         self._runtime = runtime
         self._files = KnownFiles(files, store)
+        self.lacks = self._files.lacks
         self._store = store
         self._options = options
         choose = partial(pick, asked=options.devices)
@@ -131,8 +132,7 @@ class Worker:
 
     def lendable(self, listed: Sequence[OfferedDevice]) -> tuple[OfferedDevice, ...]:
         """These devices of this machine, with what may be used of their memory."""
-        held = self._held()
-        return self._ledger.offer(listed, looks=(held, held))
+        return self._ledger.offer(listed, looks=(self._held(),) * 2)
 
     @property
     def is_lending(self) -> bool:

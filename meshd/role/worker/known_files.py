@@ -87,6 +87,15 @@ class KnownFiles:
         partial = [note for file in self._files if (note := _partial(file))]
         return (*sorted(replaced), *partial, *([self._unknown] if self._unknown else []))
 
+    def lacks(self, marks: bytes) -> bytes:
+        """A bit for each of these tensors (wire/needs.py) that is not here; nothing until that is known."""
+        if not self._known.is_set():
+            return b""
+        here = {mark(one.digest) for one in self._index.tensors} if self._index is not None else set()
+        if self._store is not None:
+            here.update(map(mark, self._store.digests))
+        return as_bits([one not in here for one in split_marks(marks)])
+
     async def serve(self) -> None:
         """Know the files, and again when one is found changed before a lease. Raises UserError at first."""
         await self._know()

@@ -206,6 +206,7 @@ def planned(
         streams_tok_s=61.0,
         first_token_s=0.9,
         load_s=2.5,
+        load_bytes=0,
         bytes_per_token=4608,
         ctx_size=8192,
         slots=4,
@@ -404,6 +405,9 @@ class FakeControl(Answers):
         options = request.largest_context, request.layers, request.draft_model
         if any(options):
             self.asked.append(("plan options", *options))
+        who = request.workers, request.tensor_split, request.devices, request.memory
+        if any(who):
+            self.asked.append(("plan over", *who))
         return PLAN
 
     @why_api.WhyRequest.answer

@@ -31,9 +31,11 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.ResumeRequest(): '{"request":"resume"}',
     api.StopRequest(): '{"request":"stop"}',
     plan_api.CapacityRequest(): '{"request":"capacity","again":false}',
-    plan_api.PlanRequest(model="/m.gguf", ctx_size=4096): (
+    plan_api.PlanRequest(
+        model="/m.gguf", ctx_size=4096, memory=(plan_api.MemoryLimit(node="garage", bytes=8),)
+    ): (
         '{"request":"plan","model":"/m.gguf","ctx_size":4096,"streams":0,"largest_context":false,"layers":[],'
-        '"draft_model":""}'
+        '"draft_model":"","workers":[],"tensor_split":[],"devices":[],"memory":[{"node":"garage","bytes":8}]}'
     ),
     why_api.WhyRequest(): '{"request":"why"}',
     models_api.MemberModelsRequest(): '{"request":"member_models"}',

@@ -61,10 +61,15 @@ def test_the_selected_path_is_the_link_and_the_others_stand_by() -> None:
     assert view.link is not None
     assert (view.link.kind, view.link.path, view.link.remote) == ("tcp", "lan", "10.0.0.2:2")
     assert (view.link.rtt_ms, view.link.since) == (1.5, WALL - 60)
-    assert (view.link.sent_bytes, view.link.received_bytes) == (10, 20)
+    assert (view.link.sent_bytes, view.link.received_bytes, view.link.bytes_s) == (10, 20, None)
     assert len(view.standby_links) == 1
     assert (view.id, view.state, view.resumes, view.state_s) == (str(NODE.peer), "connected", 3, 5.0)
     assert view.why_not_direct is None
+
+
+def test_a_link_that_was_full_has_a_rate() -> None:
+    full = replace(path(selected=True), rate=1_234_567.8)
+    assert snapshot.link_view(full, now=NOW, wall=WALL).bytes_s == 1_234_568
 
 
 def test_a_relayed_peer_says_why() -> None:

@@ -1,7 +1,18 @@
 """Replies to `meshd why`."""
 
+from dataclasses import replace
+
 from meshd.admin import why_api
 from meshd.model.time_account import PartKind, PartSource, TimeAccount, TimePart
+
+
+def busy_reply(why_no_round: str = "") -> why_api.WhyReply:
+    """Several answers run at once: none can be divided, but the rounds for all of them, or not even these."""
+    reply = why_reply()
+    assert reply.token is not None
+    a_round = None if why_no_round else replace(reply.token, tokens=380, rounds=100)
+    answers = tuple(replace(one, alone=False) for one in reply.answers)
+    return replace(reply, requests=4, answers=answers, token=None, round=a_round, why_no_round=why_no_round)
 
 
 def why_reply(change: str = "drop `garage`", rounds: int = 19) -> why_api.WhyReply:

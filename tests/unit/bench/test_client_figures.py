@@ -10,9 +10,16 @@ def client(model: str, tokens: int, *waits: float, errors: tuple[str, ...] = ())
     return ClientCount(model, answers=len(waits), tokens=tokens, errors=list(errors), waits=list(waits))
 
 
-def figures(*clients: ClientCount, memory: tuple[int, ...] = (70_000_000,)) -> ClientFigures:
+def figures(
+    *clients: ClientCount, memory: tuple[int, ...] = (70_000_000,), daemon: float = 1.0
+) -> ClientFigures:
     return ClientFigures(
-        seconds=60.0, clients=clients, daemon_seconds=1.0, server_seconds=49.0, memory=memory, loads=3
+        seconds=60.0,
+        clients=clients,
+        daemon_seconds=daemon,
+        server_seconds=50.0 - daemon,
+        memory=memory,
+        loads=3,
     )
 
 
@@ -36,6 +43,19 @@ def test_what_must_not_be() -> None:
     assert list(complaints(uneven)) == [
         "clients of a differ by 21%, more than 20%",
         "clients of b differ by 100%, more than 20%",
+    ]
+
+
+def test_what_the_daemon_may_not_take() -> None:
+    one = client("a", 80)
+    assert list(complaints(figures(one, daemon=1.5))) == []
+    assert list(complaints(figures(one, daemon=1.6))) == [
+        "the daemon took 3.2% of the CPU time, more than 3%"
+    ]
+    steady, grown = (70_000_000, 71_000_000, 80_000_000, 81_000_000), (7, 71_000_000, 80, 81_500_000)
+    assert list(complaints(figures(one, memory=steady))) == []
+    assert list(complaints(figures(one, memory=grown))) == [
+        "the daemon's memory grew by 10.5 MB, more than 10 MB"
     ]
 
 

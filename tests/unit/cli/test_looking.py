@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from meshd.cli.output import Output
 from meshd.cli.status import show, summary
 from meshd.model.status import ModelState, StoreStatus, WorkerWeights
 
-from tests.unit.admin.fake import MODEL, PEER, FakeControl, full_status
+from tests.gguf_bytes import gguf, language_model
+from tests.unit.admin.fake import LINK, MODEL, PEER, FakeControl, full_status
+from tests.unit.admin.why_replies import why_reply
 
 from .shell import Terminal, meshd, refused
 
@@ -190,6 +193,45 @@ def test_peers(daemon: FakeControl) -> None:
     assert ran.code == 0 and ran.out.splitlines()[0].startswith("PEER") and "garage" in ran.out
     body = json.loads(meshd("peers", "--json").out)
     assert (body["schema"], body["peers"][0]["name"]) == (1, "garage")
+
+
+def test_the_rate_of_a_link_that_was_full(daemon: FakeControl) -> None:
+    def row() -> dict[str, str]:
+        lines = meshd("peers").out.splitlines()
+        names, values = (re.split(r"  +", line.strip()) for line in lines[:2])
+        return dict(zip(names, values, strict=False))
+
+    assert row()["RATE"] == "-"
+    daemon.state = replace(daemon.state, peers=(replace(PEER, link=replace(LINK, bytes_s=12_500_000.0)),))
+    assert row()["RATE"] == "12.5 MB/s"
+    assert json.loads(meshd("peers", "--json").out)["peers"][0]["link"]["bytes_s"] == 12_500_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("peers",),
+        ("plan", "--model", "m.gguf"),
+        ("capacity",),
+        ("why",),
+        ("doctor",),
+        ("netcheck",),
+        ("model", "ls"),
+        ("invite",),
+        ("model", "show", "m.gguf"),
+        ("expose", "ls"),
+        ("tunnel", "ls"),
+        ("config", "show"),
+    ],
+)
+def test_each_document_says_its_schema(
+    daemon: FakeControl, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.gguf").write_bytes(gguf(*language_model()))
+    daemon.why_reply = why_reply()
+    assert json.loads(meshd(*words, "--json").out)["schema"] == 1
 
 
 def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:

@@ -51,7 +51,7 @@ def test_ls_has_a_row_for_each_model() -> None:
 
 
 def test_ls_as_json(models: Path) -> None:
-    first, _, cut = json.loads(meshd("model", "ls", "--json").out)
+    first, _, cut = json.loads(meshd("model", "ls", "--json").out)["models"]
     assert (first["name"], first["bytes"], first["fingerprint"]) == (
         "hf:me/Tiny-GGUF:Q8_0",
         len(tiny()),
@@ -70,7 +70,7 @@ def test_a_machine_without_models(models: Path, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setenv(name, str(tmp_path / "empty"))
     ran = meshd("model", "ls")
     assert (ran.code, ran.out) == (0, "") and "meshd model pull" in ran.err
-    assert json.loads(meshd("model", "ls", "--json").out) == []
+    assert json.loads(meshd("model", "ls", "--json").out)["models"] == []
 
 
 def test_show() -> None:
@@ -417,7 +417,9 @@ def test_what_the_commands_say_of_a_header(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("MESHD_CACHE", str(tmp_path / "cache"))
     path = with_holes(tmp_path / "cache/models/header-0", tiny(fill=9), stem="far-Q4_0")
     row = next(
-        one for one in json.loads(meshd("model", "ls", "--json").out) if one["name"] == "mesh:far-Q4_0"
+        one
+        for one in json.loads(meshd("model", "ls", "--json").out)["models"]
+        if one["name"] == "mesh:far-Q4_0"
     )
     assert (row["problem"], row["source"], row["quant"]) == ("only its header is here", "meshd", "Q4_K_M")
     [node] = row["nodes"]

@@ -19,6 +19,7 @@ def test_native_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshd.build.native.find", lambda cache, backend: info)
     body = json.loads(meshd("native", "info", "--json").out)
     assert body == {
+        "schema": 1,
         "pin": "p" * 40,
         "patches_sha256": "a" * 64,
         "backend": "cpu",

@@ -83,10 +83,10 @@ def test_a_table_lines_up_and_is_cut_at_the_edge() -> None:
 def test_json_is_one_document() -> None:
     output, out, _ = plain()
     output.json({"a": [1, None, "ä\n"]})
-    assert json.loads(out.getvalue()) == {"a": [1, None, "ä\n"]}
+    assert json.loads(out.getvalue()) == {"schema": 1, "a": [1, None, "ä\n"]}
     output, out, _ = plain()
     output.json({"a": 1}, compact=True)
-    assert out.getvalue() == '{"a": 1}\n'
+    assert out.getvalue() == '{"schema": 1, "a": 1}\n'
 
 
 @given(name=st.text(max_size=30))

@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.admin import models_api, plan_api
 
 from tests.gguf_bytes import gguf, language_model
+from tests.hub_server import Hub, taken_for_hub
 from tests.unit.admin import fake
 from tests.unit.admin.fake import FakeControl
 
@@ -52,6 +54,23 @@ def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
         assert word in ran.out, word
     assert "some speeds are estimated" in ran.err and "attic: left out: it does not answer" in ran.err
     assert daemon.asked == [("plan", str(file), 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("crossing", "said"),
+    [
+        (0, "LOAD: from the nodes' own files, which they have"),
+        (3_000_000_000, "LOAD: with weights that nodes lack, up to 3.0 GB, as this node sends them"),
+        (None, "LOAD: from the nodes' own files, as it is not known whether they have the model"),
+    ],
+)
+def test_from_where_a_load_is(
+    daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch, crossing: int | None, said: str
+) -> None:
+    [best, other] = fake.PLAN.plans
+    plans = (best, replace(other, load_bytes=crossing))
+    monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, plans=plans))
+    assert said in meshd("plan", "--model", str(file)).out.splitlines()
 
 
 def test_drafts_of_a_plan(daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +128,50 @@ def test_a_model_is_found_from_where_the_command_runs(
     assert daemon.asked == [("plan", str(file), 0, 0)]
 
 
-def test_a_model_that_is_not_here_is_not_downloaded_for_a_plan(daemon: FakeControl) -> None:
-    refused(meshd("plan", "--model", "hf:nobody/nothing:Q4_0"), 1, "meshd model pull")
+def test_of_a_model_of_the_hub_only_the_header_comes(
+    daemon: FakeControl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HOME", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "user"))
+    monkeypatch.setenv("MESHD_CACHE", str(tmp_path / "cache"))
+    hub = Hub({"me/Tiny-GGUF": {"t-Q8_0.gguf": gguf(*language_model())}})
+    with taken_for_hub(hub, tmp_path / "token", monkeypatch):
+        ran = meshd("plan", "--model", "hf:me/Tiny-GGUF:Q8_0")
+    assert ran.code == 0
+    [asked] = daemon.asked
+    assert isinstance(asked, tuple) and asked[0] == "plan"
+    path = str(asked[1])
+    assert Path(path).name == "t-Q8_0.header" and not Path(path).exists(), "it is removed afterwards"
+    assert "`hf:me/Tiny-GGUF:Q8_0` is not on this machine: planned from its header" in ran.err
+    assert not list((tmp_path / "user").rglob("*Tiny*")), "the cache of the hub has nothing of it"
+
+
+def test_of_a_model_of_members_only_the_header_comes(daemon: FakeControl, tmp_path: Path) -> None:
+    place = tmp_path / "plan-1"
+    place.mkdir()
+    (place / "far.header").write_bytes(b"GGUF")
+    done = models_api.PullReply(id=7, step="done", name="far", paths=(str(place / "far.header"),))
+    daemon.pulls = [replace(done, step="asking"), done]
+    ran = meshd("plan", "--model", "mesh:far")
+    assert ran.code == 0 and "planned from its header, which members have" in ran.err
+    assert daemon.asked == [
+        ("pull", "mesh:far", 0),
+        ("pull_progress", 7),
+        ("plan", str(place / "far.header"), 0, 0),
+    ]
+    assert not place.exists(), "it is removed afterwards"
+
+
+def test_a_model_that_nobody_has(daemon: FakeControl, tmp_path: Path) -> None:
+    refused(meshd("plan", "--model", "hf:nobody/nothing:Q4_0"), 1, "cannot download `nobody/nothing`")
     refused(meshd("plan", "--model", "./none.gguf"), 1, "none.gguf")
+    refused(meshd("plan", "--model", "ollama:none"), 1, "`ollama pull none`")
     assert daemon.asked == []
+    code = models_api.NO_MEMBER_HAS_IT
+    failed = models_api.PullReply(id=7, step="failed", error="no member has it", hint="ask", code=code)
+    daemon.pulls = [failed, failed]
+    refused(meshd("plan", "--model", "mesh:far"), 1, "no member has it")
+    refused(meshd("plan", "--model", "far"), 1, "there is no model `far` on this machine", "no member has it")
 
 
 @pytest.mark.parametrize("option", ["--ctx-size", "--streams"])
@@ -135,6 +194,51 @@ def test_the_longest_context_and_fixed_layers_are_asked_for(daemon: FakeControl,
 def test_layers_that_make_no_sense(daemon: FakeControl, layers: str) -> None:
     refused(meshd("plan", "--model", "/m.gguf", "--layers", layers), 2, "NODE=FIRST-LAST")
     assert daemon.asked == []
+
+
+def test_who_is_to_compute_is_asked_for(daemon: FakeControl, file: Path) -> None:
+    given = ("--workers", "garage,attic", "--tensor-split", "2,1.5", "--device", "none")
+    memory = ("--memory", "garage=8G,attic=512M", "--memory", "1GiB")
+    assert meshd("plan", "--model", str(file), *given, *memory).code == 0
+    assert daemon.asked[1] == (
+        "plan over",
+        ("garage", "attic"),
+        (2.0, 1.5),
+        ("none",),
+        (
+            plan_api.MemoryLimit(node="garage", bytes=8 << 30),
+            plan_api.MemoryLimit(node="attic", bytes=512 << 20),
+            plan_api.MemoryLimit(node="", bytes=1 << 30),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--tensor-split", "1,x"),
+        ("--tensor-split", "1,-1"),
+        ("--tensor-split", "0,0"),
+        ("--tensor-split", "1", "--layers", "garage=0-29"),
+        ("--device", "none,CPU"),
+        ("--workers", "a b"),
+        ("--memory", "garage"),
+        ("--memory", "=8G"),
+        ("--memory", "garage=0"),
+    ],
+)
+def test_who_is_to_compute_must_make_sense(daemon: FakeControl, given: tuple[str, ...]) -> None:
+    refused(meshd("plan", "--model", "/m.gguf", *given), 2, given[0])
+    assert daemon.asked == []
+
+
+def test_why_a_node_is_left_out_is_told_once(
+    daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = plan_api.LeftOutView(node="attic", why="attic is paused")
+    monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, left_out=(left,)))
+    said = meshd("plan", "--model", str(file)).err
+    assert "left out: attic is paused" in said and "attic: left out" not in said
 
 
 def test_capacity_for_a_person(daemon: FakeControl) -> None:

@@ -3,7 +3,7 @@
 import json
 
 from tests.unit.admin.fake import FakeControl
-from tests.unit.admin.why_replies import why_reply
+from tests.unit.admin.why_replies import busy_reply, why_reply
 
 from .shell import meshd, refused
 
@@ -32,6 +32,27 @@ def test_rounds_of_several_tokens(daemon: FakeControl) -> None:
     daemon.why_reply = why_reply(rounds=7)
     assert "mean of 19 tokens in 7 rounds" in meshd("why").out
     assert json.loads(meshd("why", "--json").out)["token"]["rounds"] == 7
+
+
+def test_a_round_of_several_answers(daemon: FakeControl) -> None:
+    daemon.why_reply = busy_reply()
+    ran = meshd("why")
+    for word in (
+        "3 s ago, among others",
+        "A ROUND ",
+        "garage → desk",
+        "mean of 100 rounds, 3.8 tokens each",
+        "A ROUND: llama-server computes one for all answers that run, or for a step of a prompt; ",
+    ):
+        assert word in ran.out, word
+    assert "A TOKEN" not in ran.out and "cannot be divided by rounds" not in ran.err
+    body = json.loads(meshd("why", "--json").out)
+    assert (body["token"], body["round"]["tokens"], body["round"]["rounds"]) == (None, 380, 100)
+
+
+def test_why_nothing_can_be_divided(daemon: FakeControl) -> None:
+    daemon.why_reply = busy_reply("no answer was streamed, so nobody saw when tokens came")
+    assert "it cannot be divided by rounds: no answer was streamed" in meshd("why").err
 
 
 def test_where_nothing_would_gain_it_says_so(daemon: FakeControl) -> None:

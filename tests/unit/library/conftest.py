@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from meshd.library.stores import Stores
 
-from tests.hub_server import Hub, serving
+from tests.hub_server import Hub, taken_for_hub
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +31,5 @@ def stores(home: Path) -> Stores:
 @pytest.fixture
 def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """An empty hub, which the library takes for Hugging Face's."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils._http import close_session
-
-    with serving(Hub()) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    with taken_for_hub(Hub(), home / "token", monkeypatch) as server:
         yield server
-        close_session()

@@ -171,6 +171,21 @@ def test_a_load_takes_what_its_largest_part_and_its_farthest_path_take() -> None
     assert slow - quick == pytest.approx(2.0 + 0.6, rel=0.01)
 
 
+def test_weights_that_a_node_lacks_cross_its_path_before_the_load() -> None:
+    """1.5 GB of 3 are read from a file, and 1.5 GB cross at 100 MB a second."""
+    path = DevicePath(0.0, 1e8)
+    own = replace(worker("a", 0, 15, rtt=0.0), weights=3_000_000_000, path=path, lacking=0.0)
+    half = replace(own, lacking=0.5)
+    other = replace(worker("b", 15, 30, rtt=0.0), weights=1_000_000_000, path=path, lacking=1.0)
+    here, sent = PREDICTOR.predict(split(own)), PREDICTOR.predict(split(half))
+    assert here.load_bytes == 0 and sent.load_bytes == 1_500_000_000
+    assert sent.load_s - here.load_s == pytest.approx(15.0 - 1.0, rel=0.01)
+    both = PREDICTOR.predict(split(half, other))
+    assert both.load_s - sent.load_s == pytest.approx(10.0, rel=0.01), "one after the other"
+    assert PREDICTOR.predict(split(replace(own, lacking=None))).load_bytes is None, "nobody knows"
+    assert PREDICTOR.predict(split(replace(own, lacking=None))).load_s == here.load_s
+
+
 def test_cpus_of_one_machine_share_a_prompt_and_gain_nothing() -> None:
     near = [worker(name, 15 * i, 15 * i + 15, rtt=0.0) for i, name in enumerate("ab")]
     together = [replace(one, machine="m") for one in near]

@@ -13,6 +13,7 @@ from meshd.model.time_account import (
     TokenRounds,
     WayTime,
     prompt_account,
+    round_account,
     token_account,
 )
 
@@ -53,6 +54,18 @@ def test_the_parts_of_a_token_and_the_rest_are_the_whole(spent: SpentTime, made:
         account.seconds, abs=1e-6 * max(1.0, *(part.seconds for part in account.parts))
     )
     assert all(part.seconds >= 0 for part in account.parts)
+
+
+@given(SPENT, st.integers(1, 5000), st.integers(1, 5000))
+def test_the_parts_of_a_round_and_the_rest_are_the_whole(spent: SpentTime, tokens: int, rounds: int) -> None:
+    """A round may make several tokens, and steps of prompts make none."""
+    account = round_account(spent, TokenRounds(tokens, rounds, tokens + 7))
+    assert account.seconds == pytest.approx(spent.seconds / rounds)
+    assert (account.tokens, account.rounds) == (tokens, rounds)
+    whole = sum(part.seconds for part in account.parts) + account.unexplained
+    assert whole == pytest.approx(
+        account.seconds, abs=1e-6 * max(1.0, *(part.seconds for part in account.parts))
+    )
 
 
 @given(SPENT, st.integers(1, 5000), SECONDS)
@@ -104,6 +117,15 @@ def test_each_token_goes_all_the_ways() -> None:
         }
     )
     assert account.unexplained == pytest.approx(0.009)
+
+
+def test_of_several_answers_each_round_goes_the_ways_once() -> None:
+    """Thirty tokens of three answers, in ten rounds."""
+    account = round_account(two_workers(), TokenRounds(30, 10, 30))
+    found = {part.where: part.seconds for part in account.parts}
+    assert found["attic CPU"] == pytest.approx(0.02) and found["desk → attic"] == pytest.approx(0.005)
+    assert found["attic → shed"] == pytest.approx(0.010 + 3 * 0.001), "the bytes of three tokens"
+    assert account.seconds == pytest.approx(0.1)
 
 
 def test_a_round_of_several_tokens_goes_the_ways_once() -> None:

@@ -34,8 +34,14 @@ def test_it_is_read_as_it_was_said() -> None:
     assert decode(FULL.encode()) == FULL
     part = replace(FULL, cpu_share=250, computed=(ComputedSpan(5, 6), ComputedSpan(0, 0)), core_set="0f" * 8)
     assert decode(part.encode()) == part
-    asked = AskCapacity(recent=True, lease=bytes(16), spans=((9, 5), (5, 0)))
+    asked = AskCapacity(recent=True, lease=bytes(16), spans=((9, 5), (5, 0)), marks=bytes(16))
+    assert decode(replace(part, lacks=b"\x03").encode()) == replace(part, lacks=b"\x03")
     assert decode(asked.encode()) == asked
+
+
+def test_marks_are_whole() -> None:
+    with pytest.raises(RemoteProtocolError, match="marks"):
+        decode(msgpack.packb({"type": "ask", "timed": [], "marks": bytes(9)}))
 
 
 def test_an_earlier_version_neither_asks_for_spans_nor_tells_them() -> None:
@@ -114,7 +120,7 @@ def test_there_is_one_list_of_times_for_each_device() -> None:
             decode(changed(**fields))
     with pytest.raises(RemoteProtocolError, match="two times for one number of tokens"):
         decode(changed(times=[[[0, 1, 1], [1, 1, 1], [0, 1, 2]], []]))
-    assert decode(changed(times=[[[0, 1, 1], [1, 1, 1], [0, 2, 2]], [[0, 1, 1]]]))
+    assert isinstance(decode(changed(times=[[[0, 1, 1], [1, 1, 1], [0, 2, 2]], [[0, 1, 1]]])), Capacity)
     with pytest.raises(RemoteProtocolError, match="too many"):
         decode(changed(times=[[[0, 1, 1]] * 65, []]))
     row = msgpack.unpackb(FULL.encode())["devices"][0]

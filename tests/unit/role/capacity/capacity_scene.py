@@ -10,6 +10,7 @@ from meshd.identity.membership import Role
 from meshd.role.capacity.tell_capacity import CapacityTeller
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.wire.lease import OfferedDevice
+from meshd.wire.needs import as_bits, split_marks
 
 from tests.unit.role.fake_mesh import FakeMesh, Net
 from tests.unit.role.rig import Bench
@@ -25,6 +26,7 @@ class Teller:
         self.mesh = net.mesh(name, "worker", seed=seed)
         self.bench = Bench(self.mesh, folder)
         self.busy = False
+        self.here: set[bytes] = set()  # marks of tensors
         self.listed: list[bool] = []  # whether the last listing would do
         self.devices: Sequence[OfferedDevice] = (CPU,)
         runtime = self.bench.runtime
@@ -35,6 +37,7 @@ class Teller:
             devices=self._listed,
             machine=machine,
             is_busy=lambda: self.busy,
+            lacks=lambda marks: as_bits([one not in self.here for one in split_marks(marks)]),
         )
 
     async def _listed(self, *, recent: bool) -> Sequence[OfferedDevice]:

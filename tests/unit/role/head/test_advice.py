@@ -75,6 +75,15 @@ def test_this_node_is_used_where_it_was_kept_out() -> None:
     assert "omit `--device none`" in found.change and found.gain > 0.5
 
 
+def test_one_answer_at_a_time_where_their_caches_keep_the_model_from_the_near_machine() -> None:
+    """Four caches do not fit on `a` beside all layers, so that the far `b` is used; one does."""
+    there = machines([offer("a", 3.5), offer("b", 16, rtt=0.2)], {"head": 99.0, "a": 1.0, "b": 1.0})
+    found = advice(there, replace(OPTIONS_AUTO, slots=4))
+    assert found.change == "one answer at a time (`-- -np 1`): do not split: run it on `a` alone"
+    assert found.gain > 0.5 and found.then_tok_s > 2 * found.now_tok_s
+    assert advice(there, replace(OPTIONS_AUTO, slots=1)).change == "", "it runs so already"
+
+
 def test_half_floats_where_the_path_is_slow() -> None:
     slow = replace(offer("a", 1.7), path=DevicePath(0.001, 1e5))
     other = replace(offer("b", 1.7), path=DevicePath(0.001, 1e5))

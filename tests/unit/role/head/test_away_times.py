@@ -36,6 +36,14 @@ def test_between_two_steps_it_is_not_away() -> None:
     assert it.away.away(0, 10) == pytest.approx(0.75)
 
 
+def test_steps_are_counted_by_their_ends() -> None:
+    it = Clock()
+    for begin in (0.0, 1.0, 2.0):
+        it.at(begin, wire.COMPUTE, wire.READ)
+        it.at(begin + 0.25, wire.DATA)
+    assert [it.away.steps(*span) for span in ((0.0, 10.0), (0.25, 2.25), (0.3, 2.2))] == [3, 2, 1]
+
+
 def test_bytes_of_several_tunnels_are_held_once() -> None:
     it = Clock()
     it.at(1.0)

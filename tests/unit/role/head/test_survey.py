@@ -3,16 +3,28 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from meshd.base.errors import UserError
+from meshd.model.weights_index import TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
+from meshd.role.head.missing_weights import lacking_shares, marks_of
 from meshd.role.head.split_plan import HeadOptions
 from meshd.role.head.survey import BUSY, COMPUTES, LENDS_NOTHING, Lendable, Surveyor
+from meshd.role.head.worker_choice import FOR_LOSSES, roster_of
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.leases import Ledger
+from meshd.wire.needs import mark
 
 from tests.sim.loop import run
 from tests.unit.role.capacity.capacity_scene import CPU, KINDS, Scene, scene
 from tests.unit.role.rig import Bench
 
+TENSORS = (
+    TensorEntry(0, 0, 0, 100, b"a" * 32, "blk.0.ffn_up.weight"),
+    TensorEntry(0, 0, 0, 300, b"b" * 32, "blk.1.ffn_up.weight"),
+    TensorEntry(0, 0, 0, 900, b"c" * 32, "token_embd.weight"),
+)
+INDEX = WeightsIndex((), TENSORS, "f" * 64)
 OPTIONS = HeadOptions(node_name="head", machine="machine of head")
 
 
@@ -94,6 +106,53 @@ def test_why_a_node_is_missing_or_has_no_speed(tmp_path: Path) -> None:
             assert found.left_out == (("kitchen", LENDS_NOTHING),)
             assert found.unmeasured == (("a", BUSY),)
             assert found.machines.unmeasured == {"a": COMPUTES}
+
+    run(main())
+
+
+def test_a_head_looks_at_the_workers_that_it_would_use(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            for name in ("a", "b", "c", "d"):
+                it.teller(name)
+            by_name = {peer.name: peer.peer for peer in it.head.peers()}
+            it.head.net.meshes[by_name["b"]].paused = True
+            looks, _ = surveyor(it, tmp_path)
+            given = replace(OPTIONS, workers=("a", "b"), standby=("d",))
+            found = await looks.survey(KINDS, lambda _: None, roster=roster_of(it.head, given))
+            assert [offer.node for offer in found.machines.offers] == ["a", "d"]
+            assert found.left_out == (
+                ("b", "b is paused (`meshd resume` there ends that)"),
+                ("c", "c is not named by `--workers`"),
+            )
+            assert found.spared == (("d", FOR_LOSSES),)
+
+    run(main())
+
+
+def test_workers_say_which_tensors_they_lack(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.teller("a").here = {mark(TENSORS[1].digest)}
+            it.teller("b")
+            looks, _ = surveyor(it, tmp_path)
+            found = await looks.survey(KINDS, lambda _: None, marks=marks_of(INDEX))
+            assert [one.offer.lacks for one in found.machines.offers] == [b"\x05", b"\x07"]
+            assert lacking_shares(INDEX, found.machines.offers) == {"a": 0.25, "b": 1.0}, "of the layers"
+            unasked = await looks.survey(KINDS, lambda _: None)
+            assert lacking_shares(INDEX, unasked.machines.offers) == {}
+
+    run(main())
+
+
+def test_another_choice_of_this_nodes_devices(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            looks, _ = surveyor(it, tmp_path, replace(OPTIONS, devices=("CUDA7",)))
+            with pytest.raises(UserError, match="no device `CUDA7`"):
+                await looks.survey(KINDS, lambda _: None)
+            found = await looks.survey(KINDS, lambda _: None, devices=("none",))
+            assert [device.name for device in found.machines.own] == ["CPU"]
 
     run(main())
 

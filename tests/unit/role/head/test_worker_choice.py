@@ -8,7 +8,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
 from meshd.peer.interface import PeerState, PeerStatus
 from meshd.role.head.worker_backoff import ENDS, TRIES
-from meshd.role.head.worker_choice import Roster
+from meshd.role.head.worker_choice import FOR_LOSSES, Roster
 
 from tests.sim.loop import run
 from tests.unit.role.fake_mesh import Net
@@ -189,6 +189,40 @@ def test_standby_workers_take_the_places_of_those_that_are_lost() -> None:
             it.meshes["b"].say(PeerState.CONNECTED)
             assert it.asked() == "ab", "all are back"
             owner.cancel()
+
+    run(main())
+
+
+def seen(roster: Roster) -> dict[str, str]:
+    """By name, why a worker is not asked; `excluded` not even where the model cannot be run otherwise."""
+    return {
+        one.peer.name: f"excluded: {one.excluded}" if one.excluded else one.spared
+        for one in roster.candidates()
+    }
+
+
+def test_a_plan_sees_whom_the_head_would_ask_and_why_it_asks_no_others() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner)
+            it.meshes["b"].paused = True
+            it.runs_on("ac")
+            assert seen(it.roster) == {
+                "a": "",
+                "b": "excluded: b is paused (`meshd resume` there ends that)",
+                "c": "",
+                "x": FOR_LOSSES,
+                "y": FOR_LOSSES,
+            }
+            it.meshes["c"].say(PeerState.LOST)
+            assert seen(it.roster)["y"] == "" and seen(it.roster)["x"] == FOR_LOSSES
+            others = seen(it.roster.naming(("b", "x")))
+            assert others["a"] == "excluded: a is not named by `--workers`"
+            assert others["b"].startswith("excluded: b is paused") and others["y"] == ""
+            owner.cancel()
+        async with scene(least=1) as unsteady:
+            left = seen(unsteady.roster.naming(()))
+            assert left["good"] == "" and left["bad"].startswith("worker bad is left out for 60 s: it failed")
 
     run(main())
 

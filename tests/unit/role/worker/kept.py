@@ -61,6 +61,10 @@ class FakeStore:
     def status(self) -> StoreStatus:
         return StoreStatus("/s", 1, 2, 3)
 
+    @property
+    def digests(self) -> Sequence[bytes]:
+        return [DIGEST]
+
     async def serve(self) -> None:
         self.served = True
 

@@ -1,0 +1,37 @@
+"""Takes from members only the headers of a model's files, for a plan; whoever asked removes them.
+
+Nothing is computed with them, so they need not be proven to be of the model that members say: a wrong header
+makes a wrong plan.
+"""
+
+from meshd.base.tasks import cancel_and_wait, in_thread
+from meshd.library.members.offers import MemberOffer
+from meshd.library.members.part_files import PartFiles
+from meshd.library.members.pull_header import HeaderPull
+from meshd.library.members.pull_model import HolderTasks, file_names
+from meshd.model.gguf_names import HEADER_SUFFIX
+from meshd.model.piece_index import PieceIndex
+
+_KIND = "plan"  # with which the names of their folders begin
+
+
+class PlanPull(HeaderPull):
+    """One pull of the headers of a model; `run` it once, and `state` is as of the pull of a model."""
+
+    _by_content = True
+
+    async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
+        files = PartFiles(self._place.folder, index, file_names(offer, HEADER_SUFFIX), kind=_KIND)
+        try:
+            present = await self._present(files, index)
+            for number in range(len(index.sizes)):
+                await self._header(files, index, present, offer, number)
+            await in_thread(files.lengthen)
+            await in_thread(files.finish)
+            self.state.paths = files.final_paths
+            return True
+        finally:
+            try:
+                await cancel_and_wait(*holders)  # they write to these files
+            finally:
+                files.close()

@@ -1,0 +1,83 @@
+"""What a question for a plan asks for, and which workers a plan does without."""
+
+from collections.abc import Collection
+
+import pytest
+from meshd.admin.plan_api import MemoryLimit, PlanRequest
+from meshd.base.errors import UserError
+from meshd.daemon.asked_options import asked_memory, asked_options
+from meshd.daemon.planning import Choices, with_fewest
+from meshd.model.layer_range import LayerRange
+from meshd.role.head.split_plan import HeadOptions
+
+SERVED = HeadOptions(
+    node_name="desk",
+    workers=("garage",),
+    devices=("CUDA0",),
+    tensor_split=(1.0, 2.0),
+    slots=3,
+    ctx_size=9000,
+)
+SPARED = (("attic", "it is for losses"),)
+
+
+def test_what_the_question_leaves_open_is_as_this_node_serves() -> None:
+    assert asked_options(PlanRequest(model="/m"), SERVED) == SERVED
+
+
+def test_what_it_says_goes_first() -> None:
+    asked = PlanRequest(model="/m", workers=("attic",), devices=("none",), streams=1, largest_context=True)
+    options = asked_options(asked, SERVED)
+    assert (options.workers, options.devices, options.slots) == (("attic",), ("none",), 1)
+    assert (options.ctx_size, options.largest_context, options.tensor_split) == (None, True, (1.0, 2.0))
+    shares = asked_options(PlanRequest(model="/m", tensor_split=(3.0,)), SERVED)
+    assert shares.tensor_split == (3.0,) and shares.workers == ("garage",)
+
+
+def test_nodes_that_are_to_hold_layers_are_the_workers() -> None:
+    options = asked_options(PlanRequest(model="/m", layers=("desk=0-3", "attic=4-9")), SERVED)
+    assert options.layers == (LayerRange("desk", 0, 3), LayerRange("attic", 4, 9))
+    assert options.workers == ("attic",) and options.tensor_split == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        (PlanRequest(model="/m", layers=("a=0",), tensor_split=(1.0,)), "cannot be combined"),
+        (PlanRequest(model="/m", layers=("a",)), "`--layers`"),
+        (PlanRequest(model="/m", devices=("none", "CPU")), "`--device none`"),
+    ],
+)
+def test_what_contradicts_itself_is_an_error(asked: PlanRequest, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        asked_options(asked, SERVED)
+
+
+def test_the_memory_of_a_node_is_said_once() -> None:
+    limits = MemoryLimit(node="a", bytes=1), MemoryLimit(node="", bytes=2)
+    assert asked_memory(PlanRequest(model="/m", memory=limits)) == {"a": 1, "": 2}
+    with pytest.raises(UserError, match="of `a` twice"):
+        asked_memory(PlanRequest(model="/m", memory=(limits[0], limits[0])))
+
+
+def test_a_worker_for_losses_is_planned_with_where_the_model_does_not_fit_without_it() -> None:
+    asked: list[Collection[str]] = []
+
+    def fits(spared: Collection[str]) -> Choices:
+        asked.append(spared)
+        return []
+
+    def fits_with_all(spared: Collection[str]) -> Choices:
+        if spared:
+            raise UserError("it does not fit")
+        return fits(spared)
+
+    def fits_nowhere(spared: Collection[str]) -> Choices:
+        raise UserError(f"it does not fit without {len(spared)}")
+
+    assert with_fewest(fits, SPARED) == ([], SPARED) and asked == [["attic"]]
+    assert with_fewest(fits_with_all, SPARED) == ([], ()) and asked[1:] == [()]
+    with pytest.raises(UserError, match="without 1"):
+        with_fewest(fits_nowhere, SPARED)
+    with pytest.raises(UserError, match="without 0"):
+        with_fewest(fits_nowhere, ())
