@@ -14,7 +14,7 @@ from meshd.model.piece_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
 from tests.e2e.homes import NAME, Homes, connected, flipped, homes_in
-from tests.e2e.models import smollm2
+from tests.e2e.models import random_of, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, api_of, child_pid, cli, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -171,6 +171,60 @@ def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
             assert model_of(first).weights_network_bytes > 60 * MB and not fetched(head)
             second = await loaded_anew(head, first)
             assert model_of(second).weights_network_bytes == 0 and not fetched(head)
+
+    play(check())
+
+
+BOTH = (*ON_WORKERS, "--ctx-size", "512", "--workers", "a,b", "--min-workers", "2")
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_two_workers_take_from_the_head_alone(tmp_path: Path, gives: bool) -> None:
+    """Before the load, if it gives pieces; a head that gives none sends the weights all the same."""
+    model = random_of("medium")  # whole pieces of layers as small as those of SmolLM2 cost too much
+    reference = alone(model, TOKENS)
+
+    async def check() -> None:
+        async with homes_in(tmp_path) as homes:
+            founder = await homes.start("a")
+            token = await founder.token()
+            await takers(homes, "b", token=token)
+            give = ("--give-models", "own" if gives else "off")
+            head = await homes.serve("head", model, *BOTH, *give, *SAME_THREADS, token=token)
+            status = await homes.fleet.ready(head)
+            if gives:
+                assert {name: set(gave) for name, gave in fetched(head).items()} == {
+                    name: {"head"} for name in ("a", "b")
+                }
+                await is_ready_without_the_head(status, reference)
+            else:
+                assert not fetched(head) and model_of(status).weights_network_bytes > 60 * MB
+
+    play(check())
+
+
+def test_what_the_head_alone_gives_is_continued(tmp_path: Path) -> None:
+    """One of two workers is killed in the middle: it fetches the rest, and the other one nothing again."""
+
+    async def check() -> None:
+        async with homes_in(tmp_path) as homes:
+            slow = ("--fetch-rate", "20MB")
+            founder = await homes.start("b", *slow)
+            token = await founder.token()
+            killed = await homes.start("a", *slow, token=token)
+            await connected(founder, 1)
+            head = await homes.serve("head", random_of("medium"), *BOTH, *SAME_THREADS, token=token)
+            await until_kept(homes, "a", 40 * MB)
+            log = (killed.spec.home / "node.log").read_text()
+            assert killed.pid is not None and "weights_fetched" not in log, "it is not done"
+            os.kill(killed.pid, signal.SIGKILL)
+            homes.fleet.forget(killed)
+            before = kept(homes, "a")
+            await homes.start("a", *slow)
+            status = await homes.fleet.ready(head)
+            [load] = [one for one in model_of(status).workers if one.node == "a"]
+            assert sum(fetched(head)["a"].values()) * MB < load.total_bytes - before + 4 * PIECE_BYTES
+            assert model_of(status).weights_network_bytes == 0
 
     play(check())
 
