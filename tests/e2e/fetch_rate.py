@@ -1,30 +1,31 @@
 """How fast workers get their weights: with the load or before it, from the head and from other members.
 
     python -m tests.e2e.fetch_rate --upload 5MB
-    python -m tests.e2e.fetch_rate --alone 5MB --pairs 3
+    python -m tests.e2e.fetch_rate --alone --line 20MB --pairs 5
 
 Real daemons on this machine. Three workers, and another member with the model: `--upload` bounds what each
-holder sends (`--max-upload`). `--alone`: only the head has the model, and each of two workers has a line of
-its own to it, of so many bytes a second (`none`: loopback as it is); llama-server's load and pieces in turn.
+holder sends (`--max-upload`). `--alone`: only the head has the model; it and two workers are in networks of
+their own (root, Linux) with lines of so many bytes a second; with the load and before it in turn.
 """
 
 import argparse
+import asyncio
 import re
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
-from meshd.base.tasks import Owner
 from meshd.config.forms import parse_rate
 
-from tests.e2e.homes import Homes, connected, homes_in
+from tests.e2e.homes import connected, homes_in
 from tests.e2e.models import random_of, smollm2
 from tests.e2e.nodes import model_of, play
-from tests.e2e.spaces import Space
-from tests.e2e.trio import PORTS, QUIET, open_ways
+from tests.e2e.test_lan import ALONE
+from tests.process.lan import Lan
 
 NAMES = ("a", "b", "c")
 ON_WORKERS = ("--device", "none", "--output-on", "head", "--ctx-size", "512")
@@ -69,38 +70,40 @@ def seconds_between(log: str, begin: str, end: str) -> float:
     return (datetime.fromisoformat(last[-1]) - datetime.fromisoformat(first[0])).total_seconds()
 
 
-@asynccontextmanager
-async def alone(folder: Path, line: float | None) -> AsyncIterator[tuple[Homes, Mapping[str, Space]]]:
-    """Homes of two workers and a head, each in a network of its own where there is a `line`."""
-    with ExitStack() as stack:
-        spaces = {name: stack.enter_context(Space()) for name in PORTS if line is not None}
-        async with Owner() as owner, homes_in(folder) as homes:
-            for way in (open_ways(spaces, owner, seed=1) if spaces else {}).values():
-                way.rules.rate = line
-            yield homes, spaces
-            owner.cancel()
-
-
-async def load_alone(folder: Path, model: Path, give: str, line: float | None) -> tuple[int, float]:
+async def load_alone(folder: Path, model: Path, give: str, lan: Lan | None) -> tuple[int, float]:
     """Bytes that two workers got from the head, and the seconds from asking them until the model is ready."""
-    async with alone(folder, line) as (homes, spaces):
+    names = NAMES[:2]
 
-        def place(name: str) -> tuple[str, ...]:
-            return (*QUIET, "--no-relaying", "--listen", f"127.0.0.1:{PORTS[name]}") if spaces else QUIET
+    def place(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Options, and what runs a program there."""
+        return ((*ALONE, "--listen", ":0"), lan.prefix(name)) if lan is not None else ((), ())
 
-        def prefix(name: str) -> tuple[str, ...]:
-            return tuple(spaces[name].prefix) if spaces else ()
-
-        names = [name for name in PORTS if name != "head"]
-        first = await homes.start(names[0], *place(names[0]), prefix=prefix(names[0]))
+    async with homes_in(folder) as homes:
+        options, prefix = place(names[0])
+        first = await homes.start(names[0], *options, prefix=prefix)
         token = await first.token()
-        await homes.start(names[1], *place(names[1]), token=token, prefix=prefix(names[1]))
+        options, prefix = place(names[1])
+        await homes.start(names[1], *options, token=token, prefix=prefix)
         await connected(first, 1)
-        words = (*chosen(names), "--give-models", give, *place("head"))
-        head = await homes.serve("head", model, *words, token=token, prefix=prefix("head"))
+        options, prefix = place("head")
+        words = (*chosen(names), "--give-models", give, *options)
+        head = await homes.serve("head", model, *words, token=token, prefix=prefix)
         sent = model_of(await homes.fleet.ready(head)).weights_network_bytes
-        log = (head.spec.home / "node.log").read_text()
+        while "state=ready" not in (log := (head.spec.home / "node.log").read_text()):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # written by another process, a moment after its status
         return sent or fetched_bytes(log), seconds_between(log, "load_started", "state=ready")
+
+
+@contextmanager
+def lines(workers: float, head: float) -> Iterator[Lan]:
+    """A network of two workers and a head. Their lines bring so many bytes a second; 0: no limit."""
+    with Lan() as lan:
+        for name in NAMES[:2]:
+            lan.plug(name, 1)
+            lan.slow(name, 1, down=workers)
+        lan.plug("head", 1)
+        lan.slow("head", 1, up=head)
+        yield lan
 
 
 def measure(holder: Callable[[Path], Coroutine[object, object, tuple[int, float]]], what: str) -> float:
@@ -111,32 +114,36 @@ def measure(holder: Callable[[Path], Coroutine[object, object, tuple[int, float]
     return seconds
 
 
-def compare_alone(line: str, shape: str, pairs: int) -> None:
+def compare_alone(workers: float, head: float, shape: str, pairs: int) -> None:
     """The head's two ways, in turn."""
     model = random_of(shape)
-    rate = None if line == "none" else parse_rate(line)
     taken: dict[str, list[float]] = {AT_LOAD: [], BEFORE_IT: []}
-    for _ in range(pairs):
-        for give, what in ((AT_LOAD, "with the load"), (BEFORE_IT, "in pieces, before it")):
-            taken[give].append(measure(lambda folder: load_alone(folder, model, give, rate), what))
-    for give, seconds in taken.items():
-        print(f"{give}: median {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})")  # noqa: T201
+    with lines(workers, head) as lan:
+        for _ in range(pairs):
+            for give, what in ((AT_LOAD, "with the load"), (BEFORE_IT, "in pieces, before it")):
+                seconds = measure(partial(load_alone, model=model, give=give, lan=lan), what)
+                taken[give].append(seconds)
+    for give, all_seconds in taken.items():
+        middle, least, most = statistics.median(all_seconds), min(all_seconds), max(all_seconds)
+        print(f"--give-models {give}: median {middle:.1f} s, {least:.1f} to {most:.1f}")  # noqa: T201
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--upload", default="5MB", help="most that each holder sends a second")
-    options.add_argument("--alone", metavar="RATE", help="of each worker's line; none: no limit")
-    options.add_argument("--model", default="medium", help="of meshd.bench.random_model, with --alone")
-    options.add_argument("--pairs", type=int, default=3, help="of loads, with --alone")
+    options.add_argument("--alone", action="store_true", help="only the head has the model")
+    options.add_argument("--line", default="0", help="with --alone: of each worker, a second; 0: no limit")
+    options.add_argument("--head-line", default="0", help="with --alone: of the head")
+    options.add_argument("--model", default="medium", help="with --alone: of meshd.bench.random_model")
+    options.add_argument("--pairs", type=int, default=3, help="with --alone: of loads")
     given = options.parse_args()
     if given.alone:
-        compare_alone(given.alone, given.model, given.pairs)
+        rates = [0 if line == "0" else parse_rate(line) for line in (given.line, given.head_line)]
+        compare_alone(rates[0], rates[1], given.model, given.pairs)
         return
     for holder, who in ((False, "the head alone"), (True, "the head and another member")):
-        measure(
-            lambda folder: load(folder, given.upload, holder=holder), f"from {who}, {given.upload}/s each"
-        )
+        what = f"from {who}, {given.upload}/s each"
+        measure(partial(load, upload=given.upload, holder=holder), what)
 
 
 if __name__ == "__main__":

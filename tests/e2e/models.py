@@ -113,7 +113,11 @@ def made(name: str, make: Callable[[Path], None]) -> Path:
 
 def random_of(shape: str) -> Path:
     """With random weights, of one of the shapes of meshd.bench.random_model."""
-    return made(f"random-{shape}.gguf", lambda part: random_model(shape, part.parent).replace(part))
+
+    def make(target: Path) -> None:
+        random_model(shape, target.parent).replace(target)
+
+    return made(f"random-{shape}.gguf", make)
 
 
 def header_of(model: Path) -> Header:

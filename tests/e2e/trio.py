@@ -74,7 +74,7 @@ class Trio:
         return self.way("worker-0", "worker-1")
 
 
-def open_ways(spaces: Mapping[str, Space], owner: Owner, seed: int) -> dict[frozenset[str], Way]:
+def _open_ways(spaces: Mapping[str, Space], owner: Owner, seed: int) -> dict[frozenset[str], Way]:
     """A proxy for each direction of dialling, run by `owner`."""
     ways = {frozenset(pair): Way() for pair in combinations(PORTS, 2)}
     for number, (here, there) in enumerate(permutations(PORTS, 2)):
@@ -110,7 +110,7 @@ async def trio(
     with ExitStack() as stack:
         spaces = {name: stack.enter_context(Space()) for name in PORTS}
         async with Owner() as owner, Fleet(folder) as fleet:
-            ways = open_ways(spaces, owner, seed)
+            ways = _open_ways(spaces, owner, seed)
 
             async def start(name: str, role: str, *more: str, token: str = "") -> LocalNode:
                 return await fleet.start(

@@ -1,4 +1,4 @@
-"""What the workers of a plan lack, and whether they take it in pieces before the load, from members or this head."""
+"""What the workers of a plan lack, and whether members, this head included, give it before the load."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,9 +36,10 @@ def lacking(index: WeightsIndex, part: Sequence[int], bits: bytes) -> int:
 
 
 def gains_alone(index: WeightsIndex, lacked: Collection[Sequence[int]]) -> bool:
-    """Whether workers, each of which lacks these tensors, get them sooner in pieces if only this node gives them.
+    """Whether workers get what each of them lacks sooner in pieces, if only this node gives them.
 
-    llama-server sends one tensor after another; pieces go to all workers at once, but whole ones.
+    llama-server sends one tensor after another; pieces go over the lines of all workers at once, but as whole
+    ones. Workers on this machine count for nothing: no line is what they wait for.
     """
     sizes = [_size(index, numbers) for numbers in lacked]
     whole = PIECE_BYTES * sum(len(_pieces(index, numbers)) for numbers in lacked)
@@ -72,7 +73,7 @@ async def find_needs(
     owner: Owner,
     on_progress: Callable[[str], None],
 ) -> Mapping[str, Needs]:
-    """By name of the worker, its part of the model, if somebody lacks some of it and takes it before the load.
+    """By name of the worker, its part of the model, if some of it is lacking and taken before the load.
 
     Empty: llama-server sends what is missing. If this node's file must be read for long first, that goes on
     in a task of `owner`, for later loads.
@@ -80,13 +81,14 @@ async def find_needs(
     index = model.index
     parts = placed_tensors(plan, model.layers, [tensor.name for tensor in index.tensors])
     offers = {lease.name: lease.offer for lease in leases if lease.offer is not None}
-    lacked = [_lacked(index, parts.get(name, ()), offer.lacks) for name, offer in offers.items()]
-    missing = sum(_size(index, numbers) for numbers in lacked)
+    lacked = {name: _lacked(index, parts.get(name, ()), offer.lacks) for name, offer in offers.items()}
+    missing = sum(_size(index, numbers) for numbers in lacked.values())
     if model.file.header_of:  # this node can send nothing of it
         return _all_needs(model, parts, leases, model.file.header_of, missing) if missing else {}
     if missing < _WORTH_BYTES:
         return {}
-    asking = _ContentQuestion(model, members, on_progress, by_us=gains_alone(index, lacked))
+    by_us = gains_alone(index, [lacked.get(lease.name, ()) for lease in leases if not lease.is_here])
+    asking = _ContentQuestion(model, members, on_progress, by_us=by_us)
     await asyncio.wait([owner.start_for("members", asking.ask(), name="content")], timeout=READ_SECONDS)
     asking.waited = True
     if not (content := asking.content):

@@ -16,6 +16,8 @@ from meshd.rpc import mesh_protocol as wire
 from meshd.store.interface import ProgressCallback
 
 from tests.sim.loop import run
+from tests.unit.admin.test_snapshot import path
+from tests.unit.role.fake_mesh import FakeMesh
 from tests.unit.role.head.scene import Scene, scene, view
 from tests.unit.role.stubs import FakeFile
 from tests.unit.role.worker.kept import FakeStore
@@ -81,15 +83,22 @@ def test_they_fetch_their_parts_and_begin_together(tmp_path: Path) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_pieces_of_this_head_alone_are_for_several_workers(tmp_path: Path, several: bool) -> None:
-    """One that keeps nothing gets its part with the load."""
+@pytest.mark.parametrize(
+    ("both_keep", "way", "by_us"), [(True, "lan", True), (False, "lan", False), (True, "loopback", False)]
+)
+def test_pieces_of_this_head_alone_are_for_several_workers(
+    tmp_path: Path, both_keep: bool, way: str, by_us: bool
+) -> None:
+    """On other machines. One that keeps nothing gets its part with the load."""
 
     async def main() -> None:
-        async with two_workers(tmp_path, both_keep=several) as it:
+        async with two_workers(tmp_path, both_keep=both_keep) as it:
+            bert = it.workers["bert"].runtime.mesh
+            assert isinstance(bert, FakeMesh)
+            bert.paths = (path(selected=True, where=way), path(selected=False, where="loopback"))
             it.start()
             await it.until(ModelState.READY)
-            assert it.bench.members.by_us == [several]
+            assert it.bench.members.by_us == [by_us]
 
     run(main())
 
