@@ -104,9 +104,9 @@ class PartFiles:
                 found.add(number)
         return found
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Of the first file, as `os.pread`. Raises OSError."""
-        return os.pread(self._descriptors[0], length, offset)
+    def read(self, file: int, offset: int, length: int) -> bytes:
+        """Of that file, as `os.pread`. Raises OSError."""
+        return os.pread(self._descriptors[file], length, offset)
 
     def lengthen(self) -> None:
         """Make files that lack their last pieces as long as they should be."""
