@@ -86,7 +86,8 @@ async def load_alone(folder: Path, model: Path, give: str, lan: Lan | None) -> t
         await homes.start(names[1], *options, token=token, prefix=prefix)
         await connected(first, 1)
         options, prefix = place("head")
-        words = (*chosen(names), "--give-models", give, *options)
+        # weights are not compressed: a busy machine answers late, which looks like a slow line
+        words = (*chosen(names), "--give-models", give, "--compress", "off", *options)
         head = await homes.serve("head", model, *words, token=token, prefix=prefix)
         sent = model_of(await homes.fleet.ready(head)).weights_network_bytes
         while "state=ready" not in (log := (head.spec.home / "node.log").read_text()):  # noqa: ASYNC110

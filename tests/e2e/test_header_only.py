@@ -42,7 +42,9 @@ def least() -> int:
 
 
 def on_disk(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(
+        path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+    )
 
 
 async def failed(head: LocalNode) -> str:
@@ -250,6 +252,8 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
                 assert {part.node for part in model.split if part.layers} == {"a", "b"}
                 await lost(fleet, head)
             assert on_disk(homes.cache("head") / "models") < smollm2().stat().st_size * 0.7
+            verified = await homes.run("head", "verify", SERVED)
+            assert verified.returncode == 0 and "they are right" in verified.stdout, verified.stderr
             removed = await homes.run("head", "rm", SERVED, "--yes")
             assert removed.returncode == 0, removed.stderr
             assert not list((homes.cache("head") / "models").glob("header-*"))
