@@ -30,6 +30,7 @@ from meshd.library.own_models import own_models
 from meshd.library.stores import Stores
 from meshd.model.model_name import ModelName, parse_model_name
 from meshd.peer.interface import Mesh
+from meshd.role.interface import RoleStatus
 from meshd.store.piece_cache import PieceCache
 from meshd.wire.models import ToldDisk
 
@@ -264,3 +265,8 @@ def _reply(pull: _Pull) -> PullReply:
         hint=error.hint if error is not None else "",
         code=code,
     )
+
+
+def gives_unbounded(config: Config, status: Callable[[], RoleStatus]) -> bool:
+    """Whether members get pieces of this node's models now, as fast as its line brings them."""
+    return config.node.give_models != "off" and not status().is_computing

@@ -102,8 +102,15 @@ def device_speeds(runtime: RoleRuntime, threads: int) -> DeviceSpeeds:
     return DeviceSpeeds(runtime.native, run_to_end, paths, machine=machine_id(b""), threads=threads)
 
 
-def make_runtime(config: Config, mesh: Mesh, native: NativeBuild, pieces: PieceCache) -> RoleRuntime:
-    """All of it, for one daemon."""
+def make_runtime(
+    config: Config,
+    mesh: Mesh,
+    native: NativeBuild,
+    pieces: PieceCache,
+    *,
+    gives: Callable[[], bool],
+) -> RoleRuntime:
+    """All of it, for one daemon. `gives`: it gives members pieces of the models that it serves."""
     cache = config.paths.cache
     return RoleRuntime(
         mesh=mesh,
@@ -123,7 +130,7 @@ def make_runtime(config: Config, mesh: Mesh, native: NativeBuild, pieces: PieceC
             speed_cache=cache / "device-speeds",
             correction_cache=cache / "speed-corrections",
         ),
-        from_members=MemberWeights(mesh, pieces, rate=config.worker.fetch_rate),
+        from_members=MemberWeights(mesh, pieces, rate=config.worker.fetch_rate, gives=gives),
     )
 
 

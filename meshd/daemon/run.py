@@ -4,7 +4,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from meshd.admin.server import AdminServer
@@ -20,7 +20,7 @@ from meshd.config import Config
 from meshd.daemon.control import DaemonControl, Parts
 from meshd.daemon.join_dialers import enter
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.models import ModelExchange
+from meshd.daemon.models import ModelExchange, gives_unbounded
 from meshd.daemon.native_check import check_native
 from meshd.daemon.pausing import Pausing
 from meshd.daemon.preflight import Preflight
@@ -155,7 +155,9 @@ class Daemon:
             mesh_port=preflight.mesh_port,
         )
         try:
-            runtime = make_runtime(self._config, member.mesh, native, self._pieces)
+            built: BuiltRole
+            gives = partial(gives_unbounded, self._config, lambda: built.role.status)
+            runtime = make_runtime(self._config, member.mesh, native, self._pieces, gives=gives)
             built = await preflight.role.build(runtime, member)
             planning = cache(lambda: self._planning(member, runtime, built))
             storage = Storage(

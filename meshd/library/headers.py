@@ -1,6 +1,6 @@
 """Models of which only the header is here (store/header_file.py), below meshd's own models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from meshd.base.errors import UserError
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.pulled_names import HEADER_KIND, name_of, text_of, words_of
 from meshd.library.walk import files_below, folders_in
-from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, quant_of
+from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, header_stem, quant_of
 from meshd.model.model_name import MeshName
-from meshd.store.header_file import note_path, read_note
+from meshd.store.header_file import link_paths, note_path, read_note
 
 ONLY_HEADER = "only its header is here"
 
@@ -18,13 +18,15 @@ ONLY_HEADER = "only its header is here"
 def all_headers(folder: Path) -> Iterator[StoredModel]:
     """Those below the folder of meshd's models; incomplete as models. Raises OSError."""
     for place in folders_in(folder, f"{HEADER_KIND}-"):
+        found: dict[str, list[Path]] = {}
         for path, _ in files_below(place, depth=1, suffix=HEADER_SUFFIX):
-            stem = path.name.removesuffix(HEADER_SUFFIX)
+            found.setdefault(header_stem(path.name), []).append(path)
+        for stem, paths in found.items():
             yield StoredModel(
                 name=name_of([path]) or str(path),
                 source=ModelSource.MESHD,
-                paths=(path,),
-                size=_bytes_on_disk(path),
+                paths=tuple(paths),
+                size=sum(map(_bytes_on_disk, paths)),
                 stem=stem,
                 quant=quant_of(stem + GGUF_SUFFIX),
                 problem=ONLY_HEADER,
@@ -52,9 +54,9 @@ def said_of(path: Path) -> str:
     )
 
 
-def files_of(path: Path) -> tuple[Path, ...]:
-    """The file, and what is noted of it."""
-    return (path, note_path(path))
+def files_of(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The files, what is noted of them, and links to them."""
+    return (*paths, note_path(paths[0]), *(link_paths(paths) if len(paths) > 1 else ()))
 
 
 def _is_called(name: MeshName, path: Path) -> bool:

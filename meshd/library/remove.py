@@ -17,6 +17,7 @@ from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.library.walk import files_below, size_of
 from meshd.model.model_name import HubName, parse_model_name
+from meshd.store.header_file import LINKS_FOLDER
 from meshd.store.shard import is_header
 
 
@@ -48,7 +49,7 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
     if path.is_relative_to(stores.hub) and path.relative_to(stores.hub).parts[0].startswith(PREFIX):
         return _of_hub([model], stores.hub / path.relative_to(stores.hub).parts[0])
     if is_header(path):
-        return Removal((model.name,), (*files_of(path), *notes_of([path])), model.size)
+        return Removal((model.name,), (*files_of(model.paths), *notes_of(model.paths)), model.size)
     if path.is_relative_to(stores.meshd):
         return Removal((model.name,), (*model.paths, *notes_of(model.paths)), model.size)
     raise _not_ours(model)
@@ -97,6 +98,10 @@ def _blob(path: Path, repository: Path) -> Path | None:
     return blobs / target.name if target.parent == blobs else None
 
 
+def _is_ours(folder: Path) -> bool:
+    return is_own_folder(folder.parent if folder.name == LINKS_FOLDER else folder)
+
+
 def remove(removal: Removal) -> None:
     """Links first, so that nothing names bytes that are gone. Raises UserError."""
     try:
@@ -106,7 +111,8 @@ def remove(removal: Removal) -> None:
         raise UserError(
             f"cannot remove `{error.filename}`: {error.strerror}", hint="check who owns it"
         ) from None
-    for own in {path.parent for path in removal.files if is_own_folder(path.parent)}:
+    folders = {path.parent for path in removal.files}
+    for own in sorted(filter(_is_ours, folders), reverse=True):  # what is below another one first
         with suppress(OSError):  # not empty, say
             own.rmdir()
     folder = removal.repository

@@ -11,7 +11,7 @@ from meshd.library.meter import Meter
 from meshd.library.promised_hash import hash_of, promised_by
 from meshd.model.gguf import Header
 from meshd.store.hash_cache import FileState, HashCache
-from meshd.store.header_file import compare_header, compare_present, read_note
+from meshd.store.header_file import compare_headers, compare_present, read_note
 from meshd.store.interface import HashProgress
 from meshd.store.model_file import ModelFile
 from meshd.store.shard import Shard, close_all, is_header, open_shards
@@ -66,11 +66,11 @@ def _verify_header(model: StoredModel, report: ReportProgress) -> Verified:
     shards = open_shards(path, header_only=True)
     try:
         report(TransferProgress(f"checking `{path.name}`"))
-        compare_header(shards[0], note)
-        asyncio.run(compare_present(shards[0], note))
+        compare_headers(shards, note)
+        asyncio.run(compare_present(shards, note))
     finally:
         close_all(shards)
-    return Verified(note.fingerprint, 1, 0, header_only=True)
+    return Verified(note.fingerprint, len(shards), 0, header_only=True)
 
 
 def _opened(model: StoredModel) -> list[Shard]:

@@ -24,7 +24,7 @@ from meshd.link.transport import Transport as Transport
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable, Source
 
-RELAYED = "relayed"  # a path of LinkInfo
+LOOPBACK, RELAYED = "loopback", "relayed"  # paths of LinkInfo
 
 
 class DialFailure(StrEnum):

@@ -56,6 +56,19 @@ class GgufModel:
         return tuple(f"{self.name}-{number:05d}-of-{self.shards:05d}{GGUF_SUFFIX}" for number in numbers)
 
 
+def file_names(stem: str, count: int, suffix: str = GGUF_SUFFIX) -> list[str]:
+    """Of a model in so many files."""
+    if count == 1:
+        return [stem + suffix]
+    return [f"{stem}-{number:05d}-of-{count:05d}{suffix}" for number in range(1, count + 1)]
+
+
+def header_stem(name: str) -> str:
+    """The model's name, of that of a file with its header or a part of it."""
+    match = SHARD.fullmatch(name.removesuffix(HEADER_SUFFIX) + GGUF_SUFFIX)
+    return match["stem"] if match is not None else name.removesuffix(HEADER_SUFFIX)
+
+
 def quant_of(path: str) -> str:
     """The quantisation that a file's name, or its folder's, says; empty if none does."""
     plain = path[: -len(GGUF_SUFFIX)] if path.lower().endswith(GGUF_SUFFIX) else path

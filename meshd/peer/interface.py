@@ -15,7 +15,7 @@ from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord
-from meshd.link.interface import LinkInfo
+from meshd.link.interface import LOOPBACK, LinkInfo
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Source
 from meshd.wire.native import NativeVersion
@@ -80,6 +80,11 @@ class PeerStatus:
     grace: int = 0  # for how many seconds its session lives on without a link
     stopped: str = ""  # its words when it said goodbye; empty once it is back
     paused: bool = False  # it lends nothing for now: its user wants that
+
+    @property
+    def is_here(self) -> bool:
+        """It is on this machine, as the path says that carries the data."""
+        return any(path.selected and path.link.path == LOOPBACK for path in self.paths)
 
 
 class Stream(Protocol):

@@ -177,8 +177,13 @@ class RolePaths:
 class WeightsFromMembers(Protocol):
     """Weights that members give each other (library/members/)."""
 
-    async def shared_content(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
-        """The content id of our file, if another member has it, too; else nothing. Raises MeshdError."""
+    async def given_content(
+        self, file: WeightsFile, on_progress: Callable[[str], None], *, by_us: bool
+    ) -> bytes:
+        """The content id of our file, if another member gives it, or, with `by_us`, if we do; else nothing.
+
+        Raises MeshdError.
+        """
         ...
 
     async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:

@@ -4,6 +4,9 @@ The file is sparse, with everything at its place in the whole one, so that llama
 called `NAME.header` and not `.gguf`, so that nobody takes it for a model. Beside it, in `NAME.hashes`, are
 the hashes of all tensors, as a member told them, with the fingerprint that they must give. What is there was
 compared with them when the file was made (library/members/pull_header.py), and is again in any other state.
+
+A model in several files has as many such files, and the hashes beside the first. llama-server finds parts by
+their names, which must end in `.gguf`: links in a folder in which nobody looks for models have such names.
 """
 
 import functools
@@ -11,6 +14,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +24,7 @@ from meshd.base.errors import UserError
 from meshd.base.replaced_file import read_own_file, replace_file
 from meshd.base.tasks import in_thread
 from meshd.model.gguf import Header, TensorInfo
-from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
+from meshd.model.gguf_names import GGUF_SUFFIX, header_stem
 from meshd.model.layers import is_of_layer
 from meshd.model.model_name import MESH
 from meshd.model.piece_index import HASH_BYTES
@@ -31,15 +35,16 @@ from meshd.store.model_file import ModelFile, opened
 from meshd.store.shard import Shard, close_all
 
 NOTE_SUFFIX = ".hashes"
-_NOTE_FORM = 2
+LINKS_FOLDER = ".split"
+_NOTE_FORM = 3
 _CHECKSUM_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderNote:
     """What is known of the model: `name` of its member's file; `node` is that member, by whose word `digests`
-    are the hashes of all tensors, in the order of the header. `state`: of the file, when what is there was
-    right.
+    are the hashes of all tensors, in the order of files and headers. `states`: of the files, when what is
+    there was right.
     """
 
     name: str
@@ -47,7 +52,7 @@ class HeaderNote:
     content: bytes
     fingerprint: str
     digests: tuple[bytes, ...]
-    state: FileState
+    states: tuple[FileState, ...]
 
     def encode(self) -> bytes:
         """As `NAME.hashes` has it."""
@@ -58,7 +63,7 @@ class HeaderNote:
                 "node": self.node,
                 "content": self.content.hex(),
                 "fingerprint": self.fingerprint,
-                "state": self.state.line,
+                "states": [state.line for state in self.states],
                 "digests": b"".join(self.digests).hex(),
             }
         ).encode()
@@ -81,14 +86,14 @@ def decode_note(data: bytes) -> HeaderNote:
             content=bytes.fromhex(fields["content"]),
             fingerprint=str(fields["fingerprint"]),
             digests=tuple(digests[at : at + HASH_BYTES] for at in range(0, len(digests), HASH_BYTES)),
-            state=FileState(*map(int, fields["state"].split())),
+            states=tuple(FileState(*map(int, line.split())) for line in fields["states"]),
         )
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it lacks a part: {error}") from None
 
 
 def note_path(path: Path) -> Path:
-    """Where what is known of a header file is."""
+    """Where what is known of a header file is, of the first of several."""
     return path.with_suffix(NOTE_SUFFIX)
 
 
@@ -113,8 +118,14 @@ class HeaderFile(ModelFile):
     """Implements WeightsFile. Make it with `open_header`."""
 
     def __init__(self, shards: Sequence[Shard], note: HeaderNote) -> None:
-        super().__init__(shards, _NotedHashes(note), name=note.name + GGUF_SUFFIX)
+        super().__init__(shards, _NotedHashes(shards, note), name=note.name + GGUF_SUFFIX)
         self._note = note
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """As llama-server finds them."""
+        paths = super().paths
+        return paths if len(paths) == 1 else link_paths(paths)
 
     @property
     def header_of(self) -> bytes:
@@ -123,39 +134,69 @@ class HeaderFile(ModelFile):
 
     @classmethod
     async def open_header(cls, path: Path) -> Self:
-        """Reads what is there if the file is not in the state that was noted. Raises UserError."""
+        """Reads what is there if the files are not in the state that was noted. Raises UserError."""
         note = await in_thread(functools.partial(read_note, path))
         shards = await opened(path, header_only=True)
         try:
-            compare_header(shards[0], note)
-            if shards[0].state != note.state:
-                await compare_present(shards[0], note)
-                note = replace(note, state=shards[0].state)
+            compare_headers(shards, note)
+            states = tuple(shard.state for shard in shards)
+            if states != note.states:
+                await compare_present(shards, note)
+                note = replace(note, states=states)
                 with suppress(OSError):  # then it is read again the next time
                     await in_thread(functools.partial(write_note, path, note))
+            if len(shards) > 1:
+                await in_thread(functools.partial(_link, [shard.path for shard in shards]))
         except BaseException:
             close_all(shards)
             raise
         return cls(shards, note)
 
 
-def compare_header(shard: Shard, note: HeaderNote) -> None:
-    """Raises UserError unless header and hashes give the fingerprint."""
-    header = shard.header
-    if len(note.digests) != len(header.tensors) or fingerprint([header], [note.digests]) != note.fingerprint:
-        raise _bad(shard.path, "its header and its hashes do not belong together")
+def link_paths(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The names by which llama-server finds these parts."""
+    return tuple(path.parent / LINKS_FOLDER / f"{path.stem}{GGUF_SUFFIX}" for path in paths)
 
 
-async def compare_present(shard: Shard, note: HeaderNote) -> None:
+def _link(paths: Sequence[Path]) -> None:
+    """Raises UserError."""
+    try:
+        for path, link in zip(paths, link_paths(paths), strict=True):
+            link.parent.mkdir(exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(Path("..") / path.name)
+    except OSError as error:
+        raise _bad(path, f"cannot create `{link}`: {(error.strerror or str(error)).lower()}") from None
+
+
+def digests_of(headers: Sequence[Header], digests: Sequence[bytes]) -> list[tuple[bytes, ...]]:
+    """By file, where there are as many as tensors. Raises ValueError."""
+    ends = list(accumulate(len(header.tensors) for header in headers))
+    if ends[-1] != len(digests):
+        raise ValueError("there are other tensors than hashes")
+    return [tuple(digests[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def compare_headers(shards: Sequence[Shard], note: HeaderNote) -> None:
+    """Raises UserError unless headers and hashes give the fingerprint."""
+    headers = [shard.header for shard in shards]
+    with suppress(ValueError):
+        if fingerprint(headers, digests_of(headers, note.digests)) == note.fingerprint:
+            return
+    raise _bad(shards[0].path, "its header and its hashes do not belong together")
+
+
+async def compare_present(shards: Sequence[Shard], note: HeaderNote) -> None:
     """Reads the tensors that are there. Raises UserError unless they are right."""
-    wanted = present_tensors(shard.header)
-    found = await hash_tensors(
-        shard.descriptor, wanted, label=shard.path.name, on_progress=lambda _done, _seconds: None
-    )
-    known = dict(zip((tensor.name for tensor in shard.header.tensors), note.digests, strict=True))
-    for tensor, digest in zip(wanted, found, strict=True):
-        if known[tensor.name] != digest:
-            raise _bad(shard.path, f"tensor `{tensor.name}` is not what it was")
+    for shard, digests in zip(shards, digests_of([one.header for one in shards], note.digests), strict=True):
+        wanted = present_tensors(shard.header)
+        found = await hash_tensors(
+            shard.descriptor, wanted, label=shard.path.name, on_progress=lambda _done, _seconds: None
+        )
+        known = dict(zip((tensor.name for tensor in shard.header.tensors), digests, strict=True))
+        for tensor, digest in zip(wanted, found, strict=True):
+            if known[tensor.name] != digest:
+                raise _bad(shard.path, f"tensor `{tensor.name}` is not what it was")
 
 
 def present_tensors(header: Header) -> list[TensorInfo]:
@@ -164,24 +205,25 @@ def present_tensors(header: Header) -> list[TensorInfo]:
 
 
 class _NotedHashes(HashCache):
-    """Knows those of one file, in one state, and nothing of any other."""
+    """Knows those of some files, each in one state, and nothing of any other."""
 
-    def __init__(self, note: HeaderNote) -> None:
-        self._note = note
+    def __init__(self, shards: Sequence[Shard], note: HeaderNote) -> None:
+        digests = digests_of([shard.header for shard in shards], note.digests)
+        self._digests = dict(zip(note.states, digests, strict=True))
+        self._name = note.name
 
     def load(self, state: FileState, header: Header) -> tuple[bytes, ...] | None:
         """Raises UserError for another state: what is not there cannot be hashed."""
-        if state != self._note.state:
+        if (digests := self._digests.get(state)) is None:
             raise UserError(
-                f"the header of `{self._note.name}` was changed while it was used",
+                f"the header of `{self._name}` was changed while it was used",
                 hint="restart `meshd serve`: it is compared with what is known of it",
             )
-        return self._note.digests
+        return digests
 
 
 def _bad(path: Path, what: str) -> UserError:
-    name = f"{MESH}{path.name.removesuffix(HEADER_SUFFIX)}"
     return UserError(
         f"cannot use `{path.name}`: {what}",
-        hint=f"remove it with `meshd model rm {name}`: it comes from members again",
+        hint=f"remove it with `meshd model rm {MESH}{header_stem(path.name)}`: it comes from members again",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.model.gguf import Header, read_header
-from meshd.model.gguf_names import HEADER_SUFFIX
+from meshd.model.gguf_names import HEADER_SUFFIX, header_stem
 from meshd.model.model_name import MESH
 from meshd.store.hash_cache import FileState
 from meshd.store.hashes import unreadable
@@ -115,7 +115,7 @@ def open_shards(path: Path, *, partial: bool = False, header_only: bool = False)
     header is wanted, and no layer is read.
     """
     if is_header(path) and not header_only:
-        name = f"{MESH}{path.name.removesuffix(HEADER_SUFFIX)}"
+        name = f"{MESH}{header_stem(path.name)}"
         raise UserError(
             f"`{path.name}` is only the header of a model",
             hint=f"for all of it run `meshd model pull {name}`; `meshd serve --model {name} --header-only` "
@@ -163,27 +163,30 @@ def _sibling_paths(path: Path, header: Header, *, partial: bool) -> list[Path]:
 
 
 def check_shards(shards: Sequence[Shard], *, partial: bool = False) -> None:
+    """As `check_headers`, of open files."""
+    names = [shard.path.name for shard in shards]
+    check_headers(names, [shard.header for shard in shards], partial=partial)
+
+
+def check_headers(names: Sequence[str], headers: Sequence[Header], *, partial: bool = False) -> None:
     """The shards belong together: numbers, total of tensors, no tensor twice. Raises UserError."""
     seen: dict[str, str] = {}
-    for number, shard in enumerate(shards):
-        path, header = shard.path, shard.header
-        if not partial and header.shard != (number, len(shards)):
+    for number, (name, header) in enumerate(zip(names, headers, strict=True)):
+        if not partial and header.shard != (number, len(headers)):
             there, count = header.shard
             raise UserError(
-                f"`{path.name}` claims to be shard {there + 1} of {count}, "
-                f"expected {number + 1} of {len(shards)}",
+                f"`{name}` claims to be shard {there + 1} of {count}, "
+                f"expected {number + 1} of {len(headers)}",
                 hint="the files are of different models: download all shards again",
             )
         for tensor in header.tensors:
             if tensor.name in seen:
-                raise UserError(
-                    f"tensor `{tensor.name}` is both in `{seen[tensor.name]}` and in `{path.name}`"
-                )
-            seen[tensor.name] = path.name
-    expected = shards[0].header.integer("split.tensors.count", len(seen))
+                raise UserError(f"tensor `{tensor.name}` is both in `{seen[tensor.name]}` and in `{name}`")
+            seen[tensor.name] = name
+    expected = headers[0].integer("split.tensors.count", len(seen))
     if len(seen) != expected and not partial:
         raise UserError(
-            f"the shards of `{shards[0].path.name}` hold {len(seen)} tensors, expected {expected}",
+            f"the shards of `{names[0]}` hold {len(seen)} tensors, expected {expected}",
             hint="the files are of different models: download all shards again",
         )
 

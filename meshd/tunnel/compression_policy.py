@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshd.link.interface import RELAYED
+from meshd.link.interface import LOOPBACK, RELAYED
 from meshd.model.output import NEAR_SECONDS
 from meshd.peer.interface import PathStatus
 
 # Bytes a second of a path above which it takes longer to compress activations (some 200 MB/s, and 13 % saved)
 # than to send what that saves of them. Masks and graphs pay on faster ones, too, and are little there.
 FAST_RATE = 25e6
-LOOPBACK = "loopback"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Messages of a lease about weights that a worker takes from members before its mesh-server starts.
 
 With the question comes a mark of each tensor (the beginning of its hash), and with the offer which of them
-the worker lacks. If another member has the file, the head reserves with `fetch` and says where in the file
+the worker lacks. If members give the file, the head reserves with `fetch` and says where in the file
 the tensors of the worker's part are (some Needs, the last of which says so). The worker takes what it lacks
 from members that have the file's content (model/piece_index.py), and says what came (Fetched). When all
 workers have said so, the head lets them start their servers (Begin).

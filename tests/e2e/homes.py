@@ -55,9 +55,12 @@ class Homes:
         environment = {**spec.environment, **self.variables(name)}
         return await self.fleet.start(replace(spec, cache=self.cache(name), environment=environment))
 
-    async def serve(self, name: str, model: Path | str, *options: str, token: str = "") -> LocalNode:
+    async def serve(
+        self, name: str, model: Path | str, *options: str, token: str = "", prefix: Sequence[str] = ()
+    ) -> LocalNode:
         """A head of that name."""
-        spec = self.fleet.spec(name, "serve", "--model", str(model), "--port", "0", *options, token=token)
+        words = ("--model", str(model), "--port", "0", *options)
+        spec = self.fleet.spec(name, "serve", *words, token=token, prefix=tuple(prefix))
         environment = {**spec.environment, **self.variables(name)}
         return await self.fleet.start(replace(spec, cache=self.cache(name), environment=environment))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from meshd.bench.random_model import random_model
 from meshd.build import native as native_builds
 from meshd.build.demo_model import demo_model
 from meshd.build.interface import LLAMA_QUANTIZE, LLAMA_SERVER, BuildProgress, NativeInfo
@@ -108,6 +109,15 @@ def made(name: str, make: Callable[[Path], None]) -> Path:
         finally:
             part.unlink(missing_ok=True)
     return place
+
+
+def random_of(shape: str) -> Path:
+    """With random weights, of one of the shapes of meshd.bench.random_model."""
+
+    def make(target: Path) -> None:
+        random_model(shape, target.parent).replace(target)
+
+    return made(f"random-{shape}.gguf", make)
 
 
 def header_of(model: Path) -> Header:

@@ -42,7 +42,9 @@ def least() -> int:
 
 
 def on_disk(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    return sum(
+        path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+    )
 
 
 async def failed(head: LocalNode) -> str:
@@ -224,8 +226,10 @@ def test_a_member_that_lies_about_a_layer(tmp_path: Path) -> None:
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
+    """One worker has it, in one file; the other takes what it lacks from a member."""
     (tmp_path / "parts").mkdir()
     parts = split(smollm2(), tmp_path / "parts", NAME, 3)
+    reference = alone(smollm2(), TOKENS)
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
@@ -233,9 +237,25 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
             homes.has("giver", *parts)
             giver = await homes.start("giver")
             token = await giver.token()
-            words = ("serve", "--model", SERVED, "--header-only", "--join", token)
-            done = await cli(tmp_path / "head", *words, **homes.variables("head"))
-            assert done.returncode == 1
-            assert f"`{NAME}` is stored in 3 files, which `--header-only` cannot serve" in done.stderr
+            await homes.start(
+                "a", "--give-models", "off", "--model", str(homes.has("a", smollm2())), token=token
+            )
+            await homes.start("b", token=token)
+            await connected(giver, 2)
+            words = ("--header-only", "--output-on", "head", "--workers", "a,b", "--min-workers", "2")
+            for _ in range(2):
+                head = await homes.serve("head", SERVED, *words, *SAME_THREADS, token=token)
+                status = await fleet.ready(head)
+                assert await api_of(status).complete(PROMPT, TOKENS) == reference
+                model = model_of(status)
+                assert model.name == NAME and model.weights_network_bytes == 0
+                assert {part.node for part in model.split if part.layers} == {"a", "b"}
+                await lost(fleet, head)
+            assert on_disk(homes.cache("head") / "models") < smollm2().stat().st_size * 0.7
+            verified = await homes.run("head", "verify", SERVED)
+            assert verified.returncode == 0 and "they are right" in verified.stdout, verified.stderr
+            removed = await homes.run("head", "rm", SERVED, "--yes")
+            assert removed.returncode == 0, removed.stderr
+            assert not list((homes.cache("head") / "models").glob("header-*"))
 
     play(check())

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from meshd.model.piece_index import PIECE_BYTES
 
 from tests.e2e.alone import alone
 from tests.e2e.homes import NAME, Homes, connected, flipped, homes_in
-from tests.e2e.models import smollm2
+from tests.e2e.models import random_of, smollm2
 from tests.e2e.nodes import PROMPT, SAME_THREADS, api_of, child_pid, cli, model_of, play
+from tests.process.lan import Lan, skip_reason
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
@@ -171,6 +173,76 @@ def test_what_only_the_head_has_is_sent_by_it_once(tmp_path: Path) -> None:
             assert model_of(first).weights_network_bytes > 60 * MB and not fetched(head)
             second = await loaded_anew(head, first)
             assert model_of(second).weights_network_bytes == 0 and not fetched(head)
+
+    play(check())
+
+
+BOTH = (*ON_WORKERS, "--ctx-size", "512", "--workers", "a,b", "--min-workers", "2")
+APART = ("--stun", "none", "--no-portmap", "--listen", ":0")
+
+
+@pytest.fixture
+def lan() -> Iterator[Lan]:
+    """Three machines: pieces of the head alone are for workers at the end of a line."""
+    with Lan() as made:
+        for machine in ("a", "b", "head"):
+            made.plug(machine, 1)
+        yield made
+
+
+async def two_on(lan: Lan, homes: Homes, *options: str) -> tuple[LocalNode, str]:
+    """Workers without a model; the first, and the token of their mesh."""
+    first = await homes.start("a", *APART, *options, prefix=lan.prefix("a"))
+    token = await first.token()
+    await homes.start("b", *APART, *options, token=token, prefix=lan.prefix("b"))
+    await connected(first, 1)
+    return first, token
+
+
+async def medium(lan: Lan, homes: Homes, token: str, *options: str) -> LocalNode:
+    """A head with a model of which whole pieces cost little more than the layers in them."""
+    words = (*BOTH, *APART, *options, *SAME_THREADS)
+    return await homes.serve("head", random_of("medium"), *words, token=token, prefix=lan.prefix("head"))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
+@pytest.mark.parametrize("give", ["own", "off"])
+def test_two_workers_take_from_the_head_alone(lan: Lan, tmp_path: Path, give: str) -> None:
+    """Before the load, if it gives pieces; a head that gives none sends the weights all the same."""
+
+    async def check() -> None:
+        async with homes_in(tmp_path) as homes:
+            _first, token = await two_on(lan, homes)
+            head = await medium(lan, homes, token, "--give-models", give)
+            model = model_of(await homes.fleet.ready(head))
+            gave = {name: set(parts) for name, parts in fetched(head).items()}
+            assert gave == ({"a": {"head"}, "b": {"head"}} if give == "own" else {})
+            assert (model.weights_network_bytes == 0) == (give == "own")
+
+    play(check())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
+def test_what_the_head_alone_gives_is_continued(lan: Lan, tmp_path: Path) -> None:
+    """One of two workers is killed in the middle: it fetches the rest, and nothing again that was whole."""
+
+    async def check() -> None:
+        async with homes_in(tmp_path) as homes:
+            slow = ("--fetch-rate", "20MB")
+            killed, token = await two_on(lan, homes, *slow)
+            head = await medium(lan, homes, token)
+            await until_kept(homes, "a", 40 * MB)
+            assert killed.pid is not None and not fetched(head), "it is not done"
+            os.kill(killed.pid, signal.SIGKILL)
+            homes.fleet.forget(killed)
+            before = kept(homes, "a")
+            await homes.start("a", *APART, *slow, prefix=lan.prefix("a"))
+            status = await homes.fleet.ready(head)
+            [load] = [one for one in model_of(status).workers if one.node == "a"]
+            assert sum(fetched(head)["a"].values()) * MB < load.total_bytes - before + 4 * PIECE_BYTES
+            assert model_of(status).weights_network_bytes == 0
 
     play(check())
 

@@ -88,6 +88,13 @@ class Lan:
         self.run(machine, "ip", "link", "set", interface, "up")
         return f"10.{network}.0.{host}"
 
+    def slow(self, machine: str, network: int, *, down: float = 0, up: float = 0) -> None:
+        """Its line to the network brings and takes so many bytes a second; 0: as many as there are."""
+        for space, device, rate in (("switch", f"{machine}{network}"[:15], down), (machine, "eth0", up)):
+            if rate:
+                shape = ("tbf", "rate", f"{int(rate * 8)}bit", "burst", "128kb", "latency", "50ms")
+                self.run(space, "tc", "qdisc", "add", "dev", device, "root", *shape)
+
     def unplug(self, machine: str, interface: str = "eth0") -> None:
         """Take an interface away."""
         self.run(machine, "ip", "link", "del", interface)

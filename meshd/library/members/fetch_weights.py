@@ -36,15 +36,28 @@ LOG = log.get("library")
 
 
 class MemberWeights:
-    """Implements role.interface.WeightsFromMembers. `rate` in bytes a second, for each load."""
+    """Implements role.interface.WeightsFromMembers."""
 
-    def __init__(self, mesh: Mesh, pieces: PieceCache, *, rate: int | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        pieces: PieceCache,
+        *,
+        rate: int | None = None,
+        gives: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`rate` in bytes a second, for each load. `gives`: this node gives pieces of its own file now."""
         self._mesh = mesh
         self._pieces = pieces
         self._rate = rate
+        self._gives = gives
 
-    async def shared_content(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
-        """See WeightsFromMembers. Reads the file once, if a member has one of its size."""
+    async def given_content(
+        self, file: WeightsFile, on_progress: Callable[[str], None], *, by_us: bool
+    ) -> bytes:
+        """See WeightsFromMembers. Reads the file once, if anybody may give it."""
+        if by_us and self._gives():
+            return await self.content_of(file, on_progress)
         states = [FileState.of(descriptor) for descriptor in file.descriptors]
         size = sum(state.size for state in states)
         told = await self._told(size, len(states))

@@ -105,8 +105,8 @@ class PartFiles:
                 found.add(number)
         return found
 
-    def read(self, offset: int, length: int, file: int = 0) -> bytes:
-        """Of one of the files, as `os.pread`. Raises OSError."""
+    def read(self, file: int, offset: int, length: int) -> bytes:
+        """Of that file, as `os.pread`. Raises OSError."""
         return os.pread(self._descriptors[file], length, offset)
 
     def lengthen(self) -> None:

@@ -9,6 +9,7 @@ others unnoticed. What came is compared with them; of the layers, workers compar
 
 import asyncio
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,13 +26,13 @@ from meshd.library.members.pull_state import HoldersLost, PullStep, UnusableCont
 from meshd.library.pulled_names import HEADER_KIND
 from meshd.model.cursor import MAX_HEADER_BYTES
 from meshd.model.gguf import Header, read_header
-from meshd.model.gguf_names import HEADER_SUFFIX
-from meshd.model.piece_index import PIECE_BYTES, PieceIndex, pieces_of
+from meshd.model.gguf_names import HEADER_SUFFIX, file_names
+from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState
-from meshd.store.header_file import HeaderNote, compare_present, present_tensors, write_note
+from meshd.store.header_file import HeaderNote, compare_present, digests_of, present_tensors, write_note
 from meshd.store.model_file import opened
-from meshd.store.shard import Shard, close_all
+from meshd.store.shard import Shard, check_headers, close_all
 
 _MOST_PIECES = MAX_HEADER_BYTES // PIECE_BYTES + 1  # of a header
 _READY_SECONDS = 30.0  # for a member that knows the hashes, while others may
@@ -52,15 +53,15 @@ class _Hashes:
 class _Beginning:
     """So many bytes of a file; `was_short`: more were asked for."""
 
-    def __init__(self, files: PartFiles, end: int, file: int) -> None:
+    def __init__(self, files: PartFiles, file: int, end: int) -> None:
         self._files = files
-        self._end = end
         self._file = file
+        self._end = end
         self.was_short = False
 
     def pread(self, offset: int, length: int) -> bytes:
         self.was_short = self.was_short or offset + length > self._end
-        return self._files.read(offset, max(0, min(length, self._end - offset)), self._file)
+        return self._files.read(self._file, offset, max(0, min(length, self._end - offset)))
 
 
 class HeaderPull(ModelPull):
@@ -69,20 +70,13 @@ class HeaderPull(ModelPull):
     _by_content = False  # it covers no hashes of layers: whoever knows it could tell others
 
     async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
-        if offer.model.files != 1:
-            raise UnusableContent(
-                f"`{offer.stem}` is stored in {offer.model.files} files, which `--header-only` cannot serve",
-                hint="omit `--header-only`: then all of it comes from members first",
-            )
-        names = [offer.stem + HEADER_SUFFIX]
+        names = file_names(offer.stem, len(index.sizes), HEADER_SUFFIX)
         files = PartFiles(self._place.folder, index, names, kind=HEADER_KIND)
         try:
             present = await self._present(files, index)
-            header = await self._header(files, index, present, offer)
-            if header.shard[1] != 1:
-                raise UnusableContent(f"`{offer.stem}` is one part of several, and not a model")
-            hashes = await self._hashes(index, header)
-            wanted = _wanted(index, header)
+            headers = await self._headers(files, index, present, names)
+            hashes = await self._hashes(index, headers)
+            wanted = _wanted(index, headers)
             plan = PiecePlan(index, present, wanted=wanted)
             self.state.total = sum(index.piece(number).length for number in wanted)
             self.state.done = self.state.before = plan.done_bytes
@@ -95,25 +89,40 @@ class HeaderPull(ModelPull):
             finally:
                 files.close()
 
+    async def _headers(
+        self, files: PartFiles, index: PieceIndex, present: set[int], names: Sequence[str]
+    ) -> list[Header]:
+        """Of all files: the beginnings of all come at once, from all that have them."""
+        await self._take(files, index, present, [index.numbers(file, 0, 1)[0] for file in range(len(names))])
+        found = [
+            await self._header(files, index, present, file, label=name) for file, name in enumerate(names)
+        ]
+        try:
+            check_headers(names, found)
+        except UserError as error:
+            raise UnusableContent(error.what, hint=error.hint) from None
+        return found
+
     async def _header(
-        self, files: PartFiles, index: PieceIndex, present: set[int], offer: MemberOffer, file: int = 0
+        self, files: PartFiles, index: PieceIndex, present: set[int], file: int, *, label: str
     ) -> Header:
         """How long it is nobody says: the first pieces, and more for as long as it does not end in them."""
         count, size = 1, index.sizes[file]
-        most = min(pieces_of(size), _MOST_PIECES)
         while True:
-            count = min(count, most)
-            await self._take(files, index, present, index.numbers(file, 0, min(size, count * PIECE_BYTES)))
-            beginning = _Beginning(files, count * PIECE_BYTES, file)
-            read = functools.partial(read_header, beginning.pread, size=size, label=offer.stem)
+            end = min(count * PIECE_BYTES, size, _MOST_PIECES * PIECE_BYTES)
+            await self._take(files, index, present, index.numbers(file, 0, end))
+            beginning = _Beginning(files, file, end)
+            read = functools.partial(read_header, beginning.pread, size=size, label=label)
             try:
                 return await in_thread(read)
             except UserError as error:
-                if not beginning.was_short or count == most:
+                if not beginning.was_short or end in (size, _MOST_PIECES * PIECE_BYTES):
                     raise UnusableContent(error.what, hint=error.hint) from None
                 count *= 2
 
-    async def _take(self, files: PartFiles, index: PieceIndex, present: set[int], numbers: range) -> None:
+    async def _take(
+        self, files: PartFiles, index: PieceIndex, present: set[int], numbers: Sequence[int]
+    ) -> None:
         """Those that are not there, from all that have them: one that stalls delays nobody."""
         plan = PiecePlan(index, present, wanted=numbers)
         self.state.total = sum(index.piece(number).length for number in numbers)
@@ -159,7 +168,7 @@ class HeaderPull(ModelPull):
         self.state.holders[peer].problem = why
         LOG.warning("holder_lost", peer=peer.short, why=why)
 
-    async def _hashes(self, index: PieceIndex, header: Header) -> _Hashes:
+    async def _hashes(self, index: PieceIndex, headers: Sequence[Header]) -> _Hashes:
         """Of the first member whose word fits what the model is named by, and what it told of it.
 
         One that reads its file first is waited for, each time twice as long, while there are others to ask.
@@ -168,7 +177,7 @@ class HeaderPull(ModelPull):
         while holding := self._holding(index):
             for offer in holding:
                 limit = seconds if len(holding) > 1 else None
-                if (found := await self._told_by(offer, index, header, limit)) is not None:
+                if (found := await self._told_by(offer, index, headers, limit)) is not None:
                     return found
             if len(holding) == 1 or seconds > _MOST_READY_SECONDS:
                 break
@@ -176,7 +185,7 @@ class HeaderPull(ModelPull):
         raise self._lost()
 
     async def _told_by(
-        self, offer: MemberOffer, index: PieceIndex, header: Header, seconds: float | None
+        self, offer: MemberOffer, index: PieceIndex, headers: Sequence[Header], seconds: float | None
     ) -> _Hashes | None:
         """What one member tells within so many seconds; None for nothing, or a lie."""
 
@@ -185,12 +194,13 @@ class HeaderPull(ModelPull):
 
         try:
             async with asyncio.timeout(seconds) as limit:
-                digests = await ask_tensors(self._mesh, offer, len(header.tensors), on_progress)
+                count = sum(len(header.tensors) for header in headers)
+                digests = await ask_tensors(self._mesh, offer, count, on_progress)
         except (MeshdError, TimeoutError) as error:
             if not limit.expired():
                 self._is_lost(offer.peer, error)
             return None
-        found = fingerprint([header], [digests])
+        found = fingerprint(headers, digests_of(headers, digests))
         if self._is_wished(found, index.content.hex()) and offer.model.fingerprint.hex() in ("", found):
             return _Hashes(offer, digests, found)
         self.state.holders[offer.peer].problem = _LIED
@@ -203,18 +213,18 @@ class HeaderPull(ModelPull):
         await in_thread(files.lengthen)
         await in_thread(files.flush)
         path = files.part_paths[0]
-        [shard] = await opened(path, header_only=True)
+        shards = await opened(path, header_only=True)
         try:
-            note = _note(shard, index, hashes)
+            note = _note(shards, index, hashes)
             try:
-                await compare_present(shard, note)
+                await compare_present(shards, note)
             except UserError as error:
                 self._excluded.add(hashes.offer.peer)
                 LOG.warning("holder_lied", peer=hashes.offer.peer.short, why=error.what)
                 return False
             await in_thread(functools.partial(_write, path, note))
         finally:
-            close_all([shard])
+            close_all(shards)
         await in_thread(functools.partial(self._note_name, files))
         await in_thread(files.finish)
         self.state.paths, self.state.fingerprint = files.final_paths, note.fingerprint
@@ -228,22 +238,24 @@ class HeaderPull(ModelPull):
         return lost
 
 
-def _wanted(index: PieceIndex, header: Header) -> set[int]:
-    """The pieces in which the header lies, and tensors that belong to no layer."""
-    found = set(index.numbers(0, 0, min(header.data_offset, index.size)))
-    for tensor in present_tensors(header):
-        found.update(index.numbers(0, tensor.offset, tensor.size))
+def _wanted(index: PieceIndex, headers: Sequence[Header]) -> set[int]:
+    """The pieces in which the headers lie, and tensors that belong to no layer."""
+    found: set[int] = set()
+    for file, header in enumerate(headers):
+        found.update(index.numbers(file, 0, min(header.data_offset, index.sizes[file])))
+        for tensor in present_tensors(header):
+            found.update(index.numbers(file, tensor.offset, tensor.size))
     return found
 
 
-def _note(shard: Shard, index: PieceIndex, hashes: _Hashes) -> HeaderNote:
+def _note(shards: Sequence[Shard], index: PieceIndex, hashes: _Hashes) -> HeaderNote:
     return HeaderNote(
         name=hashes.offer.stem,
         node=hashes.offer.node,
         content=index.content,
         fingerprint=hashes.fingerprint,
         digests=hashes.digests,
-        state=FileState.of(shard.descriptor),
+        states=tuple(FileState.of(shard.descriptor) for shard in shards),
     )
 
 

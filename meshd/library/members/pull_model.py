@@ -28,7 +28,7 @@ from meshd.library.members.pull_state import (
 )
 from meshd.library.members.same_model import may_be_elsewhere, same_model
 from meshd.library.pulled_names import add_name, is_of_members, names_of, note_names
-from meshd.model.gguf_names import GGUF_SUFFIX
+from meshd.model.gguf_names import file_names
 from meshd.model.model_name import MeshName, ModelName
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.peer.interface import Mesh
@@ -208,7 +208,7 @@ class ModelPull:
             await known.wait()
 
     async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
-        files = PartFiles(self._place.folder, index, file_names(offer))
+        files = PartFiles(self._place.folder, index, file_names(offer.stem, offer.model.files))
         try:
             plan = await self._look(files, index)
             await in_thread(functools.partial(files.check_space, index.size - plan.done_bytes))
@@ -331,11 +331,3 @@ class ModelPull:
             f"no member gives `{self._name}` any more ({why})",
             hint="run it again later: what is there is not fetched again",
         )
-
-
-def file_names(offer: MemberOffer, suffix: str = GGUF_SUFFIX) -> list[str]:
-    """What the files are called here."""
-    count = offer.model.files
-    if count == 1:
-        return [offer.stem + suffix]
-    return [f"{offer.stem}-{number:05d}-of-{count:05d}{suffix}" for number in range(1, count + 1)]

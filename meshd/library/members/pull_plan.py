@@ -8,8 +8,8 @@ from meshd.base.tasks import cancel_and_wait, in_thread
 from meshd.library.members.offers import MemberOffer
 from meshd.library.members.part_files import PartFiles
 from meshd.library.members.pull_header import HeaderPull
-from meshd.library.members.pull_model import HolderTasks, file_names
-from meshd.model.gguf_names import HEADER_SUFFIX
+from meshd.library.members.pull_model import HolderTasks
+from meshd.model.gguf_names import HEADER_SUFFIX, file_names
 from meshd.model.piece_index import PieceIndex
 
 _KIND = "plan"  # with which the names of their folders begin
@@ -21,11 +21,10 @@ class PlanPull(HeaderPull):
     _by_content = True
 
     async def _fetch(self, index: PieceIndex, offer: MemberOffer, holders: HolderTasks) -> bool:
-        files = PartFiles(self._place.folder, index, file_names(offer, HEADER_SUFFIX), kind=_KIND)
+        names = file_names(offer.stem, len(index.sizes), HEADER_SUFFIX)
+        files = PartFiles(self._place.folder, index, names, kind=_KIND)
         try:
-            present = await self._present(files, index)
-            for number in range(len(index.sizes)):
-                await self._header(files, index, present, offer, number)
+            await self._headers(files, index, await self._present(files, index), names)
             await in_thread(files.lengthen)
             await in_thread(files.finish)
             self.state.paths = files.final_paths

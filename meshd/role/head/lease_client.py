@@ -83,6 +83,11 @@ class LeaseClient:
         self.place = 0  # in the list of workers that llama-server gets
 
     @property
+    def is_here(self) -> bool:
+        """Its worker is on this machine: what is between us is no line."""
+        return any(peer.peer == self.peer and peer.is_here for peer in self._mesh.peers())
+
+    @property
     def sent_bytes(self) -> int:
         """Through its tunnel."""
         return self.tunnel.status.sent_bytes if self.tunnel is not None else 0

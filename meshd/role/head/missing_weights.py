@@ -1,12 +1,13 @@
-"""What the workers of a plan lack, and whether members other than this head can give it."""
+"""What the workers of a plan lack, and whether members, this head included, give it before the load."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner
 from meshd.model.layers import is_of_layer
+from meshd.model.piece_index import PIECE_BYTES
 from meshd.model.placed_tensors import placed_tensors
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
@@ -19,6 +20,8 @@ from meshd.wire.needs import NeededTensor, Needs, from_bits, mark
 
 READ_SECONDS = 20.0  # for our file to be compared with those of members: offers stand for a minute
 _WORTH_BYTES = 8 << 20  # lacking on all workers together: less is sent with the load
+_ALONE_WORKERS = 2  # that lack as much, each: one gets it sooner with the load, if only this node gives it
+_ALONE_WHOLE = 8  # whole pieces may cost this part of what is lacking: this node's line has to bring it
 LOG = log.get("serve")
 
 
@@ -31,8 +34,37 @@ def marks_of(index: WeightsIndex) -> bytes:
 
 def lacking(index: WeightsIndex, part: Sequence[int], bits: bytes) -> int:
     """Bytes of these tensors that a worker has not, by its own word."""
+    return _size(index, _lacked(index, part, bits))
+
+
+def gains_alone(index: WeightsIndex, lacked: Collection[Sequence[int]]) -> bool:
+    """Whether workers get what each of them lacks sooner in pieces, if only this node gives them.
+
+    llama-server sends one tensor after another; pieces go over the lines of all workers at once, but as whole
+    ones. Workers on this machine count for nothing: no line is what they wait for.
+    """
+    sizes = [_size(index, numbers) for numbers in lacked]
+    whole = PIECE_BYTES * sum(len(_pieces(index, numbers)) for numbers in lacked)
+    many = sum(size >= _WORTH_BYTES for size in sizes)
+    return many >= _ALONE_WORKERS and whole <= sum(sizes) + sum(sizes) // _ALONE_WHOLE
+
+
+def _pieces(index: WeightsIndex, numbers: Sequence[int]) -> set[tuple[int, int]]:
+    """In which these tensors lie: of a file, which one."""
+    found: set[tuple[int, int]] = set()
+    for row in (index.tensors[number] for number in numbers):
+        last = (row.offset + row.size - 1) // PIECE_BYTES
+        found.update((row.file, number) for number in range(row.offset // PIECE_BYTES, last + 1))
+    return found
+
+
+def _lacked(index: WeightsIndex, part: Sequence[int], bits: bytes) -> list[int]:
     lacks = from_bits(bits, len(index.tensors))
-    return sum(index.tensors[number].size for number in part if lacks[number])
+    return [number for number in part if lacks[number]]
+
+
+def _size(index: WeightsIndex, numbers: Sequence[int]) -> int:
+    return sum(index.tensors[number].size for number in numbers)
 
 
 def lacking_shares(index: WeightsIndex, offers: Sequence[NodeOffer]) -> dict[str, float]:
@@ -54,20 +86,22 @@ async def find_needs(
     owner: Owner,
     on_progress: Callable[[str], None],
 ) -> Mapping[str, Needs]:
-    """By name of the worker, its part of the model, if somebody lacks some of it that members can give.
+    """By name of the worker, its part of the model, if some of it is lacking and taken before the load.
 
-    Empty: the head sends what is missing, with the load. If its file must be read for long first, that goes
-    on in a task of `owner`, for later loads.
+    Empty: llama-server sends what is missing. If this node's file must be read for long first, that goes on
+    in a task of `owner`, for later loads.
     """
     index = model.index
     parts = placed_tensors(plan, model.layers, [tensor.name for tensor in index.tensors])
     offers = {lease.name: lease.offer for lease in leases if lease.offer is not None}
-    missing = sum(lacking(index, parts.get(name, ()), offer.lacks) for name, offer in offers.items())
+    lacked = {name: _lacked(index, parts.get(name, ()), offer.lacks) for name, offer in offers.items()}
+    missing = sum(_size(index, numbers) for numbers in lacked.values())
     if model.file.header_of:  # this node can send nothing of it
         return _all_needs(model, parts, leases, model.file.header_of, missing) if missing else {}
     if missing < _WORTH_BYTES:
         return {}
-    asking = _ContentQuestion(model, members, on_progress)
+    by_us = gains_alone(index, [lacked.get(lease.name, ()) for lease in leases if not lease.is_here])
+    asking = _ContentQuestion(model, members, on_progress, by_us=by_us)
     await asyncio.wait([owner.start_for("members", asking.ask(), name="content")], timeout=READ_SECONDS)
     asking.waited = True
     if not (content := asking.content):
@@ -87,20 +121,29 @@ def _all_needs(
 
 
 class _ContentQuestion:
-    """For the content id of the model's files, if others have them: known once `ask` is done."""
+    """For the content id of the model's files, if they are given: known once `ask` is done.
+
+    `by_us`: it is enough if this node gives them.
+    """
 
     def __init__(
-        self, model: ServedModel, members: WeightsFromMembers, on_progress: Callable[[str], None]
+        self,
+        model: ServedModel,
+        members: WeightsFromMembers,
+        on_progress: Callable[[str], None],
+        *,
+        by_us: bool,
     ) -> None:
         self._model = model
         self._members = members
+        self._by_us = by_us
         self._on_progress = on_progress
         self.content = b""
         self.waited = False  # nobody listens any more
 
     async def ask(self) -> None:
         try:
-            self.content = await self._members.shared_content(self._model.file, self._tell)
+            self.content = await self._members.given_content(self._model.file, self._tell, by_us=self._by_us)
         except (MeshdError, OSError) as error:
             LOG.warning("weights_not_shared", why=str(error))
 

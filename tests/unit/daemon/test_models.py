@@ -9,9 +9,10 @@ import pytest
 from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullReply, PullRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.config import Config, Paths
+from meshd.config import Config, NodeConfig, Paths
 from meshd.daemon import models as daemon_models
-from meshd.daemon.models import MAX_PULLS, ModelExchange
+from meshd.daemon.models import MAX_PULLS, ModelExchange, gives_unbounded
+from meshd.role.interface import RoleStatus
 from meshd.store.piece_cache import PieceCache
 
 from tests.conformance.run import run, until
@@ -158,3 +159,13 @@ def test_so_many_at_once(tmp_path: Path) -> None:
             assert "`meshd model ls --json`" in caught.value.hint
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("give", "computing", "gives"), [("own", False, True), ("own", True, False), ("off", False, False)]
+)
+def test_pieces_are_given_unbounded_where_nothing_is_computed(
+    give: str, computing: bool, gives: bool
+) -> None:
+    config = Config(node=NodeConfig(give_models=give))
+    assert gives_unbounded(config, lambda: RoleStatus((), (), None, is_computing=computing)) is gives

@@ -60,7 +60,7 @@ def test_a_child_gets_a_tunnel_that_listens_nowhere(
             links = LinksConfig(compress="on")
             config = Config(paths=Paths(home=Path(home), cache=Path(home)), links=links)
             pieces = PieceCache.below(Path(home))
-            runtime = role_runtime.make_runtime(config, cast(Mesh, mesh), NATIVE, pieces)
+            runtime = role_runtime.make_runtime(config, cast(Mesh, mesh), NATIVE, pieces, gives=lambda: False)
             tunnel = runtime.tunnels.open(
                 TunnelRequest(
                     peer=OTHER.peer,

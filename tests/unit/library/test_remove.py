@@ -11,7 +11,8 @@ from meshd.library.short_names import DEMO_STEM
 from meshd.library.stores import Stores
 from meshd.model.model_name import HubName
 
-from tests.unit.store.header_files import with_holes
+from tests.conformance.run import run
+from tests.unit.store.header_files import opens, with_holes
 
 from .models import cached, in_ollama, pulled, put, tiny, tiny_shards
 
@@ -42,10 +43,13 @@ def test_the_last_one_takes_the_folder_with_it(stores: Stores) -> None:
     assert not (stores.hub / "models--me--T").exists()
 
 
-@pytest.mark.parametrize("kind", ["mesh", "noted", "header"])
+@pytest.mark.parametrize("kind", ["mesh", "noted", "header", "headers"])
 def test_the_folder_of_a_model_of_members_goes_with_it(stores: Stores, kind: str) -> None:
     if kind == "header":
         with_holes(stores.meshd / "header-0", tiny())
+    elif kind == "headers":
+        shards = tiny_shards(2).values()
+        run(opens(with_holes(stores.meshd / "header-0", *shards)))  # which makes links
     else:
         names = ["mesh:tiny-Q4_0", "hf:me/T"] if kind == "noted" else ["tiny-Q4_0"]
         pulled(stores.meshd / "mesh-0/tiny-Q4_0.gguf", tiny(), *names)

@@ -8,7 +8,7 @@ from meshd.base.tasks import Owner
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.membership import Member, Role
 from meshd.mux.events import Code
-from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
+from meshd.peer.interface import Allow, Handler, MetadataValue, PathStatus, PeerState, PeerStatus, Stream
 from meshd.peer.stream import MeshStream
 from meshd.wire.native import NativeVersion
 
@@ -30,6 +30,7 @@ class FakeMesh:
         self.native = NATIVE
         self.says_banned = self.stopped = ""
         self.paused = False
+        self.paths: tuple[PathStatus, ...] = ()
         self.native = NATIVE
         self.version = 0
         self._changed = asyncio.Event()
@@ -42,7 +43,7 @@ class FakeMesh:
                 name=other.name,
                 role=other.role,
                 state=other.state,
-                paths=(),
+                paths=other.paths,
                 native=other.native,
                 software="",
                 resumes=0,

@@ -180,8 +180,12 @@ class StubMembers:
         self.asked: list[Needs] = []
         self.fails: MeshdError | None = None
         self.read_seconds = 0.0
+        self.by_us: list[bool] = []
 
-    async def shared_content(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
+    async def given_content(
+        self, file: WeightsFile, on_progress: Callable[[str], None], *, by_us: bool
+    ) -> bytes:
+        self.by_us.append(by_us)
         if self.fails is not None:
             raise self.fails
         await asyncio.sleep(self.read_seconds)
@@ -189,7 +193,7 @@ class StubMembers:
         return self.content
 
     async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
-        return await self.shared_content(file, on_progress)
+        return await self.given_content(file, on_progress, by_us=True)
 
     async def fetch(self, needs: Needs, keep: LeaseCache, on_progress: Callable[[str], None]) -> FromMembers:
         self.asked.append(needs)

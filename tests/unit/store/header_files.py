@@ -5,10 +5,11 @@ from pathlib import Path
 
 from blake3 import blake3
 from meshd.library.pulled_names import note_names
+from meshd.model.gguf_names import HEADER_SUFFIX, file_names
 from meshd.model.model_name import MeshName
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import FileState
-from meshd.store.header_file import HeaderNote, present_tensors, write_note
+from meshd.store.header_file import HeaderFile, HeaderNote, present_tensors, write_note
 
 from tests.gguf_bytes import parse
 
@@ -20,26 +21,32 @@ def hashes_of(data: bytes) -> tuple[bytes, ...]:
     return tuple(blake3(data[one.offset : one.offset + one.size]).digest() for one in tensors)
 
 
-def with_holes(folder: Path, data: bytes, *, stem: str = "tiny-Q4_0") -> Path:
-    """`STEM.header` of this model in a folder, with what is noted of it."""
-    header = parse(data)
-    path = folder / f"{stem}.header"
+def with_holes(folder: Path, *files: bytes, stem: str = "tiny-Q4_0") -> Path:
+    """`STEM.header` of this model in a folder, with what is noted of it; of several files, the first one."""
+    headers = [parse(data) for data in files]
+    paths = [folder / name for name in file_names(stem, len(files), HEADER_SUFFIX)]
     folder.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(data[: header.data_offset])
-        for one in present_tensors(header):
-            file.seek(one.offset)
-            file.write(data[one.offset : one.offset + one.size])
-        file.truncate(len(data))
-    digests = hashes_of(data)
+    for path, header, data in zip(paths, headers, files, strict=True):
+        with path.open("wb") as file:
+            file.write(data[: header.data_offset])
+            for one in present_tensors(header):
+                file.seek(one.offset)
+                file.write(data[one.offset : one.offset + one.size])
+            file.truncate(len(data))
+    digests = [hashes_of(data) for data in files]
     note = HeaderNote(
         name=stem,
         node="desk",
         content=b"c" * 32,
-        fingerprint=fingerprint([header], [digests]),
-        digests=digests,
-        state=FileState.at(path),
+        fingerprint=fingerprint(headers, digests),
+        digests=tuple(digest for some in digests for digest in some),
+        states=tuple(map(FileState.at, paths)),
     )
-    write_note(path, note)
+    write_note(paths[0], note)
     note_names(folder, [MeshName(stem)])
-    return path
+    return paths[0]
+
+
+async def opens(path: Path) -> None:
+    """As a head does."""
+    (await HeaderFile.open_header(path)).close()

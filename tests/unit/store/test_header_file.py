@@ -10,6 +10,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
+from meshd.library.folders import all_models
+from meshd.library.interface import ModelSource
 from meshd.model.layers import is_of_layer
 from meshd.store.hash_cache import FileState, HashCache
 from meshd.store.header_file import (
@@ -25,15 +27,12 @@ from meshd.store.model_file import ModelFile
 from meshd.store.shard import open_shards
 
 from tests.conformance.run import run
-from tests.unit.library.models import put, tiny
-from tests.unit.store.header_files import with_holes
+from tests.gguf_bytes import gguf, language_model, parse
+from tests.unit.library.models import put, tiny, tiny_shards
+from tests.unit.store.header_files import opens, with_holes
 
 STATE = FileState(1, 2, 3, 4, 5)
-NOTE = HeaderNote("tiny-Q4_0", "desk", b"c" * 32, "f" * 64, (b"1" * 32, b"2" * 32), STATE)
-
-
-async def opens(path: Path) -> None:
-    (await HeaderFile.open_header(path)).close()
+NOTE = HeaderNote("tiny-Q4_0", "desk", b"c" * 32, "f" * 64, (b"1" * 32, b"2" * 32), (STATE,))
 
 
 async def fingerprint_of(path: Path, folder: Path) -> str:
@@ -61,6 +60,51 @@ def test_it_has_the_index_of_the_whole_model(tmp_path: Path) -> None:
             whole.close()
 
     run(main())
+
+
+def test_one_in_several_files_is_found_as_llama_server_looks_for_it(tmp_path: Path) -> None:
+    shards = tiny_shards(3, "tiny-Q4_0")
+    path = with_holes(tmp_path / "h", *shards.values())
+    whole = [put(tmp_path / "w" / name, data) for name, data in shards.items()]
+
+    async def main() -> None:
+        model = await ModelFile.open(whole[0], cache=HashCache(tmp_path / "weights"))
+        for _ in range(2):  # links stay
+            file = await HeaderFile.open_header(path)
+            try:
+                ours, theirs = await file.index(), await model.index()
+                assert (ours.tensors, ours.fingerprint) == (theirs.tensors, theirs.fingerprint)
+                assert [one.name for one in file.paths] == list(shards)
+                assert [one.resolve() for one in file.paths] == sorted((tmp_path / "h").glob("*.header"))
+                assert file.stat_unchanged() and file.paths_unchanged() and file.name == "tiny-Q4_0.gguf"
+                with pytest.raises(UserError, match="is only the header of a model"):
+                    open_shards(file.paths[0])
+            finally:
+                file.close()
+        model.close()
+        assert not list(all_models(tmp_path / "h", ModelSource.MESHD)), "listings do not see the links"
+
+    run(main())
+
+
+def test_each_of_several_files_is_compared(tmp_path: Path) -> None:
+    metadata, tensors = language_model()
+    keys = {"split.count": 2, "split.tensors.count": len(tensors)}
+    files = [  # the second has the output
+        gguf({**metadata, **keys, "split.no": 0}, tensors[:5]),
+        gguf({**keys, "split.no": 1}, tensors[5:]),
+    ]
+    path = with_holes(tmp_path, *files)
+    second = path.with_name(path.name.replace("-00001-", "-00002-"))
+    with second.open("r+b") as file:
+        file.seek(present_tensors(parse(files[1]))[0].offset)
+        file.write(b"\xff")
+    with pytest.raises(UserError, match=r"-00002-of-00002\.header`: tensor .* is not what it was") as raised:
+        run(opens(path))
+    assert raised.value.hint.startswith("remove it with `meshd model rm mesh:tiny-Q4_0`")
+    second.unlink()
+    with pytest.raises(UserError, match=f"missing: `{second.name}`"):
+        run(opens(path))
 
 
 def test_the_layers_are_not_there(tmp_path: Path) -> None:
@@ -101,7 +145,7 @@ def test_another_state_is_compared_and_noted(tmp_path: Path) -> None:
             file.close()
 
     run(main())
-    assert read_note(path).state == FileState.at(path)
+    assert read_note(path).states == (FileState.at(path),)
 
 
 def test_a_note_that_cannot_be_written_costs_only_time(
@@ -115,7 +159,7 @@ def test_a_note_that_cannot_be_written_costs_only_time(
 
     monkeypatch.setattr("meshd.store.header_file.replace_file", fails)
     run(opens(path))
-    assert read_note(path).state != FileState.at(path)
+    assert read_note(path).states != (FileState.at(path),)
 
 
 def test_what_is_damaged_is_not_used(tmp_path: Path) -> None:
@@ -192,7 +236,7 @@ def test_its_hashes_are_not_those_of_the_cache_for_models(tmp_path: Path) -> Non
         content=st.binary(min_size=32, max_size=32),
         fingerprint=st.binary(min_size=32, max_size=32).map(bytes.hex),
         digests=st.lists(st.binary(min_size=32, max_size=32)).map(tuple),
-        state=st.builds(FileState, *[st.integers(0, 1 << 62)] * 5),
+        states=st.lists(st.builds(FileState, *[st.integers(0, 1 << 62)] * 5), max_size=3).map(tuple),
     )
 )
 def test_a_note_is_read_as_it_was_written(note: HeaderNote) -> None:
@@ -207,7 +251,7 @@ def test_any_bytes_are_a_note_or_refused(data: bytes) -> None:
 
 @given(
     st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4),
-    st.sampled_from(["name", "node", "content", "fingerprint", "state", "digests", "version"]),
+    st.sampled_from(["name", "node", "content", "fingerprint", "states", "digests", "version"]),
 )
 def test_a_note_with_a_wrong_part_is_refused_or_read(part: object, name: str) -> None:
     fields = json.loads(NOTE.encode().partition(b"\n")[0])

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -237,10 +238,22 @@ def test_a_store_without_room_ends_it(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_head_that_gives_its_file_needs_nobody_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with taking(tmp_path) as taker:
+            for by_us, gives in ((True, False), (False, True), (True, True)):
+                pieces = PieceCache.below(taker.it.folder / "taker")
+                head = MemberWeights(taker.it.taker, pieces, gives=lambda gives=gives: gives)  # type: ignore[misc]
+                found = await head.given_content(taker.file, taker.lines.append, by_us=by_us)
+                assert found == (content() if by_us and gives else b"")
+
+    run(main())
+
+
 def test_the_head_asks_whether_anybody_else_has_its_file(tmp_path: Path) -> None:
     async def main() -> None:
         async with taking(tmp_path) as taker:
-            ask = taker.members.shared_content
+            ask = partial(taker.members.given_content, by_us=False)
             assert await ask(taker.file, taker.lines.append) == b"" and not taker.lines, (
                 "it is not read for that"
             )

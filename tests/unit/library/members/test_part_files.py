@@ -165,7 +165,7 @@ def test_files_of_another_kind_are_apart_and_have_holes(tmp_path: Path) -> None:
     assert files.part_paths[0].parent != whole.part_paths[0].parent
     whole.close()
     files.write(0, PIECES[0])
-    assert files.read(PIECE_BYTES - 4, 8) == PIECES[0][-4:]
+    assert files.read(0, PIECE_BYTES - 4, 8) == PIECES[0][-4:]
     files.lengthen()
     assert files.present(range(INDEX.count)) == {0}
     files.finish()

@@ -23,10 +23,11 @@ from tests.unit.library.members.told_member import (
     fingerprint_of,
     index_of,
     large,
+    large_shards,
     lying,
     pull_of,
 )
-from tests.unit.library.models import tiny, tiny_shards
+from tests.unit.library.models import tiny
 from tests.unit.store.header_files import hashes_of
 
 Usage = namedtuple("Usage", "total used free")
@@ -180,15 +181,39 @@ def test_as_many_hashes_as_tensors(tmp_path: Path, count: int) -> None:
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
+    shards = large_shards(2)
+
     async def main() -> None:
         async with scene(tmp_path) as it:
-            giver = it.giver("a")
-            for name, data in tiny_shards(3).items():
-                giver.has(data, name.removesuffix(".gguf"))
-            error = await failed(pull_of(it, "mesh:tiny-Q4_K_M"))
-            assert isinstance(error, UserError)
-            assert error.what == "`tiny-Q4_K_M` is stored in 3 files, which `--header-only` cannot serve"
-            assert "omit `--header-only`" in error.hint
+            for node in ("a", "b"):
+                for name, data in shards.items():
+                    it.giver(node).has(data, name.removesuffix(".gguf"))
+            pull = pull_of(it, "mesh:large-Q4_K_M")
+            await pull.run()
+            headers = [parse(data) for data in shards.values()]
+            assert pull.state.fingerprint == fingerprint(headers, [hashes_of(one) for one in shards.values()])
+            assert [path.name for path in pull.state.paths] == [
+                f"large-Q4_K_M-{number:05d}-of-00002.header" for number in (1, 2)
+            ]
+            size = sum(map(len, shards.values()))
+            assert pull.state.total == sum(one.bytes for one in pull.state.holders.values())
+            assert pull.state.total < size - PIECE_BYTES, "of each file the beginning, and of one the end"
+            assert [path.stat().st_size for path in pull.state.paths] == list(map(len, shards.values()))
+            file = await HeaderFile.open_header(pull.state.paths[0])
+            assert (await file.index()).fingerprint == pull.state.fingerprint
+            file.close()
+            for text in ("large-Q4_K_M", pull.state.fingerprint):
+                found = find_header(tmp_path / "taker/models", MeshName(text))
+                assert found is not None and found.paths == pull.state.paths
+
+    run(main())
+
+
+def test_one_part_of_several_is_no_model(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            Member(next(iter(large_shards(2).values())), ()).speaks_for(it.mute("a"))
+            assert "claims to be shard 1 of 2, expected 1 of 1" in (await failed(pull_of(it))).what
 
     run(main())
 

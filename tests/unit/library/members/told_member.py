@@ -7,6 +7,7 @@ from functools import cache
 from meshd.base.errors import MeshdError
 from meshd.library.members.pull_header import HeaderPull
 from meshd.library.members.pull_model import ModelPull
+from meshd.model.gguf_names import file_names
 from meshd.model.model_name import parse_model_name
 from meshd.model.piece_index import PIECE_BYTES, PieceIndex
 from meshd.model.weights_index import fingerprint
@@ -38,6 +39,19 @@ from tests.unit.store.header_files import hashes_of
 def large() -> bytes:
     """Layers of four pieces, behind an embedding of some kB."""
     return gguf(*language_model(width=1024, vocabulary=32, layers=16))
+
+
+@cache
+def large_shards(count: int, stem: str = "large-Q4_K_M") -> dict[str, bytes]:
+    """The same layers in so many files, by name; the output is in the last."""
+    metadata, tensors = language_model(width=1024, vocabulary=32, layers=16)
+    step = -(-len(tensors) // count)
+    names = file_names(stem, count)
+    keys = {"split.count": count, "split.tensors.count": len(tensors)}
+    return {
+        name: gguf({**({} if at else metadata), **keys, "split.no": at}, tensors[at * step : (at + 1) * step])
+        for at, name in enumerate(names)
+    }
 
 
 def pull_of(it: Scene, name: str = NAME) -> HeaderPull:

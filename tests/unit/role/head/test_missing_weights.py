@@ -10,12 +10,14 @@ from meshd.base.errors import Broken, RemoteProtocolError
 from meshd.model.status import ModelState
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.role.head.lease_client import FETCH_SECONDS, SLOW_FETCH_BYTES
-from meshd.role.head.missing_weights import READ_SECONDS
+from meshd.role.head.missing_weights import READ_SECONDS, gains_alone
 from meshd.role.interface import FromMembers
 from meshd.rpc import mesh_protocol as wire
 from meshd.store.interface import ProgressCallback
 
 from tests.sim.loop import run
+from tests.unit.admin.test_snapshot import path
+from tests.unit.role.fake_mesh import FakeMesh
 from tests.unit.role.head.scene import Scene, scene, view
 from tests.unit.role.stubs import FakeFile
 from tests.unit.role.worker.kept import FakeStore
@@ -38,7 +40,7 @@ class LargeFile(FakeFile):
 
 
 @asynccontextmanager
-async def two_workers(folder: Path) -> AsyncIterator[Scene]:
+async def two_workers(folder: Path, *, both_keep: bool = False) -> AsyncIterator[Scene]:
     """`anna` keeps what comes, `bert` nothing; members have the head's file."""
     (folder / "pack").write_bytes(b"kept")
     store = FakeStore(folder / "pack")
@@ -47,7 +49,7 @@ async def two_workers(folder: Path) -> AsyncIterator[Scene]:
             it.head(file=LargeFile())
             it.bench.members.content = CONTENT
             it.worker("anna", store=store)
-            it.worker("bert")
+            it.worker("bert", store=store if both_keep else None)
             yield it
     finally:
         store.close()
@@ -79,6 +81,55 @@ def test_they_fetch_their_parts_and_begin_together(tmp_path: Path) -> None:
             assert it.roles["anna"].is_lending and it.roles["bert"].is_lending
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("both_keep", "way", "by_us"), [(True, "lan", True), (False, "lan", False), (True, "loopback", False)]
+)
+def test_pieces_of_this_head_alone_are_for_several_workers(
+    tmp_path: Path, both_keep: bool, way: str, by_us: bool
+) -> None:
+    """On other machines. One that keeps nothing gets its part with the load."""
+
+    async def main() -> None:
+        async with two_workers(tmp_path, both_keep=both_keep) as it:
+            bert = it.workers["bert"].runtime.mesh
+            assert isinstance(bert, FakeMesh)
+            bert.paths = (path(selected=True, where=way), path(selected=False, where="loopback"))
+            it.start()
+            await it.until(ModelState.READY)
+            assert it.bench.members.by_us == [by_us]
+
+    run(main())
+
+
+def index_of(*sizes: int) -> WeightsIndex:
+    """Of one file, in which tensors of these sizes lie one behind the other."""
+    places = [sum(sizes[:number]) for number in range(len(sizes))]
+    rows = [TensorEntry(0, 0, at, size, bytes(32), "x") for at, size in zip(places, sizes, strict=True)]
+    return WeightsIndex((FileEntry(sum(sizes), 1, 1, 1),), tuple(rows), "f" * 64)
+
+
+@pytest.mark.parametrize(
+    ("lacked", "gains"),
+    [
+        ([[0, 1, 2, 3]], False),  # by one worker: it would wait for the last piece before it loads the first
+        ([[0, 1], [2, 3]], True),
+        ([[0, 1], [2, 3], [4]], True),  # a third one that lacks little
+        ([[0, 1], [4]], False),
+        ([[0, 1], []], False),
+        ([[4, *range(5, 100, 4)], [4, *range(6, 100, 4)]], False),  # small ones far apart: pieces cost more
+    ],
+)
+def test_when_pieces_of_this_head_alone_are_worth_it(lacked: list[list[int]], gains: bool) -> None:
+    index = index_of(*(16 * MIB,) * 4, *(MIB,) * 96)
+    assert gains_alone(index, lacked) is gains
+
+
+def test_pieces_with_little_that_is_lacking_cost_too_much() -> None:
+    """12 MiB of pieces for 9, twice; or 36 for 33."""
+    assert not gains_alone(index_of(2 * MIB, 9 * MIB, MIB, 9 * MIB), [[1], [3]])
+    assert gains_alone(index_of(16 * MIB, 17 * MIB), [[0], [1]])
 
 
 @pytest.mark.parametrize("fails", [None, Broken("the disk is gone")])
