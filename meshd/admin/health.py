@@ -136,10 +136,20 @@ def same_name(name: str, nodes: Sequence[str]) -> str:
 
 
 def is_away(peer: PeerView) -> bool:
-    """Stopped, or gone for so long that nobody waits for it; it returns on its own once it is started."""
+    """Stopped, gone for long, or not met since this daemon started: it returns once it is started.
+
+    One that this daemon has never met is switched off, most likely: members that both know would pass its
+    data on, whatever its firewall does.
+    """
     gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
-    long = peer.state_s is not None and peer.state_s >= AWAY_SECONDS
+    seconds = peer.state_s if peer.state_s is not None else 0.0
+    long = seconds >= (AWAY_SECONDS if is_met(peer) else SUSPENDED_SECONDS)
     return gone and not peer.present and (bool(peer.stopped) or long)
+
+
+def is_met(peer: PeerView) -> bool:
+    """It has been connected since this daemon started, and so has told its version."""
+    return bool(peer.version)
 
 
 def _peer(

@@ -70,7 +70,7 @@ class PeerView:
     standby_links: tuple[LinkView, ...] = ()  # alive, but without data
     why_not_direct: str | None = None  # why data goes through a relay or another member
     resumes: int = 0  # how often the session continued on a new link
-    version: str = ""
+    version: str = ""  # of meshd there; empty until it was connected since this daemon started
     native: str = ""  # pin + hash of our sources, to recognise different builds
     native_protocol: str = ""  # what its llama.cpp processes speak
     state_s: float | None = None  # time in this state

@@ -101,6 +101,8 @@ def test_each_of_several_models_has_its_warning() -> None:
         peer(state="known", link=None, last_error="refused", state_s=600.0),
         peer(state="known", link=None, last_error="refused", state_s=60.0, stopped="the node was stopped"),
         peer(state="connecting", link=None, last_error="refused", state_s=60.0, stopped="it was stopped"),
+        peer(state="connecting", link=None, last_error="refused", state_s=60.0, version=""),  # never met
+        peer(state="lost", link=None, last_error="refused", state_s=60.0, version=""),
         child(restarts=2),
     ],
 )

@@ -192,6 +192,16 @@ def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:
     assert "away 5 s" in said and "the node was stopped" in said and "refused" not in said
 
 
+def test_a_peer_that_was_off_when_this_node_started_is_away(daemon: FakeControl) -> None:
+    refuses = "`192.0.2.2:17433` refused the connection"
+    peer = replace(PEER, link=None, standby_links=(), state="connecting", last_error=refuses, version="")
+    daemon.state = replace(daemon.state, peers=(replace(peer, state_s=60.0),))
+    said = meshd("peers").out
+    assert "away" in said and "not connected since this node started" in said and "refused" not in said
+    daemon.state = replace(daemon.state, peers=(replace(peer, state_s=1.0),))  # it may answer yet
+    assert "connecting" in meshd("peers").out
+
+
 def test_ping_names_the_way(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshd.cli.ping._PAUSE_SECONDS", 0)
     ran = meshd("ping", "garage", "--count", "2")
