@@ -67,8 +67,7 @@ def summary(status: Status) -> str:
     if status.models:
         parts.append("models " + " ".join(f"{model.name}={model.state}" for model in status.models))
     elif status.model is not None:
-        reason = f" ({status.model.reason})" if status.model.reason else ""
-        parts.append(f"model {status.model.state}{reason}")
+        parts.append(f"model {_state(status.model)}")
     return ", ".join(parts)
 
 
@@ -196,9 +195,7 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
 
 
 def _show_model(model: ModelStatus, out: Output) -> None:
-    reason = f": {model.reason}" if model.reason else ""
-    progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
-    out.line(f"model   {model.name} ({model.fingerprint[:12]})  {model.state}{progress}{reason}")
+    out.line(f"model   {model.name} ({model.fingerprint[:12]})  {_state(model)}")
     took = f", loaded in {model.load_seconds:.2f} s" if model.load_seconds is not None else ""
     each = f", {in_bytes(model.bytes_per_token)} per token" if model.bytes_per_token is not None else ""
     out.line(
@@ -229,6 +226,15 @@ def _show_model(model: ModelStatus, out: Output) -> None:
                 for s in model.split
             ],
         )
+
+
+def _state(model: ModelStatus) -> str:
+    """With its reason; a reason that begins with the state says it once."""
+    progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
+    if model.reason.startswith(f"{model.state} "):
+        subject, separator, rest = model.reason.partition(";")
+        return f"{subject}{progress}{separator}{rest}"
+    return f"{model.state}{progress}" + (f": {model.reason}" if model.reason else "")
 
 
 def _speeds(model: ModelStatus) -> str | None:

@@ -28,6 +28,7 @@ from meshd.process.interface import ChildStatus
 from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.draft_forecast import Drafting
 from meshd.role.head.explain import Explained
+from meshd.role.head.fixed_layers import named_by
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.own_devices import OwnDevices
@@ -80,7 +81,11 @@ class Serve:
         self._why_lost = ""  # the model that was ready last
         self._failures = 0
         self._roster = Roster(
-            runtime.mesh, least=options.min_workers, only=options.workers, standby=options.standby
+            runtime.mesh,
+            least=options.min_workers,
+            only=options.workers,
+            named_by=named_by(options),
+            standby=options.standby,
         )
         own = OwnDevices(runtime.native, runtime.processes.run_to_end, runtime.paths, options)
         surveyor = Surveyor(runtime, options, speeds) if speeds is not None else None
@@ -109,14 +114,15 @@ class Serve:
     @property
     def readiness(self) -> Readiness:
         """See Upstream. While the weights of workers are loaded it says how far they are."""
+        now = self._readiness
         loads = self._run.loads if self._run is not None and not self._run.loaded else ()
-        if self._readiness.state is not ModelState.LOADING or not loads:
-            used = self._run.workers if self._run is not None else ()
-            return as_reached(self._readiness, self._runtime.mesh, used)
-        reason = "; ".join([self._readiness.reason, *(load.text for load in loads)])
-        done = sum(load.share * load.total_bytes for load in loads)
-        done /= max(1, sum(load.total_bytes for load in loads))
-        return replace(self._readiness, reason=reason, progress=done, workers=loads)
+        if now.state is ModelState.LOADING and loads:
+            reason = "; ".join([now.reason, *(load.text for load in loads)])
+            done = sum(load.share * load.total_bytes for load in loads)
+            done /= max(1, sum(load.total_bytes for load in loads))
+            now = replace(now, reason=reason, progress=done, workers=loads)
+        used = self._run.workers if self._run is not None else ()
+        return as_reached(now, self._runtime.mesh, used)
 
     @property
     def model_name(self) -> str:
@@ -385,7 +391,7 @@ class Serve:
             self._history.exclusions.worked(self._run.workers)
         self._files.loaded()
         notes = [note for note in (self._files.note, loaded.why) if note]
-        self._tell(ModelState.READY, "; ".join([*notes, *self._left_out()]))
+        self._tell(ModelState.READY, "; ".join([*notes, *self._roster.left_out()]))
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
@@ -430,8 +436,7 @@ class Serve:
                 await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
                 all_there = True
                 continue
-            why = f"waiting for workers: {len(self._roster.wanted())} of {least} connected"
-            self._tell(ModelState.WAITING, "; ".join([why, *self._left_out()]))
+            self._tell(ModelState.WAITING, self._roster.why_too_few())
             try:
                 async with asyncio.timeout_at(self._roster.next_try()):
                     seen = await self._runtime.mesh.changed(seen)
@@ -440,11 +445,3 @@ class Serve:
         for why in self._roster.used_all_the_same():
             LOG.warning("worker_used_all_the_same", why=f"there are too few other workers: {why}")
         return self._roster.workers()
-
-    def _left_out(self) -> list[str]:
-        banned = [
-            f"this node is banned, according to `{peer.name}`: {peer.says_banned}"
-            for peer in self._runtime.mesh.peers()
-            if peer.says_banned
-        ]
-        return banned[:1] + self._roster.left_out()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from meshd.base import byte_format, log
+from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
@@ -16,7 +16,7 @@ from meshd.model.split_values import Plan
 from meshd.model.status import Speeds, WorkerWeights
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
-from meshd.role.head.ask_workers import Asking, acquire_for, fitting, not_ready
+from meshd.role.head.ask_workers import Asking, acquire_for, asked, fitting, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.explain import RunFacts
@@ -209,8 +209,7 @@ class HeadRun:
     ) -> list[NodeOffer]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
-        asked = byte_format.in_number(len(workers), "worker")
-        self._on_progress(f"asking {asked}" if workers else "planning")
+        self._on_progress(asked(names.values()) if workers else "planning")
         self._make_leases(workers, names, refusals)
         asking = Asking(
             self._leases,

@@ -192,6 +192,25 @@ def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:
     assert "away 5 s" in said and "the node was stopped" in said and "refused" not in said
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("waiting", "waiting for workers: 0 of 1 ready", "waiting for workers: 0 of 1 ready"),
+        ("loading", "loading the model; garage: 1 of 2 MB", "loading the model 40%; garage: 1 of 2 MB"),
+        ("loading", "asking garage", "loading 40%: asking garage"),
+        ("ready", "", "ready"),
+    ],
+)
+def test_a_reason_that_begins_with_the_state_says_it_once(
+    daemon: FakeControl, state: ModelState, reason: str, said: str
+) -> None:
+    assert daemon.state.model is not None
+    changed = replace(daemon.state.model, state=ModelState(state), reason=reason, progress=0.4)
+    daemon.state = replace(daemon.state, model=changed)
+    lines = meshd("status").out.splitlines()
+    assert next(line for line in lines if line.startswith("model ")).endswith(f")  {said}")
+
+
 def test_a_peer_that_was_off_when_this_node_started_is_away(daemon: FakeControl) -> None:
     refuses = "`192.0.2.2:17433` refused the connection"
     peer = replace(PEER, link=None, standby_links=(), state="connecting", last_error=refuses, version="")

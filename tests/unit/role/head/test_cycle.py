@@ -28,7 +28,7 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
             await it.until(ModelState.LOADING, "25 %")
             assert it.serve.readiness.progress == 0.25
             it.file.hashed.set()
-            await it.until(ModelState.WAITING, "0 of 1 connected")
+            await it.until(ModelState.WAITING, "0 of 1 ready")
             assert it.serve.status.listed.devices == (), "nobody has looked yet"
             it.worker("anna")
             await it.until(ModelState.READY)
