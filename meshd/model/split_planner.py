@@ -161,7 +161,13 @@ class _Planner:
         counts = partition(costs, weights=[max(0, room[id(d)]) for d in order], limits=limits)
         if counts is None:
             return None
-        plan = self._build(order, counts, left_out, f"layers in proportion to usable memory; {why}")
+        taking = [device for device, count in zip(order, counts, strict=True) if count]
+        how = (
+            f"all layers on `{taking[0].node}`"
+            if len(taking) == 1
+            else "layers in proportion to usable memory"
+        )
+        plan = self._build(order, counts, left_out, f"{how}; {why}")
         return plan if self._fits(plan) else None
 
     def _one_too_many(self, order: Sequence[Device], workers: Sequence[Device]) -> LeftOut | None:
@@ -321,6 +327,7 @@ class _Planner:
             exact_cache=model.cache.exact,
             left_out=tuple(left_out),
             why=self._why(why, taking, left_out),
+            short=why.partition("; ")[0],
             input_device=self._moved_input(taking),
         )
         check_placed(plan)
@@ -329,7 +336,8 @@ class _Planner:
     def _why(self, why: str, taking: Sequence[Device], left_out: Sequence[LeftOut]) -> str:
         there = "" if not taking or taking[-1].is_head else self._output_choice(taking[-1]).why
         parts = [why, f"output on {self._output_on(taking).label}" + (f" ({there})" if there else "")]
-        parts += [f"{item.device.label} left out: {item.why}" for item in left_out]
+        others = [item for item in left_out if item.device is not self._output_on(taking)]
+        parts += [f"{item.device.label} left out: {item.why}" for item in others]
         if not self._model.cache.exact:
             name = self._model.architecture
             parts.append(f"architecture `{name}` is unknown: its cache size is an upper bound")

@@ -145,6 +145,7 @@ class ModelStatus:
     waiting: int = 0  # requests that wait for it
     speculation: SpeculationStatus | None = None  # null while no model is loaded
     standby: tuple[StandbyStatus, ...] = ()  # the workers of `--standby`
+    split_why: str = ""  # all that decided the split; `reason` of a ready model begins with it, in short
     fallback: str = ""  # the file in place of the model's own, which does not fit any more; empty: its own
 
 

@@ -77,7 +77,7 @@ def test_two_workers_push_to_each_other(tmp_path: Path) -> None:
             assert model_of(status).weights_network_bytes == 0
             pushes = {part.node: (part.push, part.why_no_push) for part in model_of(status).split}
             assert pushes["worker-1"] == (True, "")
-            assert "micro batches of 128 tokens: fastest for 2 CPUs" in model_of(status).reason
+            assert "micro batches of 128 tokens: fastest for 2 CPUs" in model_of(status).split_why
             assert "-ub 128" in " ".join(arguments_of(child_pid(status, "llama-server")))
             before = crossed(await workers[0].status())["worker-1"]
             head_before = crossed(await head.status())

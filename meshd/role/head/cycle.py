@@ -239,6 +239,7 @@ class Serve:
             tensors_from_network=loaded.report.from_network,
             bytes_per_token=self._bytes_per_token(),
             split=loaded.split,
+            split_why=loaded.split_why,
             answers=loaded.answers,
             predicted=loaded.predicted,
             measured=self._run.measures.speed.speeds if self._run is not None else None,

@@ -121,7 +121,7 @@ class HeadRun:
         began = asyncio.get_running_loop().time()
         try:
             plan, offers = await self._plan(workers)
-            LOG.info("plan", why=plan.why)
+            LOG.info("plan", why=plan.short)
             if plan.answers is not None and plan.answers.note:
                 LOG.warning("context_shortened", why=plan.answers.note)
             async with Owner() as owner:
@@ -338,7 +338,8 @@ class HeadRun:
         self._on_loaded(
             LoadedModel(
                 seconds=now - began,
-                why=plan.why,
+                why=plan.short,
+                split_why=plan.why,
                 split=self._push_plan.parts(split_of(plan)),
                 report=report,
                 answers=plan.answers,

@@ -63,10 +63,11 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a load came to; `seconds` None before the first."""
+    """What a load came to; `seconds` None before the first; `why` in short, `split_why` in full."""
 
     seconds: float | None = None
     why: str = ""
+    split_why: str = ""
     split: tuple[SplitPart, ...] = ()
     report: WeightsReport = field(default_factory=lambda: WeightsReport({}))
     answers: AnswersAtOnce | None = None

@@ -74,10 +74,12 @@ def _as_chosen(choice: SplitChoice, machines: Machines) -> ServingSplit:
         if offer.node not in used
         for device in offer.devices
     )
+    _, separator, unable = choice.plan.short.partition("; ")
     plan = replace(
         choice.plan,
         left_out=(*choice.plan.left_out, *spared),
         why=f"{choice.why}; {choice.plan.why}",
+        short=f"{choice.why}{separator}{unable}",
     )
     return ServingSplit(plan, choice.offers, _speeds(choice.prediction))
 

@@ -240,7 +240,7 @@ PLAN = plan_api.PlanReply(
     model="SmolLM2.gguf",
     choice=0,
     plans=(
-        planned("do not split: it fits on `garage`, a split costs 27 %", ("garage", 30)),
+        planned("not split: it fits on `garage`, a split costs 27 %", ("garage", 30)),
         planned("according to the tensor split", ("desk", 12), ("garage", 18), measured=False, answer_s=20.7),
     ),
     left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),

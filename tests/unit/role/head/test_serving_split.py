@@ -22,7 +22,8 @@ def test_the_fastest_split_is_used_and_the_others_hear_why_not() -> None:
     found = serving_split(MODEL, WORK, TWO, AUTO)
     assert layers_of(found) == {"a": 30} and [one.node for one in found.offers] == ["a"]
     assert why_idle(found.plan, "b") == f"b CPU: {NOT_NEEDED}"
-    assert found.plan.why.startswith("do not split: it fits on `a`")
+    assert found.plan.why.startswith("not split: it fits on `a`")
+    assert found.plan.short.startswith("not split: it fits on `a`") and ";" not in found.plan.short
     assert found.speeds is not None and (found.speeds.generate_tok_s or 0) > 20
 
 
