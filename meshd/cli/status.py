@@ -197,6 +197,8 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
 def _show_model(model: ModelStatus, out: Output) -> None:
     out.line(f"model   {model.name} ({model.fingerprint[:12]})  {_state(model)}")
     took = f", loaded in {model.load_seconds:.2f} s" if model.load_seconds is not None else ""
+    if model.measuring_seconds:
+        took += f", after {model.measuring_seconds:.0f} s in which devices were measured, once"
     each = f", {in_bytes(model.bytes_per_token)} per token" if model.bytes_per_token is not None else ""
     out.line(
         f"        weights: {in_bytes(model.weights_local_bytes)} from local files, "

@@ -127,7 +127,7 @@ class ModelStatus:
     fingerprint: str  # hash of its content
     state: ModelState
     reason: str
-    load_seconds: float | None
+    load_seconds: float | None  # without the measuring of devices before it
     weights_local_bytes: int  # read by workers from their own files
     weights_network_bytes: int  # sent over the network
     tensors_from_network: tuple[NetworkTensor, ...]
@@ -145,6 +145,7 @@ class ModelStatus:
     waiting: int = 0  # requests that wait for it
     speculation: SpeculationStatus | None = None  # null while no model is loaded
     standby: tuple[StandbyStatus, ...] = ()  # the workers of `--standby`
+    measuring_seconds: float = 0.0  # of the devices, before that load: once for each kind of model
     split_why: str = ""  # all that decided the split; `reason` of a ready model begins with it, in short
     fallback: str = ""  # the file in place of the model's own, which does not fit any more; empty: its own
 

@@ -40,6 +40,7 @@ from meshd.role.head.server_failures import ServerFailures
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
 from meshd.role.head.standby import StandbyWorkers
+from meshd.role.head.state_news import is_news
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.survey import Surveyor
 from meshd.role.head.unreachable import as_reached
@@ -234,12 +235,13 @@ class Serve:
             state=readiness.state,
             reason=readiness.reason,
             load_seconds=None if loaded.seconds is None else round(loaded.seconds, 3),
+            measuring_seconds=round(loaded.measuring, 3),
             weights_local_bytes=loaded.report.local_bytes,
             weights_network_bytes=loaded.report.network_bytes,
             tensors_from_network=loaded.report.from_network,
             bytes_per_token=self._bytes_per_token(),
             split=loaded.split,
-            split_why=loaded.split_why,
+            split_why=loaded.plan.why if loaded.plan is not None else "",
             answers=loaded.answers,
             predicted=loaded.predicted,
             measured=self._run.measures.speed.speeds if self._run is not None else None,
@@ -297,7 +299,7 @@ class Serve:
     def _tell(
         self, state: ModelState, reason: str, *, progress: float | None = None, no_room: bool = False
     ) -> None:
-        if (state, reason) != (self._readiness.state, self._readiness.reason):
+        if is_news(state, reason, self._readiness):
             LOG.info("model_state", model=self.model_name, state=state.value, why=reason)
         note = self._files.note
         self._readiness = Readiness(state, reason, progress=progress, no_room=no_room, note=note)

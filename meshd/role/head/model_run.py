@@ -81,6 +81,7 @@ class HeadRun:
         self._drafts = RunDrafts(model, history)
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self._predicted: Speeds | None = None
+        self._measuring = 0.0  # seconds
         self.measures = RunMeasures(
             runtime.mesh, lambda: {x.name: x.peer for x in self._leases}, self._server.away
         )
@@ -121,6 +122,7 @@ class HeadRun:
         began = asyncio.get_running_loop().time()
         try:
             plan, offers = await self._plan(workers)
+            began += self._measuring  # which is no part of the load: another one does without it
             LOG.info("plan", why=plan.short)
             if plan.answers is not None and plan.answers.note:
                 LOG.warning("context_shortened", why=plan.answers.note)
@@ -159,7 +161,7 @@ class HeadRun:
             if self._options.picks_by_speed:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
-        (own, excluded), found = looking.result()
+        (own, excluded), found, self._measuring = looking.result()
         plain, corrections = tuple(self._model.plain_rpc), self._history.corrections
         machines = Machines(tuple(offers), own, found.speeds, found.paths, plain, excluded, corrections)
         try:
@@ -182,8 +184,7 @@ class HeadRun:
         return split.plan, list(split.offers)
 
     async def _look(self, names: Mapping[PeerId, str]) -> Looked:
-        wanted = self._operations, self._work.texts
-        return await self._history.look(names, *wanted, self._options, self._on_progress)
+        return await self._history.look(names, self._operations, self._work, self._options, self._on_progress)
 
     def _label(self, workers: Sequence[PeerStatus]) -> dict[PeerId, str]:
         """Names that tell all nodes apart; this one's goes into the options."""
@@ -338,11 +339,10 @@ class HeadRun:
         self._on_loaded(
             LoadedModel(
                 seconds=now - began,
-                why=plan.short,
-                split_why=plan.why,
+                measuring=self._measuring,
+                plan=plan,
                 split=self._push_plan.parts(split_of(plan)),
                 report=report,
-                answers=plan.answers,
                 predicted=self._predicted,
                 sampling=sampling,
             )

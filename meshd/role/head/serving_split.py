@@ -57,8 +57,9 @@ def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: He
 
 
 def _is_measured(work: LayerWork, machines: Machines, options: HeadOptions) -> bool:
-    """All devices are: an estimate does not compare with a measurement."""
-    devices = [(options.node_name, device.name) for device in machines.own]
+    """All devices that may get layers are: an estimate does not compare with a measurement."""
+    own = machines.own if options.devices != ("none",) else ()
+    devices = [(options.node_name, device.name) for device in own]
     devices += [(offer.node, device.name) for offer in machines.offers for device in offer.devices]
     found = [machines.speeds.get(one) for one in devices]
     return bool(work.kinds) and all(

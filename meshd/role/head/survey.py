@@ -104,20 +104,21 @@ class Surveyor:
         me: str,
         on_progress: OnProgress,
         *,
+        own_timed: Sequence[str] | None = None,
         measure: bool = True,
         recent: bool = False,
     ) -> MachineSpeeds:
         """Of these nodes and this one, which is called `me`.
 
-        `measure`: now, where that was not done before. `recent`: how much memory is free is known from
-        elsewhere.
+        `own_timed`: of `timed` what this node's own devices may compute, if not all. `measure`: now,
+        where that was not done before. `recent`: how much memory is free is known from elsewhere.
         """
 
         async def tell(text: str) -> None:
             on_progress(f"{me}: {text}")
 
         if measure:
-            await self._speeds.measure(own, timed, tell)
+            await self._speeds.measure(own, timed if own_timed is None else own_timed, tell)
         answers = await ask_all(
             self._mesh,
             list(names),

@@ -57,3 +57,9 @@ def test_plain_rpc_servers_take_part_as_before() -> None:
     found = serving_split(MODEL, WORK, there, replace(AUTO, rpc=("10.0.0.9:1",)))
     assert "10.0.0.9:1" in layers_of(found) and found.speeds is None
     assert isinstance(found.speeds, Speeds | None)
+
+
+def test_a_head_that_can_get_no_layer_need_not_be_measured_for_them() -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"a": 1.0, "b": 2.0})
+    found = serving_split(MODEL, WORK, there, replace(AUTO, devices=("none",)))
+    assert found.plan.short.startswith("not split: it fits on `a`")
