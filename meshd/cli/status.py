@@ -196,14 +196,8 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
 
 def _show_model(model: ModelStatus, out: Output) -> None:
     out.line(f"model   {model.name} ({model.fingerprint[:12]})  {_state(model)}")
-    took = f", loaded in {model.load_seconds:.2f} s" if model.load_seconds is not None else ""
-    if model.measuring_seconds:
-        took += f", after {model.measuring_seconds:.0f} s in which devices were measured, once"
-    each = f", {in_bytes(model.bytes_per_token)} per token" if model.bytes_per_token is not None else ""
-    out.line(
-        f"        weights: {in_bytes(model.weights_local_bytes)} from local files, "
-        f"{in_bytes(model.weights_network_bytes)} over the network{took}{each}"
-    )
+    if load := _load(model):
+        out.line(f"        {load}")
     if model.answers is not None:
         out.line(f"        {model.answers.text}")
         if model.answers.note:
@@ -237,6 +231,21 @@ def _state(model: ModelStatus) -> str:
         subject, separator, rest = model.reason.partition(";")
         return f"{subject}{progress}{separator}{rest}"
     return f"{model.state}{progress}" + (f": {model.reason}" if model.reason else "")
+
+
+def _load(model: ModelStatus) -> str:
+    """Where the weights of workers came from, and how long it took; empty before a load."""
+    parts: list[str] = []
+    if model.weights_local_bytes or model.weights_network_bytes:
+        local, network = in_bytes(model.weights_local_bytes), in_bytes(model.weights_network_bytes)
+        parts.append(f"workers' weights: {local} from their files, {network} over the network")
+    if model.load_seconds is not None:
+        parts.append(f"loaded in {model.load_seconds:.2f} s")
+    if model.measuring_seconds:
+        parts.append(f"after {model.measuring_seconds:.0f} s in which devices were measured, once")
+    if model.bytes_per_token is not None:
+        parts.append(f"{in_bytes(model.bytes_per_token)} per token over the network")
+    return ", ".join(parts)
 
 
 def _speeds(model: ModelStatus) -> str | None:

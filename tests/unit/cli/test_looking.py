@@ -39,7 +39,7 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "1.23 ms",
         "SmolLM2",
         "ready",
-        "96.7 MB from local files",
+        "workers' weights: 96.7 MB from their files",
         "4 answers at once, 8192 tokens each",
         "drafts: up to 16 repeated ones, 75% of 400 accepted, 2.50 times as fast as without",
         "standby barn: 96.0 MB of weights held ready: for the loss of any worker",
@@ -190,6 +190,21 @@ def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:
     )
     said = meshd("peers").out
     assert "away 5 s" in said and "the node was stopped" in said and "refused" not in said
+
+
+def test_a_model_without_workers_has_no_weights_of_theirs(daemon: FakeControl) -> None:
+    alone = replace(
+        MODEL,
+        weights_local_bytes=0,
+        weights_network_bytes=0,
+        tensors_from_network=(),
+        measuring_seconds=20.9,
+        bytes_per_token=None,
+    )
+    daemon.state = replace(daemon.state, model=alone)
+    said = meshd("status").out
+    assert "workers' weights" not in said
+    assert "        loaded in 0.29 s, after 21 s in which devices were measured, once\n" in said
 
 
 @pytest.mark.parametrize(
