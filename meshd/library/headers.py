@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library.interface import ModelSource, StoredModel
-from meshd.library.walk import files_below, folders_in
+from meshd.library.walk import bytes_on_disk, files_below, folders_in
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, quant_of
 from meshd.model.model_name import MESH, MeshName
 from meshd.store.header_file import HeaderNote, note_path, read_note
@@ -24,7 +24,7 @@ def all_headers(folder: Path) -> Iterator[StoredModel]:
                 name=f"{MESH}{stem}",
                 source=ModelSource.MESHD,
                 paths=(path,),
-                size=_bytes_on_disk(path),
+                size=bytes_on_disk(path),
                 stem=stem,
                 quant=quant_of(stem + GGUF_SUFFIX),
                 problem=ONLY_HEADER,
@@ -61,11 +61,3 @@ def _is_called(name: MeshName, note: HeaderNote) -> bool:
     if name.fingerprint:
         return note.fingerprint.startswith(name.fingerprint)
     return name.text.lower().removesuffix(GGUF_SUFFIX) == note.name.lower()
-
-
-def _bytes_on_disk(path: Path) -> int:
-    """Without the holes; 0 for what is gone."""
-    try:
-        return path.stat().st_blocks * 512
-    except OSError:
-        return 0

@@ -9,7 +9,7 @@ from functools import partial
 
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.identity.record import WORKER_ROLE
+from meshd.identity.record import CLIENT_ROLE, WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.peer.interface import PeerState
@@ -25,7 +25,8 @@ from meshd.wire.capacity import WHOLE_SHARE, Capacity
 from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
 LENDS_NOTHING = "it serves a model, and lends nothing"
-BUSY = "it computes for somebody, and was not measured before; ask again when it is free"
+ONLY_ASKS = "it is a client, and lends nothing"
+BUSY = "it has a model loaded, and was not measured before; run `meshd capacity` there, or ask again later"
 OnProgress = Callable[[str], None]
 Lendable = Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]]
 
@@ -70,17 +71,27 @@ class Surveyor:
         self._lendable = lendable
         self.corrections = SpeedCorrections(paths.correction_cache)
 
-    async def survey(self, timed: Sequence[str], on_progress: OnProgress) -> Surveyed:
-        """All that there is. Raises MeshdError when this node's own devices cannot be listed."""
+    async def survey(
+        self, timed: Sequence[str], on_progress: OnProgress, own_timed: Sequence[str] | None = None
+    ) -> Surveyed:
+        """All that there is; `own_timed` as in `speeds_of`.
+
+        Raises MeshdError when this node's own devices cannot be listed.
+        """
         connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
         peers = {peer.peer: peer for peer in connected if peer.role == WORKER_ROLE}
         own = self._lendable(await self._listing.devices())
         said = {str(peer): status.name for peer, status in peers.items()}
         called = naming.labels(said, (self._options.node_name,))
         names = {peer: called[str(peer)] for peer in peers}
-        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress)
+        me = self._options.node_name
+        found = await self.speeds_of(names, own, timed, me, on_progress, own_timed=own_timed)
         offers: list[NodeOffer] = []
-        left_out = [(peer.name, LENDS_NOTHING) for peer in connected if peer.role != WORKER_ROLE]
+        left_out = [
+            (peer.name, ONLY_ASKS if peer.role == CLIENT_ROLE else LENDS_NOTHING)
+            for peer in connected
+            if peer.role != WORKER_ROLE
+        ]
         unmeasured: list[tuple[str, str]] = []
         for peer, answer in found.answers.items():
             if answer.capacity is None:

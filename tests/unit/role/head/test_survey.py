@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshd.peer.interface import PeerState
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.head.survey import BUSY, LENDS_NOTHING, Lendable, Surveyor
+from meshd.role.head.survey import BUSY, LENDS_NOTHING, ONLY_ASKS, Lendable, Surveyor
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.leases import Ledger
 
@@ -89,9 +89,10 @@ def test_why_a_node_is_missing_or_has_no_speed(tmp_path: Path) -> None:
             it.teller("a").busy = True
             it.teller("b")
             it.head.net.mesh("kitchen", "serve")
+            it.head.net.mesh("laptop", "client")
             looks, _ = surveyor(it, tmp_path)
             found = await looks.survey(KINDS, lambda _: None)
-            assert found.left_out == (("kitchen", LENDS_NOTHING),)
+            assert found.left_out == (("kitchen", LENDS_NOTHING), ("laptop", ONLY_ASKS))
             assert found.unmeasured == (("a", BUSY),)
 
     run(main())
