@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from meshd.admin.status import HealthWarning, Status
 from meshd.base.byte_format import in_bytes, in_number
-from meshd.identity.record import WORKER_ROLE
+from meshd.identity.role_names import WORKER_ROLE
 from meshd.model.status import ModelStatus
 
 SLOW_SHARE = 0.5  # of the predicted speed: below that something else computes, or the prediction is wrong

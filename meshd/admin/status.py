@@ -11,7 +11,7 @@ from typing import Literal
 
 from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
-from meshd.model.status import ModelStatus, StoreStatus
+from meshd.model.status import LentMemory, ModelStatus, StoreStatus
 
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
@@ -173,4 +173,5 @@ class Status:
     models: tuple[ModelStatus, ...] = ()  # of a node that serves several; `model` is the last used of them
     devices: tuple[DeviceView, ...] = ()  # of this machine, as far as they are known
     storage: StorageView | None = None
+    lent: tuple[LentMemory, ...] = ()  # by a worker, to heads
     schema: int = SCHEMA  # version of this document's format

@@ -15,7 +15,8 @@ from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
 from meshd.gateway.interface import GatewayStatus
-from meshd.model.status import ModelStatus, SpeculationStatus, Speeds, SplitPart, StandbyStatus
+from meshd.identity.role_names import WORKER_ROLE
+from meshd.model.status import LentState, ModelStatus, SpeculationStatus, Speeds, SplitPart, StandbyStatus
 
 WATCH_SECONDS = 1.0
 
@@ -74,6 +75,7 @@ def summary(status: Status) -> str:
 def show(status: Status, out: Output) -> None:
     """The whole status for a person."""
     _show_node(status, out)
+    _show_lent(status, out)
     _show_machine(status, out)
     _show_models(status.models, out)
     if status.model is not None:
@@ -122,6 +124,20 @@ def _show_node(status: Status, out: Output) -> None:
         out.line(f"api     {api.url}  {ready}, {requests}, {tokens}{waiting}")
         if status.model is None and api.reason:  # else it is that of the model
             out.line(f"        {api.reason}")
+
+
+def _show_lent(status: Status, out: Output) -> None:
+    """Of a worker: who has its memory."""
+    if status.node.role != WORKER_ROLE:
+        return
+    for one in status.lent:
+        head = _peer_name(status, one.head)
+        if one.state is LentState.STANDBY:
+            out.line(f"lends   nothing yet to {head}: standby for {one.model}, {in_bytes(one.bytes)} for it")
+        else:
+            out.line(f"lends   {in_memory(one.bytes)} to {head} for {one.model}, {one.state}")
+    if not status.lent and not status.node.paused:
+        out.line("lends   nothing now: it waits for a head (`meshd serve` on another machine)")
 
 
 def _show_machine(status: Status, out: Output) -> None:

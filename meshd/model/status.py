@@ -150,6 +150,25 @@ class ModelStatus:
     fallback: str = ""  # the file in place of the model's own, which does not fit any more; empty: its own
 
 
+class LentState(StrEnum):
+    """What a worker's memory is used for."""
+
+    STANDBY = "standby"
+    LOADING = "loading"
+    LOADED = "loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class LentMemory:
+    """Memory of this worker that a head has. `standby`: it holds weights for the loss of another worker."""
+
+    head: str  # id
+    model: str  # as its head calls it
+    bytes: int  # of its buffers; what is reserved, until there are some
+    state: LentState
+    head_name: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """Weights that came over the network to this worker and are kept for the next load."""

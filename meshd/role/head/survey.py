@@ -9,7 +9,7 @@ from functools import partial
 
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.identity.record import CLIENT_ROLE, WORKER_ROLE
+from meshd.identity.role_names import CLIENT_ROLE, WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.peer.interface import PeerState

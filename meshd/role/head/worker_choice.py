@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
-from meshd.identity.record import WORKER_ROLE
+from meshd.identity.role_names import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.role.head.worker_backoff import WorkerBackoff
 

@@ -32,6 +32,8 @@ from meshd.gateway.interface import GatewayStatus, KeyStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import (
     AnswersAtOnce,
+    LentMemory,
+    LentState,
     ModelState,
     ModelStatus,
     NetworkTensor,
@@ -171,6 +173,7 @@ def full_status(pid: int = 4242) -> Status:
         store=StoreStatus(path="/home/u/.cache/meshd/tensors", bytes=7, limit=20_000_000_000, tensors=3),
         devices=DEVICES,
         storage=STORAGE,
+        lent=(LentMemory(PEER.id, "SmolLM2", 96_700_000, LentState.LOADED, "garage"),),
     )
 
 

@@ -10,7 +10,7 @@ from meshd.admin.status import Status
 from meshd.cli.logs import Followed
 from meshd.cli.output import Output
 from meshd.cli.status import show, summary
-from meshd.model.status import ModelState, StoreStatus, WorkerWeights
+from meshd.model.status import LentMemory, LentState, ModelState, StoreStatus, WorkerWeights
 
 from tests.unit.admin.fake import MODEL, PEER, FakeControl, full_status
 
@@ -190,6 +190,26 @@ def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:
     )
     said = meshd("peers").out
     assert "away 5 s" in said and "the node was stopped" in said and "refused" not in said
+
+
+@pytest.mark.parametrize(
+    ("lent", "said"),
+    [
+        (("SmolLM2", 100 << 20, LentState.LOADED), "lends   100 MiB to garage for SmolLM2, loaded"),
+        (
+            ("SmolLM2", 96_600_000, LentState.STANDBY),
+            "lends   nothing yet to garage: standby for SmolLM2, 96.6 MB for it",
+        ),
+        (None, "lends   nothing now: it waits for a head (`meshd serve` on another machine)"),
+    ],
+)
+def test_a_worker_says_whom_it_serves(
+    daemon: FakeControl, lent: tuple[str, int, LentState] | None, said: str
+) -> None:
+    node = replace(daemon.state.node, role="worker")
+    memory = () if lent is None else (LentMemory(PEER.id, *lent),)
+    daemon.state = replace(daemon.state, node=node, lent=memory)
+    assert said in meshd("status").out.splitlines()
 
 
 def test_a_model_without_workers_has_no_weights_of_theirs(daemon: FakeControl) -> None:
