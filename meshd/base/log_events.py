@@ -131,7 +131,7 @@ EVENTS: Mapping[str, str] = {
         "too many of a peer's news were invalid or broke the protocol: its news stream is ended, "
         "and reopened after a while"
     ),
-    "no_invite": "this node prints no token, because it lacks the role `invite`",
+    "no_invite": "this node prints no token: the disk takes no new invite",
     "offer_unreadable": "a peer's offer of a link over ICE is malformed; it is dropped",
     "option_refused": "the system refused a socket option, so mDNS also hears other networks",
     "passing_on": "this node forwards traffic between two others that cannot reach each other",

@@ -11,7 +11,7 @@ def own_timed(work: LayerWork, options: HeadOptions) -> Sequence[str]:
     """What the head's own devices may compute: without layers (`--device none`) the output at most."""
     if options.devices != ("none",):
         return work.texts
-    if work.output is None or options.output == "worker":
+    if work.output is None or options.output not in ("auto", "head"):
         return []
     return [work.texts[work.output]]
 
