@@ -97,7 +97,7 @@ EVENTS: Mapping[str, str] = {
     "lease_granted": "a head uses this worker",
     "lease_refused": "a head requested a lease and was refused, and why",
     "link_ended": "a link that was no longer used ended",
-    "link_lost": "a link broke; the session waits for another",
+    "link_lost": "a link broke; the session waits for another, unless one of both nodes has left (debug)",
     "link_refused": "the other side refused a link, and why",
     "link_surplus": "another link of a peer was closed because it has as many as allowed",
     "link_up": "a link to a peer carries data",

@@ -38,12 +38,12 @@ async def load(folder: Path, upload: str, *, holder: bool) -> tuple[int, float]:
             assert seconds is not None
             return sent, seconds
         log = (head.spec.home / "node.log").read_text()
-        counts = [int(count) for count in re.findall(r"worker_fetched .*bytes=(\d+)", log)]
+        counts = [1e6 * float(count) for count in re.findall(r"worker_fetched .*bytes='([\d.]+) MB'", log)]
         times = [
             datetime.fromisoformat(time)
             for time in re.findall(r"(\S+) .*(?:weights_missing|worker_fetched)", log)
         ]
-        return sum(counts), (max(times) - min(times)).total_seconds()
+        return int(sum(counts)), (max(times) - min(times)).total_seconds()
 
 
 def main() -> None:

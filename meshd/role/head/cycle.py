@@ -260,7 +260,7 @@ class Serve:
 
     async def serve(self) -> None:
         """See Role."""
-        self._tell(ModelState.LOADING, "reading the model file once to hash its weights")
+        self._tell(ModelState.LOADING, "looking at the model file")
         self._files.begin()
         await self._know_file()
         try:

@@ -11,6 +11,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.daemon import storage as daemon_storage
 from meshd.daemon.storage import SHOWN_FILES, Storage, files_in_use, started_with
+from meshd.library.facts import facts_of
 from meshd.library.stores import Stores
 from meshd.model.status import StoreStatus
 from meshd.wire.models import MODELS_SERVICE, ToldDisk
@@ -87,7 +88,7 @@ def test_the_hole_in_a_header_is_no_disk(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_two_files_of_one_content_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = daemon_storage.facts_of
+    known = facts_of
     monkeypatch.setattr(
         daemon_storage, "facts_of", lambda one, hashes: replace(known(one, hashes), fingerprint="ab" * 32)
     )
