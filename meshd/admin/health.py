@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from meshd.admin.model_health import model_warnings
 from meshd.admin.status import HealthWarning, PeerView, Status
 from meshd.admin.worker_health import worker_warnings
-from meshd.base.byte_format import in_bytes, in_number
 from meshd.base.errors import BANNED_HINT
 from meshd.identity import naming
 from meshd.model.status import ModelStatus
@@ -18,11 +18,8 @@ from meshd.wire.native import NativeVersion, difference
 SUSPENDED_SECONDS = 10.0  # shorter gaps are what sessions are made for
 CLOCK_SECONDS = 120.0
 RESTARTS = 3
-SLOW_SHARE = 0.5  # of the predicted speed: below that something else computes, or the prediction is wrong
 AWAY_SECONDS = 600.0  # a node gone for longer was switched off: shown as away, no fault to be mended
 MAX_NODES_NAMED = 3
-_LOG_HINT = "run `meshd logs llama-server` for details"
-_PLAN_HINT = "change that and restart the head; it also tries again when workers come or go"
 _REVOKE_HINT = "; if the node is malicious, ban it with `meshd revoke`"
 _FAULTS_HINT = (
     "install the same version of meshd on both nodes; if it persists, report the `work_failed` lines of "
@@ -64,7 +61,7 @@ def examine(
         *(w for peer in status.peers for w in _peer(peer, status, (clock_offsets or {}), native)),
         *_mdns(status),
         *_children(status),
-        *(warning for model in _served(status) for warning in _model(model)),
+        *(warning for model in _served(status) for warning in model_warnings(model, status)),
         *worker_warnings(status.store, file_notes, unfit),
         *(
             HealthWarning(code="rpc_refused", severity="warning", what=what, hint=f"{hint}{_REVOKE_HINT}")
@@ -136,10 +133,20 @@ def same_name(name: str, nodes: Sequence[str]) -> str:
 
 
 def is_away(peer: PeerView) -> bool:
-    """Stopped, or gone for so long that nobody waits for it; it returns on its own once it is started."""
+    """Stopped, gone for long, or not met since this daemon started: it returns once it is started.
+
+    One that this daemon has never met is switched off, most likely: members that both know would pass its
+    data on, whatever its firewall does.
+    """
     gone = peer.state in ("known", "connecting", "lost") and not peer.says_banned
-    long = peer.state_s is not None and peer.state_s >= AWAY_SECONDS
+    seconds = peer.state_s if peer.state_s is not None else 0.0
+    long = seconds >= (AWAY_SECONDS if is_met(peer) else SUSPENDED_SECONDS)
     return gone and not peer.present and (bool(peer.stopped) or long)
+
+
+def is_met(peer: PeerView) -> bool:
+    """It has been connected since this daemon started, and so has told its version."""
+    return bool(peer.version)
 
 
 def _peer(
@@ -275,61 +282,6 @@ def _children(status: Status) -> Iterator[HealthWarning]:
 
 def _served(status: Status) -> Sequence[ModelStatus]:
     return status.models or (() if status.model is None else (status.model,))
-
-
-def _model(model: ModelStatus) -> Iterator[HealthWarning]:
-    if model.state == "failed":
-        yield HealthWarning(
-            code="model_failed",
-            severity="error",
-            what=f"`{model.name}` is not served{_because(model.reason)}",
-            hint=_LOG_HINT if "llama-server" in model.reason else _PLAN_HINT,
-        )
-    if model.state == "waiting":
-        yield HealthWarning(
-            code="model_waiting",
-            severity="info",
-            what=f"`{model.name}` is not loaded{_because(model.reason)}",
-            hint="start the workers that it waits for, or others; with `--min-workers 0` it needs none if it "
-            "fits on this node",
-        )
-    if (slow := _slower(model)) is not None:
-        yield HealthWarning(
-            code="model_slow",
-            severity="info",
-            what=f"`{model.name}` is much slower than predicted: {slow}",
-            hint="look for other programs that compute on these machines; if there are none, run "
-            "`meshd capacity --again` on each, then restart the head",
-        )
-    if model.tensors_from_network:
-        tensors = model.tensors_from_network
-        names = ", ".join(t.name for t in tensors[:MAX_NODES_NAMED]) + (
-            ", …" if len(tensors) > MAX_NODES_NAMED else ""
-        )
-        size = sum(t.bytes for t in tensors)
-        yield HealthWarning(
-            code="tensors_from_network",
-            severity="warning",
-            what=f"{in_number(len(tensors), 'tensor')} ({in_bytes(size)}) came over the network: {names}",
-            hint=f"give the workers the same file with --model; first reason: {tensors[0].reason}",
-        )
-
-
-def _slower(model: ModelStatus) -> str | None:
-    """What was measured where it is less than half of what was predicted."""
-    measured, predicted = model.measured, model.predicted
-    if measured is None or predicted is None:
-        return None
-    pairs = (
-        ("generation", measured.generate_tok_s, predicted.generate_tok_s),
-        ("prompts", measured.prompt_tok_s, predicted.prompt_tok_s),
-    )
-    told = [
-        f"{what} {have:.1f} tokens/s, predicted {hoped:.1f}"
-        for what, have, hoped in pairs
-        if have is not None and hoped is not None and have < hoped * SLOW_SHARE
-    ]
-    return "; ".join(told) or None
 
 
 def _because(why: str) -> str:

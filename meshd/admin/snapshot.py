@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from meshd.admin.api import ExposedView
@@ -20,6 +21,7 @@ from meshd.admin.status import (
 )
 from meshd.identity.keys import PeerId
 from meshd.model.reference_layer import ReferenceRates
+from meshd.model.status import LentMemory
 from meshd.peer.interface import PathStatus, PeerState, PeerStatus
 from meshd.process.interface import ChildStatus
 from meshd.rendezvous.interface import MdnsStatus
@@ -96,6 +98,12 @@ def peer_views(peers: Iterable[PeerStatus], *, now: float, wall: float) -> tuple
     """All peers, in the order in which `--tensor-split` counts them: by name, then id."""
     views = (peer_view(peer, now=now, wall=wall) for peer in peers)
     return tuple(sorted(views, key=lambda view: (view.name, view.id)))
+
+
+def lent_views(lent: Iterable[LentMemory], names: Mapping[PeerId, str]) -> tuple[LentMemory, ...]:
+    """With the names of the heads."""
+    called = {str(peer): name for peer, name in names.items()}
+    return tuple(replace(one, head_name=called.get(one.head, "")) for one in lent)
 
 
 def tunnel_views(

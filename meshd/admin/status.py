@@ -11,7 +11,7 @@ from typing import Literal
 
 from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
-from meshd.model.status import ModelStatus, StoreStatus
+from meshd.model.status import LentMemory, ModelStatus, StoreStatus
 
 SCHEMA = 1
 PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
@@ -71,7 +71,7 @@ class PeerView:
     standby_links: tuple[LinkView, ...] = ()  # alive, but without data
     why_not_direct: str | None = None  # why data goes through a relay or another member
     resumes: int = 0  # how often the session continued on a new link
-    version: str = ""
+    version: str = ""  # of meshd there; empty until it was connected since this daemon started
     native: str = ""  # pin + hash of our sources, to recognise different builds
     native_protocol: str = ""  # what its llama.cpp processes speak
     state_s: float | None = None  # time in this state
@@ -174,4 +174,5 @@ class Status:
     models: tuple[ModelStatus, ...] = ()  # of a node that serves several; `model` is the last used of them
     devices: tuple[DeviceView, ...] = ()  # of this machine, as far as they are known
     storage: StorageView | None = None
+    lent: tuple[LentMemory, ...] = ()  # by a worker, to heads
     schema: int = SCHEMA  # version of this document's format

@@ -27,7 +27,8 @@ class AnswerTime:
 class AdviceView:
     """The change that would gain most. `gain`: the share of an answer's time that it is predicted to save.
 
-    `change` is empty where nothing is worth it, and `why` says so. Rates in tokens a second, as predicted.
+    `change` is empty where nothing is worth it, and `why` says so. Rates in tokens a second: as measured, and
+    what is predicted to become of it; both as predicted before anything was measured.
     """
 
     change: str

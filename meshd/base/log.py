@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import IO, Protocol
 
+from meshd.base.byte_format import in_bytes, in_memory
 from meshd.base.library_lines import take_over
 from meshd.base.log_limits import LineShares
 from meshd.base.patient_writer import PatientText, PatientWriter
@@ -31,6 +32,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 FLUSH_SECONDS = 0.5  # at the end, for what stderr has not taken yet
 MAX_LOG_BYTES = 4 << 20  # of the file; the one before it is kept beside it, so twice as much at most
 _MOST_VALUE_LETTERS = 4000  # of one field: a reason may be a peer's, and is to leave room for other lines
+_UNITS = {"bytes": in_bytes, "free": in_memory}  # fields for people
 SECRET_FIELDS = frozenset({"token", "secret", "key", "password", "authorization", "api_key"})
 
 
@@ -78,6 +80,16 @@ def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> 
         raise structlog.DropEvent
     if left_out:
         event["left_out"] = left_out
+    return event
+
+
+def _in_units(
+    _logger: object, _method: str, event: MutableMapping[str, object]
+) -> MutableMapping[str, object]:
+    """Sizes for people: programs read JSON."""
+    for field, text in _UNITS.items():
+        if isinstance(size := event.get(field), int):
+            event[field] = text(size)
     return event
 
 
@@ -189,18 +201,18 @@ def set_up(
         _file.close()
     _file = RotatedFile(file, most=MAX_LOG_BYTES) if file is not None else None
     sinks = (_to_stream(stream), *((_to_file(_file),) if _file is not None else ()))
-    renderer: structlog.typing.Processor
+    renderers: list[structlog.typing.Processor]
     if form == "json":
-        renderer = structlog.processors.JSONRenderer()
+        renderers = [structlog.processors.JSONRenderer()]
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
+        renderers = [_in_units, structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)]
     structlog.configure(
         processors=[
             _share,
             structlog.processors.add_log_level,
             _redact,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=lambda *_names: _Lines(sinks),

@@ -99,7 +99,7 @@ EVENTS: Mapping[str, str] = {
     "lease_refused": "a head requested a lease and was refused, and why",
     "library_said": "a Python library has warned of something, or failed at it: its own words, cut",
     "link_ended": "a link that was no longer used ended",
-    "link_lost": "a link broke; the session waits for another",
+    "link_lost": "a link broke; the session waits for another, unless one of both nodes has left (debug)",
     "link_refused": "the other side refused a link, and why",
     "link_surplus": "another link of a peer was closed because it has as many as allowed",
     "link_up": "a link to a peer carries data",
@@ -133,7 +133,7 @@ EVENTS: Mapping[str, str] = {
         "too many of a peer's news were invalid or broke the protocol: its news stream is ended, "
         "and reopened after a while"
     ),
-    "no_invite": "this node prints no token, because it lacks the role `invite`",
+    "no_invite": "this node prints no token: the disk takes no new invite",
     "offer_unreadable": "a peer's offer of a link over ICE is malformed; it is dropped",
     "option_refused": "the system refused a socket option, so mDNS also hears other networks",
     "passing_on": "this node forwards traffic between two others that cannot reach each other",

@@ -5,7 +5,7 @@ import argparse
 from meshd.admin.api import StatusRequest
 from meshd.admin.client import ask
 from meshd.admin.codec import to_json
-from meshd.admin.health import is_away
+from meshd.admin.health import is_away, is_met
 from meshd.admin.status import PeerView, Status
 from meshd.base.byte_format import in_bytes, in_number
 from meshd.base.time_format import in_time
@@ -42,14 +42,14 @@ def print_peers(status: Status, out: Output) -> None:
 
 def _state(peer: PeerView) -> str:
     if is_away(peer):
-        return f"away {in_time(peer.state_s or 0.0)}"
+        return f"away {in_time(peer.state_s or 0.0)}" if is_met(peer) else "away"
     state = "there" if peer.present else peer.state
     return f"{state}, paused" if peer.paused else state
 
 
 def _row(peer: PeerView) -> tuple[str, ...]:
     link = peer.link
-    note = peer.why_not_direct or ("" if link is not None else peer.stopped or peer.last_error)
+    note = peer.why_not_direct or ("" if link is not None else _why_no_link(peer))
     if peer.standby_links:
         note = in_number(len(peer.standby_links), "spare link") + (f"; {note}" if note else "")
     return (
@@ -65,3 +65,9 @@ def _row(peer: PeerView) -> tuple[str, ...]:
         str(peer.resumes),
         note,
     )
+
+
+def _why_no_link(peer: PeerView) -> str:
+    if is_away(peer) and not is_met(peer):  # what its addresses say is of no use to anybody then
+        return "not connected since this node started"
+    return peer.stopped or peer.last_error

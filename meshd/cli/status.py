@@ -15,7 +15,8 @@ from meshd.cli.output import Output, bar
 from meshd.cli.peers import print_peers
 from meshd.config import home_here
 from meshd.gateway.interface import GatewayStatus
-from meshd.model.status import ModelStatus, SpeculationStatus, Speeds, SplitPart, StandbyStatus
+from meshd.identity.role_names import WORKER_ROLE
+from meshd.model.status import LentState, ModelStatus, SpeculationStatus, Speeds, SplitPart, StandbyStatus
 
 WATCH_SECONDS = 1.0
 
@@ -67,14 +68,14 @@ def summary(status: Status) -> str:
     if status.models:
         parts.append("models " + " ".join(f"{model.name}={model.state}" for model in status.models))
     elif status.model is not None:
-        reason = f" ({status.model.reason})" if status.model.reason else ""
-        parts.append(f"model {status.model.state}{reason}")
+        parts.append(f"model {_state(status.model)}")
     return ", ".join(parts)
 
 
 def show(status: Status, out: Output) -> None:
     """The whole status for a person."""
     _show_node(status, out)
+    _show_lent(status, out)
     _show_machine(status, out)
     _show_models(status.models, out)
     if status.model is not None:
@@ -123,6 +124,20 @@ def _show_node(status: Status, out: Output) -> None:
         out.line(f"api     {api.url}  {ready}, {requests}, {tokens}{waiting}")
         if status.model is None and api.reason:  # else it is that of the model
             out.line(f"        {api.reason}")
+
+
+def _show_lent(status: Status, out: Output) -> None:
+    """Of a worker: who has its memory."""
+    if status.node.role != WORKER_ROLE:
+        return
+    for one in status.lent:
+        head = _peer_name(status, one.head)
+        if one.state is LentState.STANDBY:
+            out.line(f"lends   nothing yet to {head}: standby for {one.model}, {in_bytes(one.bytes)} for it")
+        else:
+            out.line(f"lends   {in_memory(one.bytes)} to {head} for {one.model}, {one.state}")
+    if not status.lent and not status.node.paused:
+        out.line("lends   nothing now: it waits for a head (`meshd serve` on another machine)")
 
 
 def _show_machine(status: Status, out: Output) -> None:
@@ -196,15 +211,9 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
 
 
 def _show_model(model: ModelStatus, out: Output) -> None:
-    reason = f": {model.reason}" if model.reason else ""
-    progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
-    out.line(f"model   {model.name} ({model.fingerprint[:12]})  {model.state}{progress}{reason}")
-    took = f", loaded in {model.load_seconds:.2f} s" if model.load_seconds is not None else ""
-    each = f", {in_bytes(model.bytes_per_token)} per token" if model.bytes_per_token is not None else ""
-    out.line(
-        f"        weights: {in_bytes(model.weights_local_bytes)} from local files, "
-        f"{in_bytes(model.weights_network_bytes)} over the network{took}{each}"
-    )
+    out.line(f"model   {model.name} ({model.fingerprint[:12]})  {_state(model)}")
+    if load := _load(model):
+        out.line(f"        {load}")
     if model.answers is not None:
         out.line(f"        {model.answers.text}")
         if model.answers.note:
@@ -231,6 +240,30 @@ def _show_model(model: ModelStatus, out: Output) -> None:
                 for s in model.split
             ],
         )
+
+
+def _state(model: ModelStatus) -> str:
+    """With its reason; a reason that begins with the state says it once."""
+    progress = f" {model.progress:.0%}" if model.progress is not None and model.state == "loading" else ""
+    if model.reason.startswith(f"{model.state} "):
+        subject, separator, rest = model.reason.partition(";")
+        return f"{subject}{progress}{separator}{rest}"
+    return f"{model.state}{progress}" + (f": {model.reason}" if model.reason else "")
+
+
+def _load(model: ModelStatus) -> str:
+    """Where the weights of workers came from, and how long it took; empty before a load."""
+    parts: list[str] = []
+    if model.weights_local_bytes or model.weights_network_bytes:
+        local, network = in_bytes(model.weights_local_bytes), in_bytes(model.weights_network_bytes)
+        parts.append(f"workers' weights: {local} from their files, {network} over the network")
+    if model.load_seconds is not None:
+        parts.append(f"loaded in {model.load_seconds:.2f} s")
+    if model.measuring_seconds:
+        parts.append(f"after {model.measuring_seconds:.0f} s in which devices were measured, once")
+    if model.bytes_per_token is not None:
+        parts.append(f"{in_bytes(model.bytes_per_token)} per token over the network")
+    return ", ".join(parts)
 
 
 def _speeds(model: ModelStatus) -> str | None:

@@ -80,7 +80,7 @@ def _answer_row(answer: AnswerTime) -> tuple[str, ...]:
     when = "running" if answer.running else f"{answer.ended_s_ago:.0f} s ago"
     shown = when if answer.alone else f"{when}, among others"
     rate = f", {answer.generated_tokens / answer.generated_s:.1f} tok/s" if answer.generated_s > 0 else ""
-    prompt = "-" if answer.running else f"{answer.prompt_tokens} tokens, {answer.prompt_s:.2f} s"
+    prompt = "-" if answer.running else f"{in_number(answer.prompt_tokens, 'token')}, {answer.prompt_s:.2f} s"
     queue = "-" if answer.running else f"{answer.queue_s:.2f} s"
     return shown, queue, prompt, f"{in_number(answer.generated_tokens, 'token')}{rate}"
 

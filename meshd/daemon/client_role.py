@@ -25,7 +25,7 @@ class ClientRole:
     needs_native = False
     runs_llama_server = False
     founds_mesh = False
-    token_use = ""
+    token_use = what_now = ""
 
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""

@@ -47,6 +47,7 @@ from meshd.admin.plan_api import CapacityReply, CapacityRequest, PlanReply, Plan
 from meshd.admin.snapshot import (
     child_views,
     device_view,
+    lent_views,
     link_path,
     mdns_view,
     peer_views,
@@ -128,6 +129,7 @@ class DaemonControl(TunnelAnswers):
         facts = parts.node.facts
         role = parts.role.status
         peers = parts.mesh.peers()
+        names = self._names()
         view = Status(
             node=NodeView(
                 id=str(facts.peer),
@@ -147,7 +149,7 @@ class DaemonControl(TunnelAnswers):
                 roles=tuple(sorted(parts.membership.roles)),
             ),
             peers=peer_views(peers, now=now, wall=wall),
-            tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), self._names()),
+            tunnels=tunnel_views((*role.tunnels, *parts.tunnels.opened()), names),
             children=child_views(role.children),
             model=role.model,
             models=role.models,
@@ -156,6 +158,7 @@ class DaemonControl(TunnelAnswers):
             store=role.store,
             devices=self._devices(role.listed, now),
             storage=await parts.storage.status(),
+            lent=lent_views(role.lent, names),
         )
         offsets = {str(peer.peer): peer.clock_offset for peer in peers if peer.clock_offset is not None}
         return examine(

@@ -39,6 +39,7 @@ from meshd.role.interface import RoleRuntime
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 
+_NO_LAYERS = "this node computes no layers: it is a client, or has `--device none`"
 LOG = log.get("daemon")
 Choices = list[tuple[SplitChoice, DraftForecast]]
 
@@ -76,9 +77,13 @@ class Planning:
         """
         if again:
             self._speeds.forget()
-        surveyed = await self._surveyor.survey(REFERENCE_LAYERS, _tell)
-        me = self._options.node_name
-        return capacity_reply(surveyed.machines, me, surveyed.left_out, surveyed.unmeasured)
+        me, computes = self._options.node_name, self._options.devices != ("none",)
+        own = REFERENCE_LAYERS if computes else ()
+        surveyed = await self._surveyor.survey(REFERENCE_LAYERS, _tell, own_timed=own)
+        machines, left_out = surveyed.machines, surveyed.left_out
+        if not computes:
+            machines, left_out = replace(machines, own=()), ((me, _NO_LAYERS), *left_out)
+        return capacity_reply(machines, me, left_out, surveyed.unmeasured)
 
     async def plan(self, request: PlanRequest) -> PlanReply:
         """Raises UserError for a file that is no model, and where the model fits nowhere."""

@@ -77,6 +77,11 @@ class RoleKind(Protocol):
         """What a person does with the invite token that it prints; empty: it prints none."""
         ...
 
+    @property
+    def what_now(self) -> str:
+        """For a person whose node has joined, and prints no token; empty: the API says that it is ready."""
+        ...
+
     def devices(self, config: Config) -> Sequence[str]:
         """Those that it is told to use: one that is not there is an error."""
         ...

@@ -6,7 +6,7 @@ from meshd.daemon.client_role import ClientRole
 from meshd.daemon.role_kind import RoleKind
 from meshd.daemon.serve_role import ServeRole
 from meshd.daemon.worker_role import WorkerRole
-from meshd.identity.record import CLIENT_ROLE, HEAD_ROLE, WORKER_ROLE
+from meshd.identity.role_names import CLIENT_ROLE, HEAD_ROLE, WORKER_ROLE
 
 ROLES: Mapping[str, RoleKind] = {
     WORKER_ROLE: WorkerRole(),

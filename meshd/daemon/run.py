@@ -30,6 +30,7 @@ from meshd.daemon.roles import ROLES
 from meshd.daemon.shared_names import watch_names
 from meshd.daemon.storage import Storage
 from meshd.daemon.tunnels import make_tunnels
+from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.library.stores import Stores
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from meshd.daemon.planning import Planning
 
 ADDRESS_SECONDS = 2.0  # how often this machine's addresses are looked at
+_READY_SECONDS = 1.0  # how often is looked whether the API can answer
 GOODBYE_SECONDS = 0.3  # for the last frames to leave
 LOG = log.get("daemon")
 
@@ -210,6 +212,8 @@ class Daemon:
                     if built.gateway is not None:
                         work.start(built.gateway.serve(), name="gateway")
                         await built.gateway.started.wait()
+                        gateway = built.gateway
+                        work.start(self._say_when_ready(lambda: gateway.status), name="ready")
                     work.start(built.role.serve(), name=self._role)
                     gc.collect()
                     gc.freeze()  # objects that exist now stay: later collections need not walk them each time
@@ -270,12 +274,21 @@ class Daemon:
             self._note(f"no invite token: {error.what}; fix that, then run `meshd invite`")
             return
         if invite is None:
-            LOG.info("no_invite")
-            self._note("this node's roles do not allow it to invite, so it prints no token")
+            self._remark(ROLES[self._role].what_now)  # it joined with a token, and may invite nobody
             return
         self._out(invite.token)
-        if self._config.log.format == "text":  # else each line of stderr is for a program
-            self._note(f"{invite.validity(member.node.wall_clock())}\n{use}")
+        self._remark(f"{invite.validity(member.node.wall_clock())}\n{use}")
+
+    async def _say_when_ready(self, status: Callable[[], GatewayStatus]) -> None:
+        """Once, as the last line on a person's terminal: where to go now."""
+        while not (now := status()).ready:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(_READY_SECONDS)
+        self._remark(f"ready: chat at {now.url}")
+
+    def _remark(self, text: str) -> None:
+        """For people: in a log for programs each line is for a program."""
+        if text and self._config.log.format == "text":
+            self._note(text)
 
 
 async def _watch_addresses(member: MemberNode) -> None:

@@ -45,6 +45,7 @@ class ServeRole:
     runs_llama_server = True
     founds_mesh = True
     token_use = "on each machine that lends its GPU or CPU, run `meshd worker --join TOKEN`, with this token"
+    what_now = ""
 
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""

@@ -21,6 +21,7 @@ from meshd.library.members.ask_models import MemberModels, ask_members
 from meshd.library.members.offered_models import names_of
 from meshd.library.own_models import own_models
 from meshd.library.stores import Stores
+from meshd.library.walk import bytes_on_disk
 from meshd.model.status import StoreStatus
 from meshd.peer.interface import Mesh
 from meshd.wire.limits import MAX_DISK_BYTES
@@ -76,7 +77,7 @@ class Storage:
             self._wanted.clear()
             # folders of other programs, and paths of the user's variables: whatever they hold
             models = await ended(in_thread(self._own), source="status", name="model count")
-            self._count = None if models is None else (len(models), sum(one.size for one in models))
+            self._count = None if models is None else (len(models), sum(map(_held, models)))
             self._counted.set()
             await asyncio.sleep(COUNT_SECONDS)
 
@@ -119,12 +120,17 @@ class Storage:
         """The largest, and how many more there are. A header tells the fingerprint, if that is known."""
         models, hashes = self._own(), self._cache / "weights"
         shown = [(one, facts_of(one, hashes)) for one in models[:SHOWN_FILES]]
-        files = [
-            StoredFile(name=names_of(one)[0], bytes=one.size, fingerprint=facts.fingerprint)
-            for one, facts in shown
-            if not facts.problem
-        ]
-        return files, len(models) - len(shown)
+        files: dict[str, StoredFile] = {}  # a second file with one content is no other model
+        for one, facts in shown:
+            if not facts.problem:
+                file = StoredFile(name=names_of(one)[0], bytes=one.size, fingerprint=facts.fingerprint)
+                files.setdefault(facts.fingerprint or str(one.paths), file)
+        return list(files.values()), len(models) - len(shown)
+
+
+def _held(model: StoredModel) -> int:
+    """Bytes of it on the disk: of a header (`--header-only`) most are a hole."""
+    return min(model.size, sum(map(bytes_on_disk, model.paths)) or model.size)
 
 
 def _of_member(told: MemberModels) -> StorageCapacity:

@@ -1,6 +1,8 @@
 """Where the time of a model's tokens went, as `meshd why` shows it. Pure."""
 
 from meshd.admin.why_api import AdviceView, AnswerTime, WhyReply
+from meshd.model.time_account import TimeAccount
+from meshd.role.head.advice import SplitAdvice
 from meshd.role.head.explain import Explained
 from meshd.role.head.timed_answers import RunningAnswer, TimedAnswer
 
@@ -11,6 +13,7 @@ def why_reply(model: str, found: Explained) -> WhyReply:
     if found.running is not None:
         answers.append(_running(found.running))
     advice = found.advice
+    scale = measured_scale(found.token, advice)
     return WhyReply(
         model=model,
         split=" → ".join(f"{part.node} {part.device}: {part.layers}" for part in found.split if part.layers),
@@ -24,11 +27,18 @@ def why_reply(model: str, found: Explained) -> WhyReply:
             change=advice.change,
             gain=round(advice.gain, 4),
             why=advice.why,
-            generate_tok_s=round(advice.now_tok_s, 2),
-            generate_tok_s_then=round(advice.then_tok_s, 2),
+            generate_tok_s=round(advice.now_tok_s * scale, 2),
+            generate_tok_s_then=round(advice.then_tok_s * scale, 2),
             measured=advice.is_measured,
         ),
     )
+
+
+def measured_scale(token: TimeAccount | None, advice: SplitAdvice) -> float:
+    """What was measured, as a part of what is predicted: a change is compared with what is seen now."""
+    if token is None or token.seconds <= 0 or advice.now_tok_s <= 0:
+        return 1.0
+    return 1 / (token.seconds * advice.now_tok_s)
 
 
 def _answer(one: TimedAnswer, now: float) -> AnswerTime:

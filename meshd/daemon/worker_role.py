@@ -27,6 +27,7 @@ class WorkerRole:
     runs_llama_server = False
     founds_mesh = True
     token_use = "where you want the API, run `meshd serve --model FILE --join TOKEN`, with this token"
+    what_now = "this node is in the mesh, and lends its devices to each node that runs `meshd serve`"
 
     def devices(self, config: Config) -> Sequence[str]:
         """See RoleKind."""

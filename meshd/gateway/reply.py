@@ -1,16 +1,15 @@
 """The client's side of a stream: whole events, and a comment line after a period of silence."""
 
 import asyncio
-import re
 from collections.abc import Callable
 
 from aiohttp import web
 
+from meshd.base.counting_text import without_numbers
 from meshd.base.errors import Broken
 
 COMMENT = b": keep-alive\n\n"  # clients drop it (WHATWG HTML, 9.2.6)
 _LOOK_SECONDS = 1.0  # between two looks at whether there is something to tell
-_NUMBERS = re.compile(r"\d+")  # a notice that counts on tells nothing else
 
 
 class ClientGone(Broken):
@@ -96,7 +95,7 @@ class StreamReply:
                 continue  # an answer that comes waits for nothing
             async with self._lock:
                 notice, is_due = self._notice(), loop.time() >= self._last + self._silence
-                subject = _NUMBERS.sub("", notice)
+                subject = without_numbers(notice)
                 if not is_due and (not notice or subject == told):
                     told = subject
                     continue

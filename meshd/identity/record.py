@@ -23,8 +23,6 @@ MAX_CAPABILITIES = 32
 MAX_CAPABILITY_BYTES = 256
 KEPT_RECORDS = 512  # as they were read; 4 KiB each at most
 
-HEAD_ROLE, WORKER_ROLE = "serve", "worker"  # what other nodes ask for in `role`
-CLIENT_ROLE = "client"
 PAUSED_MARK = "paused"  # capability of a node that lends nothing for now
 LEFT = MappingProxyType({"left": "1"})  # capabilities of the last record of a node that leaves the mesh
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.pulled_names import HEADER_KIND, name_of, text_of, words_of
-from meshd.library.walk import files_below, folders_in
+from meshd.library.walk import bytes_on_disk, files_below, folders_in
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX, header_stem, quant_of
 from meshd.model.model_name import MeshName
 from meshd.store.header_file import link_paths, note_path, read_note
@@ -26,7 +26,7 @@ def all_headers(folder: Path) -> Iterator[StoredModel]:
                 name=name_of([path]) or str(path),
                 source=ModelSource.MESHD,
                 paths=tuple(paths),
-                size=sum(map(_bytes_on_disk, paths)),
+                size=sum(map(bytes_on_disk, paths)),
                 stem=stem,
                 quant=quant_of(stem + GGUF_SUFFIX),
                 problem=ONLY_HEADER,
@@ -64,11 +64,3 @@ def _is_called(name: MeshName, path: Path) -> bool:
     if name.fingerprint:
         return read_note(path).fingerprint.startswith(name.fingerprint)
     return text_of(name).lower() in words_of([path])
-
-
-def _bytes_on_disk(path: Path) -> int:
-    """Without the holes; 0 for what is gone."""
-    try:
-        return path.stat().st_blocks * 512
-    except OSError:
-        return 0

@@ -84,3 +84,11 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def bytes_on_disk(path: Path) -> int:
+    """Without the holes; 0 for what is gone."""
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0

@@ -58,3 +58,9 @@ def share_out(shares: Sequence[float], layers: int) -> tuple[int, ...]:
             counts[counts.index(max(counts))] -= 1
             counts[index] = 1
     return tuple(counts)
+
+
+def how_divided(nodes: Sequence[str], counts: Sequence[int]) -> str:
+    """For people: devices of these nodes have so many layers, by their memory."""
+    taking = [node for node, count in zip(nodes, counts, strict=True) if count]
+    return f"all layers on `{taking[0]}`" if len(taking) == 1 else "layers in proportion to usable memory"

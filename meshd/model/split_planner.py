@@ -16,7 +16,7 @@ from meshd.model.compute import compute_bound
 from meshd.model.layers import ModelLayers
 from meshd.model.llama_placement import MAX_SPLIT_DEVICES, check_placed, check_split, one_to_spare
 from meshd.model.output import OutputChoice, choose_output, output_on_cpu
-from meshd.model.partition import partition
+from meshd.model.partition import how_divided, partition
 from meshd.model.shortage import MemoryUse, shortage_text
 from meshd.model.split_values import Device, DeviceShare, LeftOut, NotEnoughMemory, Plan, SplitOptions
 from meshd.model.user_split import user_counts
@@ -161,7 +161,8 @@ class _Planner:
         counts = partition(costs, weights=[max(0, room[id(d)]) for d in order], limits=limits)
         if counts is None:
             return None
-        plan = self._build(order, counts, left_out, f"layers in proportion to usable memory; {why}")
+        how = how_divided([device.node for device in order], counts)
+        plan = self._build(order, counts, left_out, f"{how}; {why}")
         return plan if self._fits(plan) else None
 
     def _one_too_many(self, order: Sequence[Device], workers: Sequence[Device]) -> LeftOut | None:
@@ -321,6 +322,7 @@ class _Planner:
             exact_cache=model.cache.exact,
             left_out=tuple(left_out),
             why=self._why(why, taking, left_out),
+            short=why.partition("; ")[0],
             input_device=self._moved_input(taking),
         )
         check_placed(plan)
@@ -328,8 +330,9 @@ class _Planner:
 
     def _why(self, why: str, taking: Sequence[Device], left_out: Sequence[LeftOut]) -> str:
         there = "" if not taking or taking[-1].is_head else self._output_choice(taking[-1]).why
-        parts = [why, f"output on {self._output_on(taking).label}" + (f" ({there})" if there else "")]
-        parts += [f"{item.device.label} left out: {item.why}" for item in left_out]
+        output = self._output_on(taking)
+        parts = [why, f"output on {output.label}" + (f" ({there})" if there else "")]
+        parts += [f"{x.device.label} left out: {x.why}" for x in left_out if x.device is not output]
         if not self._model.cache.exact:
             name = self._model.architecture
             parts.append(f"architecture `{name}` is unknown: its cache size is an upper bound")

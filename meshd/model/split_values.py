@@ -94,7 +94,8 @@ class Plan:
     (empty: the option is left out). Device i of the workers is `RPC<i>` here, in the order in which they must
     be given; those that the module has are called `MESH<i>` in the end. `input_device`: the worker's that has
     the embeddings; empty: the head has them. `exact_cache` is False when the architecture is not known: the
-    cache is an upper bound then. `answers`: for status.
+    cache is an upper bound then. `answers`: for status. `short`: of all the reasons in `why` the first, and
+    devices that cannot be used.
     """
 
     shares: tuple[DeviceShare, ...]
@@ -108,6 +109,7 @@ class Plan:
     why: str
     input_device: str = ""
     answers: AnswersAtOnce | None = None
+    short: str = ""
 
     def weights_of(self, node: str) -> int:
         """Bytes of weights on all devices of a node."""

@@ -127,7 +127,7 @@ class ModelStatus:
     fingerprint: str  # hash of its content
     state: ModelState
     reason: str
-    load_seconds: float | None
+    load_seconds: float | None  # without the measuring of devices before it
     weights_local_bytes: int  # read by workers from their own files
     weights_network_bytes: int  # sent over the network
     tensors_from_network: tuple[NetworkTensor, ...]
@@ -146,7 +146,28 @@ class ModelStatus:
     speculation: SpeculationStatus | None = None  # null while no model is loaded
     standby: tuple[StandbyStatus, ...] = ()  # the workers of `--standby`
     fallbacks: tuple[str, ...] = ()  # the files of `--fallback-model`, in the order in which they are tried
+    measuring_seconds: float = 0.0  # of the devices, before that load: once for each kind of model
+    split_why: str = ""  # all that decided the split; `reason` of a ready model begins with it, in short
     fallback: str = ""  # the file in place of the model's own, which does not fit any more; empty: its own
+
+
+class LentState(StrEnum):
+    """What a worker's memory is used for."""
+
+    STANDBY = "standby"
+    LOADING = "loading"
+    LOADED = "loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class LentMemory:
+    """Memory of this worker that a head has. `standby`: it holds weights for the loss of another worker."""
+
+    head: str  # id
+    model: str  # as its head calls it
+    bytes: int  # of its buffers; what is reserved, until there are some
+    state: LentState
+    head_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

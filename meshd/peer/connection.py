@@ -29,7 +29,7 @@ from meshd.peer.link_driver import LinkDriver
 from meshd.peer.links import PeerLinks
 from meshd.peer.node import DiallingSide, Node
 from meshd.peer.session_holder import SessionHolder
-from meshd.peer.status_view import StatusView
+from meshd.peer.status_view import OWN_GOODBYE, StatusView
 from meshd.peer.stream import MeshStream
 from meshd.wire.hello import Hello
 
@@ -131,7 +131,7 @@ class PeerConnection:
         """Say goodbye on every link and end the session: its streams break, with `reason`."""
         if self._held.streams is not None:
             self._held.streams.session.goodbye(code, reason)
-        self._end_session(f"this node said goodbye: {reason}")
+        self._end_session(f"{OWN_GOODBYE}: {reason}")
 
     def blame(self, fault: Fault) -> None:
         """Something that the peer caused failed here in a way that nobody foresaw."""
@@ -320,8 +320,8 @@ class PeerConnection:
                 case events.PongReceived() | events.LinkDead():
                     self._links.heard(event)
                 case events.GoodbyeReceived(code=code, reason=reason):
-                    self._end_session(reason or "the peer said goodbye")
                     self.view.said_goodbye(code, reason)
+                    self._end_session(reason or "the peer said goodbye")
                     self._node.said_goodbye(self.peer, code)
                 case events.SessionLost(reason=reason):
                     self._end_session(reason, PeerState.LOST)

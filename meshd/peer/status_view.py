@@ -17,6 +17,7 @@ from meshd.peer.node import DiallingSide, Node
 from meshd.wire.hello import Hello
 from meshd.wire.native import NativeVersion, difference
 
+OWN_GOODBYE = "this node said goodbye"
 LOG = log.get("peer")
 
 
@@ -35,6 +36,7 @@ class StatusView:
         self._resumes = 0
         self._says_banned = ""
         self._stopped = ""
+        self._is_parting = False  # it has said goodbye
         self.name = ""
         self.role = ""
         self.member: Member | None = None
@@ -88,6 +90,7 @@ class StatusView:
         self.member = member
         self._clock_offset = float(hello.clock - self._node.wall_clock())
         self.last_error = self._says_banned = self._stopped = ""
+        self._is_parting = False
 
     def _compare(self, native: NativeVersion) -> None:
         """Say once what the build of a node that was not seen with it is to ours."""
@@ -104,10 +107,13 @@ class StatusView:
     def link_lost(self, link: LinkInfo, why: str) -> None:
         """It has ended."""
         why = why or self.last_error
-        LOG.info("link_lost", peer=self._peer.short, name=self.name, link=link.kind.value, why=why)
+        is_loss = not (self._is_parting or why.startswith(OWN_GOODBYE))
+        say = LOG.info if is_loss else LOG.debug
+        say("link_lost", peer=self._peer.short, name=self.name, link=link.kind.value, why=why)
 
     def said_goodbye(self, code: int, reason: str) -> None:
-        """The peer ended the session on purpose."""
+        """The peer is ending the session on purpose: that its links end is no loss then."""
+        self._is_parting = True
         if code == Code.SHUTDOWN:
             self._stopped = reason or "it was stopped"
         if code == Code.BANNED:

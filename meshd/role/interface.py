@@ -15,7 +15,7 @@ from meshd.base.errors import MeshdError
 from meshd.gateway.interface import AnswerTimings, FindSampling, ReadyReport
 from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling
-from meshd.model.status import ModelStatus, StoreStatus
+from meshd.model.status import LentMemory, ModelStatus, StoreStatus
 from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.process.interface import Child, ChildSpec, ChildStatus, ReadyProbe, RunToEnd
 from meshd.store.interface import LeaseCache, WeightsFile
@@ -252,6 +252,8 @@ class RoleStatus:
     """Of a head that serves several."""
     is_computing: bool = False
     """A model is loaded that answers wait for."""
+    lent: tuple[LentMemory, ...] = ()
+    """Of a worker: to whom."""
     listed: ListedDevices = ListedDevices()
 
 

@@ -61,7 +61,7 @@ async def load(folder: Path, upload: str, *, holder: bool) -> tuple[int, float]:
 
 def fetched_bytes(log: str) -> int:
     """Of all workers of a head, as its log says."""
-    return sum(int(count) for count in re.findall(r"worker_fetched .*bytes=(\d+)", log))
+    return sum(int(1e6 * float(count)) for count in re.findall(r"worker_fetched .*bytes='([\d.]+) MB'", log))
 
 
 def seconds_between(log: str, begin: str, end: str) -> float:

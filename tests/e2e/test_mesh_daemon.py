@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.status import Status
+from meshd.base.byte_format import in_bytes
 from meshd.bench.llama import arguments_of
 from meshd.role.worker.mesh_server import CHILD_NAME
 
@@ -52,7 +53,9 @@ def test_one_worker_has_its_weights_and_the_text_is_that_of_one_machine(tmp_path
             assert (model.weights_network_bytes, model.weights_local_bytes) == (0, WEIGHTS)
             assert crossed(status)["worker-0"] < BEFORE
             log = (worker.spec.home / "logs" / "meshd.log").read_text()
-            assert "weights_loaded" in log and f"bytes={WEIGHTS} " in log, "told while the model loads"
+            assert "weights_loaded" in log and f"bytes='{in_bytes(WEIGHTS)}'" in log, (
+                "told while the model loads"
+            )
             assert await api.complete(PROMPT, TOKENS) == reference
             pid = child_pid(await worker.status(), CHILD_NAME)
             streamed, left = await hit_in_mid_answer(api, pid, signal.SIGKILL, within=AGAIN_SECONDS)
@@ -77,7 +80,7 @@ def test_two_workers_push_to_each_other(tmp_path: Path) -> None:
             assert model_of(status).weights_network_bytes == 0
             pushes = {part.node: (part.push, part.why_no_push) for part in model_of(status).split}
             assert pushes["worker-1"] == (True, "")
-            assert "micro batches of 128 tokens: fastest for 2 CPUs" in model_of(status).reason
+            assert "micro batches of 128 tokens: fastest for 2 CPUs" in model_of(status).split_why
             assert "-ub 128" in " ".join(arguments_of(child_pid(status, "llama-server")))
             before = crossed(await workers[0].status())["worker-1"]
             head_before = crossed(await head.status())

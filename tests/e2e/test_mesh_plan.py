@@ -105,7 +105,7 @@ def test_a_head_uses_the_workers_with_which_the_model_is_fastest(tmp_path: Path)
             status = await fleet.ready(head)
             model = model_of(status)
             assert [part.layers for part in model.split if part.layers] == [30], model.split
-            assert "do not split: it fits on `worker-" in model.reason
+            assert "not split: it fits on `worker-" in model.reason
             assert model.predicted is not None and (model.predicted.generate_tok_s or 0) > 1
             assert model.measured is None
             api = api_of(status)

@@ -1,8 +1,10 @@
 """Sessions between real nodes on a virtual clock: made, resumed, lost, replaced, ended."""
 
 import asyncio
+import io
 
 import pytest
+from meshd.base import log
 from meshd.base.errors import Broken, EndOfStream
 from meshd.base.tasks import cancel_and_wait
 from meshd.peer.interface import PeerState
@@ -178,7 +180,10 @@ def test_both_dial_at_once_200_times_and_one_link_is_kept() -> None:
     run(main())
 
 
-def test_goodbye_ends_the_session_on_both_sides_at_once() -> None:
+def test_goodbye_ends_the_session_on_both_sides_at_once_and_no_link_is_lost() -> None:
+    lines = io.StringIO()
+    log.set_up(form="text", stream=lines)
+
     async def main() -> None:
         async with World() as world:
             leader, follower = await pair(world)
@@ -192,6 +197,8 @@ def test_goodbye_ends_the_session_on_both_sides_at_once() -> None:
             await leader.until(lambda: leader.status_of(follower).state is not PeerState.CONNECTED)
             assert asyncio.get_running_loop().time() - began < 1
             await follower.stop()
+            said = lines.getvalue()
+            assert "peer_left" in said and "link_lost" not in said
             await asyncio.sleep(60)  # nobody answers where it was, which is no news
             assert leader.status_of(follower).stopped == "the node was stopped"
             follower.reborn()
@@ -200,7 +207,10 @@ def test_goodbye_ends_the_session_on_both_sides_at_once() -> None:
             back = await leader.sees(follower, PeerState.CONNECTED)
             assert (back.stopped, back.grace) == ("", 30)
 
-    run(main())
+    try:
+        run(main())
+    finally:
+        log.set_up(level="warning")
 
 
 def test_a_peer_that_leaves_is_not_dialled_without_pause() -> None:

@@ -16,7 +16,7 @@ from meshd.base.rate_by_key import Rates
 from meshd.base.work_slots import Release
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
-from meshd.identity.record import WORKER_ROLE
+from meshd.identity.role_names import WORKER_ROLE
 from meshd.peer.interface import Mesh, MetadataValue, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
 from meshd.role.capacity.path_probe import PathProber

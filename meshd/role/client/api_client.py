@@ -16,7 +16,14 @@ from meshd.identity.membership import Role
 from meshd.model.status import ModelState, ModelStatus
 from meshd.role.client.follow_heads import HeadFollower
 from meshd.role.client.head_call import CallMeans, HeadCall
-from meshd.role.client.head_choice import HeadWish, find_model, model_names, shortened, why_none
+from meshd.role.client.head_choice import (
+    HeadWish,
+    find_model,
+    model_names,
+    models_and_heads,
+    shortened,
+    why_none,
+)
 from meshd.role.interface import RoleStatus, Tunnel, TunnelRequest
 
 _LOOK_SECONDS = 0.5  # between two looks at the heads, for what has changed and for answers whose head is lost
@@ -56,8 +63,8 @@ class ApiClient:
     def readiness(self) -> Readiness:
         """See Models. READY when some head takes requests."""
         heads, now = self._heads.known(), _now()
-        if names := model_names(heads, now):
-            return Readiness(ModelState.READY, f"models: {shortened(names, ', ')}")
+        if models := models_and_heads(heads, now):
+            return Readiness(ModelState.READY, f"models: {shortened(models, ', ')}")
         state, why = why_none(heads, HeadWish(), now)
         unknown = [f"no head is called `{name}`" for name in self._heads.unknown_names()]
         return Readiness(state, "; ".join([*unknown, why]))

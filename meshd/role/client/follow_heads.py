@@ -13,7 +13,7 @@ from meshd.base.tasks import Owner
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
-from meshd.identity.record import HEAD_ROLE
+from meshd.identity.role_names import HEAD_ROLE
 from meshd.mux.events import Code
 from meshd.peer.interface import Mesh, PeerState, PeerStatus, Stream
 from meshd.peer.messages import MessageStream

@@ -88,6 +88,15 @@ def model_names(heads: Sequence[KnownHead], now: float) -> list[str]:
     return sorted({offer.model.name for offer in _offers(heads, now) if offer.model.takes})
 
 
+def models_and_heads(heads: Sequence[KnownHead], now: float) -> list[str]:
+    """The same for people, with the nodes that serve them."""
+    served: dict[str, list[str]] = {name: [] for name in model_names(heads, now)}
+    for offer in _offers(heads, now):
+        if offer.model.takes and offer.head.name not in served[offer.model.name]:
+            served[offer.model.name].append(offer.head.name)
+    return [f"{name} on {shortened(sorted(nodes), ' and ')}" for name, nodes in served.items()]
+
+
 def find_model(heads: Sequence[KnownHead], asked: str, now: float) -> str | None:
     """The name to ask for: where all serve one model it is meant by any name; None: nobody serves that."""
     offers = list(_offers(heads, now))

@@ -66,7 +66,7 @@ def advise(
         return SplitAdvice(
             change="",
             gain=0.0,
-            why=f"this is the fastest split of those that exist, {why}",
+            why=f"{_best_of(plan)}, {why}",
             now_tok_s=prediction.generate_tok_s,
             then_tok_s=prediction.generate_tok_s,
             is_measured=prediction.is_measured,
@@ -113,6 +113,11 @@ def _options(
             half.answer_s,
             half.prediction.generate_tok_s,
         )
+
+
+def _best_of(plan: Plan) -> str:
+    nodes = _nodes(plan)
+    return "this is the fastest split of those that exist" if len(nodes) > 1 else "no split is faster"
 
 
 def _change(plan: Plan, best: SplitChoice, me: str) -> str:

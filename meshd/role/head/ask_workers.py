@@ -1,7 +1,7 @@
 """All workers are asked for an offer at once; those that only say "soon" are not waited for long."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused
@@ -16,6 +16,7 @@ from meshd.wire.native import NativeVersion
 
 LATE_OFFER_SECONDS = 30.0  # for the others, once enough have offered: a trial of a GPU takes some seconds
 LATE_AGAIN_SECONDS = 3.0  # for those that were late the time before
+_NAMED = 4  # of those that are asked
 NOT_READY = "not_ready"  # code of what is said of them
 LOG = log.get("serve")
 
@@ -118,6 +119,13 @@ def acquire_for(
         protocol=version.protocol,
         marks=marks_of(index),
     )
+
+
+def asked(names: Iterable[str]) -> str:
+    """For people: who is asked."""
+    names = sorted(names)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"asking {', '.join(names[:_NAMED])}{more}"
 
 
 def not_ready(refusals: Sequence[MeshdError]) -> str:

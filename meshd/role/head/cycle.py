@@ -39,6 +39,7 @@ from meshd.role.head.server_failures import ServerFailures
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
 from meshd.role.head.standby import StandbyWorkers
+from meshd.role.head.state_news import is_news
 from meshd.role.head.stock_rpc import ask_plain
 from meshd.role.head.survey import Surveyor
 from meshd.role.head.unreachable import as_reached
@@ -108,14 +109,15 @@ class Serve:
     @property
     def readiness(self) -> Readiness:
         """See Upstream. While the weights of workers are loaded it says how far they are."""
+        now = self._readiness
         loads = self._run.loads if self._run is not None and not self._run.loaded else ()
-        if self._readiness.state is not ModelState.LOADING or not loads:
-            used = self._run.workers if self._run is not None else ()
-            return as_reached(self._readiness, self._runtime.mesh, used)
-        reason = "; ".join([self._readiness.reason, *(load.text for load in loads)])
-        done = sum(load.share * load.total_bytes for load in loads)
-        done /= max(1, sum(load.total_bytes for load in loads))
-        return replace(self._readiness, reason=reason, progress=done, workers=loads)
+        if now.state is ModelState.LOADING and loads:
+            reason = "; ".join([now.reason, *(load.text for load in loads)])
+            done = sum(load.share * load.total_bytes for load in loads)
+            done /= max(1, sum(load.total_bytes for load in loads))
+            now = replace(now, reason=reason, progress=done, workers=loads)
+        used = self._run.workers if self._run is not None else ()
+        return as_reached(now, self._runtime.mesh, used)
 
     @property
     def model_name(self) -> str:
@@ -227,11 +229,13 @@ class Serve:
             state=readiness.state,
             reason=readiness.reason,
             load_seconds=None if loaded.seconds is None else round(loaded.seconds, 3),
+            measuring_seconds=round(loaded.measuring, 3),
             weights_local_bytes=loaded.report.local_bytes,
             weights_network_bytes=loaded.report.network_bytes,
             tensors_from_network=loaded.report.from_network,
             bytes_per_token=self._bytes_per_token(),
             split=loaded.split,
+            split_why=loaded.plan.why if loaded.plan is not None else "",
             answers=loaded.answers,
             predicted=loaded.predicted,
             measured=self._run.measures.speed.speeds if self._run is not None else None,
@@ -251,7 +255,7 @@ class Serve:
 
     async def serve(self) -> None:
         """See Role."""
-        self._tell(ModelState.LOADING, "reading the model file once to hash its weights")
+        self._tell(ModelState.LOADING, "looking at the model file")
         self._files.begin()
         await self._know_file()
         try:
@@ -290,7 +294,7 @@ class Serve:
     def _tell(
         self, state: ModelState, reason: str, *, progress: float | None = None, no_room: bool = False
     ) -> None:
-        if (state, reason) != (self._readiness.state, self._readiness.reason):
+        if is_news(state, reason, self._readiness):
             LOG.info("model_state", model=self.model_name, state=state.value, why=reason)
         note = self._files.note
         self._readiness = Readiness(state, reason, progress=progress, no_room=no_room, note=note)
@@ -385,7 +389,7 @@ class Serve:
             self._history.exclusions.worked(self._run.workers)
         self._files.loaded()
         notes = [note for note in (self._files.note, loaded.why) if note]
-        self._tell(ModelState.READY, "; ".join([*notes, *self._left_out()]))
+        self._tell(ModelState.READY, "; ".join([*notes, *self._roster.left_out()]))
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
@@ -425,8 +429,7 @@ class Serve:
                 await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
                 all_there = True
                 continue
-            why = f"waiting for workers: {len(self._roster.wanted())} of {least} connected"
-            self._tell(ModelState.WAITING, "; ".join([why, *self._left_out()]))
+            self._tell(ModelState.WAITING, self._roster.why_too_few())
             try:
                 async with asyncio.timeout_at(self._roster.next_try()):
                     seen = await self._runtime.mesh.changed(seen)
@@ -435,11 +438,3 @@ class Serve:
         for why in self._roster.used_all_the_same():
             LOG.warning("worker_used_all_the_same", why=f"there are too few other workers: {why}")
         return self._roster.workers()
-
-    def _left_out(self) -> list[str]:
-        banned = [
-            f"this node is banned, according to `{peer.name}`: {peer.says_banned}"
-            for peer in self._runtime.mesh.peers()
-            if peer.says_banned
-        ]
-        return banned[:1] + self._roster.left_out()

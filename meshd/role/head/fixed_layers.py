@@ -46,6 +46,12 @@ def nodes_of(ranges: Sequence[LayerRange], me: str) -> tuple[str, ...]:
     return tuple(one.node for one in ranges if one.node != me)
 
 
+def named_by(options: HeadOptions) -> str:
+    """The option that names the workers."""
+    by_layers = bool(options.layers) and options.workers == nodes_of(options.layers, options.node_name)
+    return "--layers" if by_layers else "--workers"
+
+
 def _check_whole(ranges: Sequence[LayerRange], layers: int) -> None:
     if twice := {one.node for one in ranges if sum(two.node == one.node for two in ranges) > 1}:
         raise UserError(

@@ -210,7 +210,9 @@ class LlamaServer:
 
     def _ended(self, reason: str, tail: tuple[str, ...]) -> Over:
         last = f"; last lines: {' | '.join(tail[-SHOWN_LINES:])}" if tail else ""
-        return Over(f"llama-server ended: {self._why_killed or reason}{last}", tail)
+        why = self._why_killed or reason
+        says_who = why.startswith(f"`{self._model.options.child}` ")
+        return Over(f"{why if says_who else f'llama-server ended: {why}'}{last}", tail)
 
     def tell(self) -> None:
         """Into the log, once a load: weights that crossed."""

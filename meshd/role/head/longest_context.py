@@ -130,4 +130,4 @@ def _as_before(plan: Plan, longer: Plan) -> Plan:
     why = plan.why
     if plan.answers is not None and longer.answers is not None:
         why = why.replace(plan.answers.text, longer.answers.text)
-    return replace(longer, why=why, left_out=plan.left_out)
+    return replace(longer, why=why, short=plan.short, left_out=plan.left_out)

@@ -39,6 +39,8 @@ def measured_machines(work: LayerWork, machines: Machines, options: HeadOptions)
     if not kinds:
         return Measured(machines, {}, "layers of this kind cannot be measured")
     own = [one.name for one in machines.own if one.name not in machines.own_excluded]
+    if options.devices == ("none",):  # its processor only makes the output
+        own = []
     lacking = [name for name in own if not is_known(options.node_name, name)]
     if lacking:
         return Measured(machines, {}, f"`{options.node_name} {lacking[0]}`: {NOT_MEASURED}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from meshd.base import byte_format, log
+from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.identity import naming
@@ -16,7 +16,7 @@ from meshd.model.split_values import Plan
 from meshd.model.status import Speeds, WorkerWeights
 from meshd.peer.interface import PeerStatus
 from meshd.process.interface import ChildStatus
-from meshd.role.head.ask_workers import Asking, acquire_for, fitting, not_ready
+from meshd.role.head.ask_workers import Asking, acquire_for, asked, fitting, not_ready
 from meshd.role.head.blame import Blame
 from meshd.role.head.device_exclusions import DevicesInUse
 from meshd.role.head.explain import RunFacts
@@ -80,6 +80,7 @@ class HeadRun:
         self._drafts = RunDrafts(model, history)
         self._weights_of: Callable[[str], int] = lambda _node: 0  # as planned
         self._predicted: Speeds | None = None
+        self._measuring = 0.0  # seconds
         self.measures = RunMeasures(
             runtime.mesh, lambda: {x.name: x.peer for x in self._leases}, self._server.away
         )
@@ -120,7 +121,8 @@ class HeadRun:
         began = asyncio.get_running_loop().time()
         try:
             plan, offers = await self._plan(workers)
-            LOG.info("plan", why=plan.why)
+            began += self._measuring  # which is no part of the load: another one does without it
+            LOG.info("plan", why=plan.short)
             if plan.answers is not None and plan.answers.note:
                 LOG.warning("context_shortened", why=plan.answers.note)
             async with Owner() as owner:
@@ -158,7 +160,7 @@ class HeadRun:
             if self._options.picks_by_speed:
                 await asyncio.wait([looking])  # it may measure for longer than an offer stands
             offers = await self._ask(workers, names, refusals)
-        (own, excluded), found = looking.result()
+        (own, excluded), found, self._measuring = looking.result()
         model, known = self._model, self._history.corrections
         machines = found.machines(offers, own, model.plain_rpc, excluded, known)
         try:
@@ -180,8 +182,7 @@ class HeadRun:
         return split.plan, list(split.offers)
 
     async def _look(self, names: Mapping[PeerId, str]) -> Looked:
-        wanted = self._operations, self._work.texts
-        return await self._history.look(names, *wanted, self._options, self._on_progress)
+        return await self._history.look(names, self._operations, self._work, self._options, self._on_progress)
 
     def _label(self, workers: Sequence[PeerStatus]) -> dict[PeerId, str]:
         """Names that tell all nodes apart; this one's goes into the options."""
@@ -207,8 +208,7 @@ class HeadRun:
     ) -> list[NodeOffer]:
         """The offers of those that take part. Raises MeshdError when too few remain."""
         LOG.info("load_started", count=len(workers))
-        asked = byte_format.in_number(len(workers), "worker")
-        self._on_progress(f"asking {asked}" if workers else "planning")
+        self._on_progress(asked(names.values()) if workers else "planning")
         self._make_leases(workers, names, refusals)
         asking = Asking(
             self._leases,
@@ -337,10 +337,10 @@ class HeadRun:
         self._on_loaded(
             LoadedModel(
                 seconds=now - began,
-                why=plan.why,
+                measuring=self._measuring,
+                plan=plan,
                 split=self._push_plan.parts(split_of(plan)),
                 report=report,
-                answers=plan.answers,
                 predicted=self._predicted,
                 sampling=sampling,
             )

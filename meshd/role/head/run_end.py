@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from meshd.base.errors import MeshdError
 from meshd.model.device_sampling import DeviceSampling
+from meshd.model.split_values import Plan
 from meshd.model.status import AnswersAtOnce, Speeds, SplitPart
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.role.head.load_report import WeightsReport
@@ -63,16 +64,26 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a load came to; `seconds` None before the first."""
+    """What a load came to; `seconds` None before the first, and without those of `measuring` before it."""
 
     seconds: float | None = None
-    why: str = ""
+    measuring: float = 0.0
+    plan: Plan | None = None
     split: tuple[SplitPart, ...] = ()
     report: WeightsReport = field(default_factory=lambda: WeightsReport({}))
-    answers: AnswersAtOnce | None = None
     predicted: Speeds | None = None
     sampling: DeviceSampling | None = None
     """Which requests take candidates from the worker that makes logits; None: it sends all logits."""
+
+    @property
+    def why(self) -> str:
+        """It is split like this, in short."""
+        return self.plan.short if self.plan is not None else ""
+
+    @property
+    def answers(self) -> AnswersAtOnce | None:
+        """How many there are at once."""
+        return self.plan.answers if self.plan is not None else None
 
 
 @dataclass(frozen=True, slots=True)

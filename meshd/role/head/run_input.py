@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.identity.keys import PeerId
+from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.split_values import Plan
 from meshd.model.weights_index import WeightsIndex
 from meshd.role.head.device_exclusions import DeviceExclusions
+from meshd.role.head.measuring import MeasuringTime, own_timed
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
 from meshd.role.head.speculation import MayDraft, Speculation
@@ -43,8 +45,8 @@ class ServedModel:
         return sum(share.weights for share in plan.shares if share.device.node in plain)
 
 
-Looked = tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds]
-"""This machine's devices, and why some of them cannot be used; how fast all are."""
+Looked = tuple[tuple[tuple[OfferedDevice, ...], Mapping[str, str]], MachineSpeeds, float]
+"""This machine's devices, why some cannot be used; how fast all are; and seconds spent on measuring."""
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ class RunHistory:
         self,
         names: Mapping[PeerId, str],
         operations: Sequence[str],
-        timed: Sequence[str],
+        work: LayerWork,
         options: HeadOptions,
         on_progress: Callable[[str], None],
     ) -> Looked:
@@ -83,8 +85,16 @@ class RunHistory:
 
         own = await self.own_devices.find(operations, tell)
         if self.surveyor is None:
-            return own, MachineSpeeds({}, {}, {})
-        measure = options.picks_by_speed
-        return own, await self.surveyor.speeds_of(
-            names, own[0], timed, options.node_name, on_progress, measure=measure, recent=True
+            return own, MachineSpeeds({}, {}, {}), 0.0
+        measuring = MeasuringTime(on_progress)
+        speeds = await self.surveyor.speeds_of(
+            names,
+            own[0],
+            work.texts,
+            options.node_name,
+            measuring.tell,
+            own_timed=own_timed(work, options),
+            measure=options.picks_by_speed,
+            recent=True,
         )
+        return own, speeds, measuring.seconds

@@ -94,7 +94,8 @@ def _by_memory(
 
 
 def _with_reason(split: ServingSplit, why: str) -> ServingSplit:
-    return replace(split, plan=replace(split.plan, why=f"{why}; {split.plan.why}"))
+    plan = replace(split.plan, why=f"{why}; {split.plan.why}", short=why)
+    return replace(split, plan=plan)
 
 
 def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> ServingSplit:
@@ -108,10 +109,12 @@ def _as_chosen(choice: SplitChoice, machines: Machines, measured: Measured) -> S
         if f"{offer.node} {device.name}" not in told
     )
     without = "".join(f"; without `{node}`: {why}" for node, why in measured.unmeasured.items())
+    _, separator, unable = choice.plan.short.partition("; ")
     plan = replace(
         choice.plan,
         left_out=(*choice.plan.left_out, *spared),
         why=f"{choice.why}{without}; {choice.plan.why}",
+        short=f"{choice.why}{without}{separator}{unable}",
     )
     return ServingSplit(plan, choice.offers, _speeds(choice.prediction), machines)
 

@@ -13,8 +13,6 @@ from meshd.model.layers import ModelLayers
 from meshd.model.prediction import Prediction
 from meshd.model.split_values import Plan
 from meshd.role.head.plan_prediction import (
-    ASSUMED_ANSWER,
-    ASSUMED_PROMPT,
     CorrectedPart,
     Machines,
     PlanPredictor,
@@ -25,7 +23,6 @@ from meshd.role.head.speed_corrections import SpeedCorrection
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, without_idle
 
 _PLACES = ("head", "worker")  # of the output
-_COMPARED = f"for a prompt of {ASSUMED_PROMPT} tokens and an answer of {ASSUMED_ANSWER}"
 _CLEARLY = 1.1  # times as fast, as predicted: worth a word to who has ruled it out
 _WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
 
@@ -99,16 +96,15 @@ def _explained(choices: Sequence[SplitChoice], ruled_out: Sequence[SplitChoice])
     best = choices[0]
     others = [one for one in choices[1:] if (len(one.nodes) > 1) != (len(best.nodes) > 1)]
     if len(best.nodes) == 1:
-        why = f"do not split: it fits on `{best.nodes[0]}`"
+        why = f"not split: it fits on `{best.nodes[0]}`"
         if others:
             cost = round(100 * (1 - best.seconds / others[0].seconds))
             why += f", a split costs {cost} %" if cost > 0 else ", and a split gains next to nothing"
-            why += f" {_COMPARED}"
     else:
         why = f"split over {' → '.join(f'`{node}`' for node in best.nodes)}"
         if others:
             slower = others[0].seconds / best.seconds
-            why += f": {slower:.2f} times as fast as `{others[0].nodes[0]}` alone {_COMPARED}"
+            why += f": {slower:.2f} times as fast as `{others[0].nodes[0]}` alone"
         elif len(choices) > 1 and not any(len(one.nodes) == 1 for one in ruled_out):
             why += ": it fits on no single machine"
     if ruled_out and (times := best.seconds / ruled_out[0].seconds) >= _CLEARLY:

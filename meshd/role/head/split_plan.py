@@ -140,7 +140,8 @@ def make_plan(
         raise NotEnoughMemory(
             f"{error.what}{left_out}", hint=error.hint, largest_context=error.largest_context
         ) from None
-    return replace(plan, left_out=(*plan.left_out, *excluded), why=f"{plan.why}{left_out}")
+    plan = replace(plan, why=f"{plan.why}{left_out}", short=f"{plan.short}{left_out}")
+    return replace(plan, left_out=(*plan.left_out, *excluded))
 
 
 def shape_of(layers: ModelLayers, options: HeadOptions) -> ContextShape:

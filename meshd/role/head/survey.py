@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
-from meshd.identity.record import WORKER_ROLE
+from meshd.identity.role_names import CLIENT_ROLE, WORKER_ROLE
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.peer.interface import PeerState, PeerStatus
@@ -27,7 +27,8 @@ from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
 
 LENDS_NOTHING = "it serves a model, and lends nothing"
 COMPUTES = "it computes for somebody, and was not measured before"
-BUSY = f"{COMPUTES}; ask again when it is free"
+BUSY = "it has a model loaded, and was not measured before; run `meshd capacity` there, or ask again later"
+ONLY_ASKS = "it is a client, and lends nothing"
 IN_VAIN = "its speed cannot be measured"
 OnProgress = Callable[[str], None]
 Lendable = Callable[[Sequence[OfferedDevice]], tuple[OfferedDevice, ...]]
@@ -106,11 +107,12 @@ class Surveyor:
         *,
         roster: Roster | None = None,
         devices: Sequence[str] | None = None,
+        own_timed: Sequence[str] | None = None,
         marks: bytes = b"",
     ) -> Surveyed:
         """All that there is, or what a head with this `roster` would use; this node with these `devices`.
 
-        Offers say what workers lack of the tensors with these `marks`.
+        `own_timed` as in `speeds_of`. Offers say what workers lack of the tensors with these `marks`.
 
         Raises MeshdError when this node's own devices cannot be listed.
         """
@@ -119,12 +121,17 @@ class Surveyor:
         connected = [peer for peer in self._mesh.peers() if peer.state is PeerState.CONNECTED]
         workers = [peer for peer in connected if peer.role == WORKER_ROLE]
         called = naming.labels({str(peer.peer): peer.name for peer in workers}, (self._options.node_name,))
-        left_out = [(peer.name, LENDS_NOTHING) for peer in connected if peer.role != WORKER_ROLE]
+        left_out = [
+            (peer.name, ONLY_ASKS if peer.role == CLIENT_ROLE else LENDS_NOTHING)
+            for peer in connected
+            if peer.role != WORKER_ROLE
+        ]
         spared: list[tuple[str, str]] = []
         if roster is not None:
             workers = _useful(roster, called, left_out, spared)
         names = {peer.peer: called[str(peer.peer)] for peer in workers}
-        found = await self.speeds_of(names, own, timed, self._options.node_name, on_progress, marks=marks)
+        me = self._options.node_name
+        found = await self.speeds_of(names, own, timed, me, on_progress, own_timed=own_timed, marks=marks)
         near = {one.peer: path_to(one.paths) for one in self._mesh.peers()}
         offers: list[NodeOffer] = []
         unmeasured: list[tuple[str, str]] = []
@@ -147,21 +154,23 @@ class Surveyor:
         me: str,
         on_progress: OnProgress,
         *,
+        own_timed: Sequence[str] | None = None,
         measure: bool = True,
         recent: bool = False,
         marks: bytes = b"",
     ) -> MachineSpeeds:
         """Of these nodes and this one, which is called `me`.
 
-        `measure`: now, where that was not done before. `recent`: how much memory is free is known from
-        elsewhere. `marks` as for `survey`.
+        `own_timed`: of `timed` what this node's own devices may compute, if not all. `measure`: now,
+        where that was not done before. `recent`: how much memory is free is known from elsewhere. `marks` as
+        for `survey`.
         """
 
         async def tell(text: str) -> None:
             on_progress(f"{me}: {text}")
 
         if measure:
-            await self._speeds.measure(own, timed, tell)
+            await self._speeds.measure(own, timed if own_timed is None else own_timed, tell)
             await self._prober.probe(names)
         answers = await ask_all(
             self._mesh,

@@ -7,6 +7,7 @@ grace, and keep the model degraded for ever: so its gaps count together, until i
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from meshd.gateway.interface import Readiness
@@ -23,10 +24,15 @@ LATE_SECONDS = 5.0  # one gap of the grace ends the session by itself, which is 
 
 
 def as_reached(now: Readiness, mesh: Mesh, used: Collection[PeerId]) -> Readiness:
-    """`now`; but degraded in place of ready as long as a worker is out of reach, and then ready again."""
-    if now.state is not ModelState.READY or not used:
+    """`now`; but degraded in place of ready as long as a worker is out of reach, and then ready again.
+
+    A load that waits for such a worker says so.
+    """
+    if now.state not in (ModelState.READY, ModelState.LOADING) or not used:
         return now
     why = why_degraded(mesh.peers(), used, asyncio.get_running_loop().time())
+    if why and now.state is ModelState.LOADING:
+        return replace(now, reason=f"{now.reason}; {why}")
     return Readiness(ModelState.DEGRADED, why) if why else now
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
-from meshd.identity.record import WORKER_ROLE
+from meshd.identity.role_names import WORKER_ROLE
 from meshd.peer.interface import Mesh, PeerState, PeerStatus
+from meshd.role.head.fixed_layers import named_by
 from meshd.role.head.split_plan import HeadOptions
 from meshd.role.head.worker_backoff import WorkerBackoff
 
@@ -32,16 +33,23 @@ class WorkerCandidate:
 
 
 class Roster:
-    """`least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use;
-    `standby`: the same, of those that are for losses.
+    """`least` workers are needed to begin. `only`: names or beginnings of ids, of which others are no use,
+    as the option `named_by` gave them; `standby`: the same, of those that are for losses.
     """
 
     def __init__(
-        self, mesh: Mesh, *, least: int, only: Sequence[str] = (), standby: Sequence[str] = ()
+        self,
+        mesh: Mesh,
+        *,
+        least: int,
+        only: Sequence[str] = (),
+        named_by: str = "--workers",
+        standby: Sequence[str] = (),
     ) -> None:
         self._mesh = mesh
         self._least = least
         self._only = tuple(only)
+        self._named_by = named_by
         self._standby = tuple(standby)
         self._ran_on: frozenset[PeerId] = frozenset()  # but for standby workers
         self.backoff = WorkerBackoff()
@@ -75,6 +83,19 @@ class Roster:
         regular = frozenset(workers) - standby
         # with a standby worker it is the place of another one that is taken: that one is still missed
         self._ran_on = self._ran_on | regular if standby.intersection(workers) else regular
+
+    def why_too_few(self) -> str:
+        """For people: how many of the workers that are needed can be asked now, and why the others cannot."""
+        count = f"waiting for workers: {len(self.workers())} of {self._least} ready"
+        return "; ".join([count, *self.left_out(), *self._absent()])
+
+    def _absent(self) -> list[str]:
+        """Those that would do, and are not connected."""
+        workers = [peer for peer in self._mesh.peers() if peer.role == WORKER_ROLE]
+        away = [peer for peer in workers if peer.state is not PeerState.CONNECTED]
+        meant = {peer.name for peer in away if not self._only or any(_is_named(peer, t) for t in self._only)}
+        by = f", named by `{self._named_by}`," if self._only else ""
+        return [f"{name}{by} is not connected" for name in sorted(meant)[:_WORKERS_NAMED]]
 
     def why_waiting(self, why: str) -> str:
         """For people: which of those that the model ran on cannot be asked now, and `why` it needs them."""
@@ -121,12 +142,14 @@ class Roster:
         return [why for peer in self.workers() if (why := self._unsteady(peer)) is not None]
 
     def left_out(self) -> list[str]:
-        """For people: who is not asked now, and why."""
+        """For people: who is not asked now, and why; first of all, that this node is banned."""
+        peers = (peer for peer in self._mesh.peers() if peer.says_banned)
+        banned = [f"this node is banned, according to `{one.name}`: {one.says_banned}" for one in peers]
         asked = {peer.peer for peer in self.workers()}
         others = [peer for peer in self.connected() if peer.peer not in asked]
         others = [peer for peer in others if not self.is_standby(peer)]  # status shows them
         reasons = [self.exclusion_reason(peer) or self._unsteady(peer) for peer in others]
-        return [*self.unknown_names(), *(why for why in reasons if why is not None)]
+        return [*banned[:1], *self.unknown_names(), *(why for why in reasons if why is not None)]
 
     def spares(self) -> bool:
         """Whether somebody is left out who could be asked all the same."""
@@ -173,10 +196,9 @@ class Roster:
             return f"{peer.name} is paused (`meshd resume` there ends that)"
         if not self._is_meant(peer):
             if any(_is_named(peer, text) for text in self._only):
-                return (
-                    f"`--workers` fits several nodes: for this {peer.name} give its id, `{peer.peer.short}`"
-                )
-            return f"{peer.name} is not named by `--workers`"
+                fits = f"`{self._named_by}` fits several nodes"
+                return f"{fits}: for this {peer.name} give its id, `{peer.peer.short}`"
+            return f"{peer.name} is not named by `{self._named_by}`"
         return self.backoff.exclusion_reason(peer, asyncio.get_running_loop().time())
 
     def _is_meant(self, peer: PeerStatus) -> bool:
@@ -219,7 +241,13 @@ class ServedAs:
 
 def roster_of(mesh: Mesh, options: HeadOptions) -> Roster:
     """Of a head with these options."""
-    return Roster(mesh, least=options.min_workers, only=options.workers, standby=options.standby)
+    return Roster(
+        mesh,
+        least=options.min_workers,
+        only=options.workers,
+        named_by=named_by(options),
+        standby=options.standby,
+    )
 
 
 def _is_named(peer: PeerStatus, text: str) -> bool:

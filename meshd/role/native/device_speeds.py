@@ -7,7 +7,7 @@ one after a restart), threads, variables that choose a device.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from meshd.base import log
 from meshd.base.peer_limits import SPEEDS_FAILED
@@ -27,6 +27,22 @@ _TELL_SECONDS = 2.0
 LOG = log.get("worker")
 
 OnProgress = Callable[[str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Underway:
+    """How far the measuring of a device is: lines by kind and tokens, of so many kinds."""
+
+    device: str
+    kinds: int = 0
+    found: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def text(self, seconds: float) -> str:
+        """For people, who may wait for half a minute."""
+        if seconds < _TELL_SECONDS:
+            return f"measuring {self.device}"
+        parts = f": {max(0, len(self.found) - 1)} of {self.kinds} parts" if self.kinds else ""
+        return f"measuring {self.device} for {seconds:.0f} s, once for each kind of model{parts}"
 
 
 class DeviceSpeeds:
@@ -84,34 +100,40 @@ class DeviceSpeeds:
         for device in devices:
             try:
                 async with Owner() as owner:
-                    owner.start(_keep_telling(on_progress, f"measuring {device.name}"), name="speed told")
+                    underway = _Underway(device.name)
+                    owner.start(_keep_telling(on_progress, underway), name="speed told")
                     async with self._running:
-                        await self._measure(device, timed, asker)
+                        await self._measure(device, timed, asker, underway)
                     owner.cancel()
             except ExceptionGroup as group:
                 raise first_error(group) from None
 
-    async def _measure(self, device: OfferedDevice, timed: Sequence[str], asker: str) -> None:
+    async def _measure(
+        self, device: OfferedDevice, timed: Sequence[str], asker: str, underway: _Underway
+    ) -> None:
         missing = [text for text in timed if self._unknown(self._key(device, text))]
         if not missing:
             return
-        found = await self._times(device, missing)
+        found = await self._times(device, missing, underway)
         if found is None:
             LOG.warning("device_not_measured", device=device.name)
             failed = self._failed | dict.fromkeys(self._keys(device, missing))
             self._failed = dict.fromkeys(list(failed)[-SPEEDS_FAILED.most :])
             return
         doubtful = [text for text, points in found.items() if not is_plausible(points)]
-        second = await self._times(device, doubtful) if doubtful else None
+        second = await self._times(device, doubtful, underway) if doubtful else None
         for text, points in (second or {}).items():
             found[text] = _shortest(found[text], points)
         for text, points in found.items():
             self._cache.add(self._key(device, text), points, asker)
         LOG.info("device_measured", device=device.name, count=len(missing))
 
-    async def _times(self, device: OfferedDevice, timed: Sequence[str]) -> dict[str, Points] | None:
+    async def _times(
+        self, device: OfferedDevice, timed: Sequence[str], underway: _Underway
+    ) -> dict[str, Points] | None:
         """Of each of these; None where the device cannot be measured."""
-        found: dict[int, dict[int, int]] = {}
+        found = underway.found = {}
+        underway.kinds = len(timed)
         ended = await self._run(device, timed, found)
         if ended is None or ended.signal is not None or ended.code != 0:
             return None
@@ -169,7 +191,9 @@ def _processors() -> str:
     return str(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ""
 
 
-async def _keep_telling(on_progress: OnProgress, text: str) -> None:
+async def _keep_telling(on_progress: OnProgress, underway: _Underway) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     while True:
-        await on_progress(text)
+        await on_progress(underway.text(loop.time() - began))
         await asyncio.sleep(_TELL_SECONDS)

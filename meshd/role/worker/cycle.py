@@ -26,14 +26,13 @@ from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.messages import MessageStream
-from meshd.process.interface import ChildStatus
 from meshd.role.interface import RoleRuntime, RoleStatus
 from meshd.role.native.device_list import Listing
 from meshd.role.native.device_trial import DeviceTrials
 from meshd.role.native.devices import pick
 from meshd.role.native.fd_handover import Outgoing
 from meshd.role.worker.known_files import KnownFiles
-from meshd.role.worker.leases import MAX_LEASES, Held, Lease, Ledger
+from meshd.role.worker.leases import MAX_LEASES, Held, Lease, Ledger, lent
 from meshd.role.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.role.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
 from meshd.role.worker.missing_weights import MissingWeights, progress_to
@@ -98,16 +97,17 @@ class Worker:
     @property
     def status(self) -> RoleStatus:
         """See Role."""
-        children: list[ChildStatus] = [server.child.status for server in self._running.values()]
+        loaded = [lease_id for lease_id, server in self._running.items() if server.is_loaded]
         return RoleStatus(
-            children=children,
+            children=[server.child.status for server in self._running.values()],
             tunnels=[one for server in self._running.values() for one in server.push_tunnels],
             model=None,
             notes=self._files.notes,
             unfit=self._device_trials.notes,
             refused=self._streams.refused,
             store=self._store.status if self._store is not None else None,
-            is_computing=any(server.is_loaded for server in self._running.values()),
+            is_computing=bool(loaded),
+            lent=lent(self._ledger.leases, self._held(), loaded),
             listed=replace(self._listing.last, devices=self.lendable(self._listing.last.devices)),
         )
 
@@ -235,7 +235,7 @@ class Worker:
             for device, count in zip(devices, reserve.bytes_per_device, strict=True)
             if count
         }
-        lease = Lease(lease_id, peer, memory)
+        lease = Lease(lease_id, peer, memory, acquire.model, is_standby=reserve.hold)
         self._ledger = self._ledger.take(lease)
         return AgreedLease(lease, tuple(memory), weights, fetch=reserve.fetch, hold=reserve.hold)
 

@@ -1,10 +1,11 @@
 """Who may have what of a worker's memory. All leases together stay within the worker's limit. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshd.base.peer_limits import LEASES, LEASES_OF_PEER
 from meshd.identity.keys import PeerId
+from meshd.model.status import LentMemory, LentState
 from meshd.wire.lease import OfferedDevice
 
 MAX_LEASES = LEASES.most
@@ -16,16 +17,35 @@ Held = Mapping[bytes, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A granted part: bytes by device name (only devices with more than 0)."""
+    """A granted part: bytes by device name (only devices with more than 0).
+
+    `model` as its head calls it; `is_standby`: for the loss of another worker.
+    """
 
     lease_id: bytes
     peer: PeerId
     memory: Mapping[str, int]
+    model: str = ""
+    is_standby: bool = False
 
     def pending(self, device: str, looks: Sequence[Held]) -> int:
         """Bytes that it may still take of what the device shows as free, by the look when it held least."""
         held = (look.get(self.lease_id, {}).get(device, 0) for look in looks)
         return max(0, self.memory.get(device, 0) - min(held, default=0))
+
+
+def lent(leases: Sequence[Lease], held: Held, loaded: Collection[bytes]) -> tuple[LentMemory, ...]:
+    """For status: to whom, and how much. `held`: of leases that run; `loaded`: their models answer."""
+    found = []
+    for lease in leases:
+        runs = lease.lease_id in held
+        state = LentState.LOADED if lease.lease_id in loaded else LentState.LOADING
+        if lease.is_standby and not runs:
+            state = LentState.STANDBY
+        used = sum(held[lease.lease_id].values()) if runs else 0
+        size = used or sum(lease.memory.values())
+        found.append(LentMemory(str(lease.peer), model=lease.model, bytes=size, state=state))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ from meshd.gateway.interface import GatewayStatus, KeyStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import (
     AnswersAtOnce,
+    LentMemory,
+    LentState,
     ModelState,
     ModelStatus,
     NetworkTensor,
@@ -172,6 +174,7 @@ def full_status(pid: int = 4242) -> Status:
         store=StoreStatus(path="/home/u/.cache/meshd/tensors", bytes=7, limit=20_000_000_000, tensors=3),
         devices=DEVICES,
         storage=STORAGE,
+        lent=(LentMemory(PEER.id, "SmolLM2", 96_700_000, LentState.LOADED, "garage"),),
     )
 
 
@@ -242,7 +245,7 @@ PLAN = plan_api.PlanReply(
     model="SmolLM2.gguf",
     choice=0,
     plans=(
-        planned("do not split: it fits on `garage`, a split costs 27 %", ("garage", 30)),
+        planned("not split: it fits on `garage`, a split costs 27 %", ("garage", 30)),
         planned("according to the tensor split", ("desk", 12), ("garage", 18), measured=False, answer_s=20.7),
     ),
     left_out=(plan_api.LeftOutView(node="attic", why="it does not answer"),),

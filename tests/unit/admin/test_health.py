@@ -89,6 +89,20 @@ def test_each_of_several_models_has_its_warning() -> None:
     assert [(one.code, "`big`" in one.what) for one in status.warnings] == [("model_failed", True)]
 
 
+def test_what_is_waited_for_decides_what_is_to_be_done() -> None:
+    def hint(change: Change, reason: str) -> str:
+        [warning] = examine(model(state="waiting", reason=reason)(change(calm()))).warnings
+        return warning.hint
+
+    few = "waiting for workers: 0 of 1 ready"
+    assert hint(peer(), few).startswith("start the workers that it waits for")
+    paused = hint(peer(paused=True), f"{few}; garage is paused (`meshd resume` there ends that)")
+    assert paused.startswith("run `meshd resume` on garage")
+    alone = hint(lambda status: replace(status, peers=()), few)
+    for word in ("`meshd worker --join TOKEN`", "`meshd invite`", "`--min-workers 0`"):
+        assert word in alone
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -101,6 +115,8 @@ def test_each_of_several_models_has_its_warning() -> None:
         peer(state="known", link=None, last_error="refused", state_s=600.0),
         peer(state="known", link=None, last_error="refused", state_s=60.0, stopped="the node was stopped"),
         peer(state="connecting", link=None, last_error="refused", state_s=60.0, stopped="it was stopped"),
+        peer(state="connecting", link=None, last_error="refused", state_s=60.0, version=""),  # never met
+        peer(state="lost", link=None, last_error="refused", state_s=60.0, version=""),
         child(restarts=2),
     ],
 )

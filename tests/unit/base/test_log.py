@@ -52,6 +52,17 @@ def test_secrets_are_replaced() -> None:
     )
 
 
+def test_sizes_have_units_for_people_and_are_exact_for_programs() -> None:
+    text, document = io.StringIO(), io.StringIO()
+    log.set_up(form="text", stream=text)
+    EARLY.info("device", free=25_276_063_744, bytes=96_600_000, count=3)
+    assert "free='23.5 GiB'" in text.getvalue() and "bytes='96.6 MB'" in text.getvalue()
+    assert "count=3" in text.getvalue()
+    log.set_up(form="json", stream=document)
+    EARLY.info("device", free=25_276_063_744)
+    assert lines(document)[0]["free"] == 25_276_063_744
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_peers_text_cannot_end_a_line_or_move_the_cursor(form: str) -> None:
     stream = io.StringIO()

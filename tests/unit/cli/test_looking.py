@@ -11,7 +11,7 @@ from meshd.admin.status import Status
 from meshd.cli.logs import Followed
 from meshd.cli.output import Output
 from meshd.cli.status import show, summary
-from meshd.model.status import ModelState, StoreStatus, WorkerWeights
+from meshd.model.status import LentMemory, LentState, ModelState, StoreStatus, WorkerWeights
 
 from tests.gguf_bytes import gguf, language_model
 from tests.unit.admin.fake import LINK, MODEL, PEER, FakeControl, full_status
@@ -42,7 +42,7 @@ def test_status_for_a_person_shows_every_part(daemon: FakeControl) -> None:
         "1.23 ms",
         "SmolLM2",
         "ready",
-        "96.7 MB from local files",
+        "workers' weights: 96.7 MB from their files",
         "4 answers at once, 8192 tokens each",
         "drafts: up to 16 repeated ones, 75% of 400 accepted, 2.50 times as fast as without",
         "standby barn: 96.0 MB of weights held ready: for the loss of any worker",
@@ -241,6 +241,70 @@ def test_a_peer_that_was_stopped_is_away(daemon: FakeControl) -> None:
     )
     said = meshd("peers").out
     assert "away 5 s" in said and "the node was stopped" in said and "refused" not in said
+
+
+@pytest.mark.parametrize(
+    ("lent", "said"),
+    [
+        (("SmolLM2", 100 << 20, LentState.LOADED), "lends   100 MiB to garage for SmolLM2, loaded"),
+        (
+            ("SmolLM2", 96_600_000, LentState.STANDBY),
+            "lends   nothing yet to garage: standby for SmolLM2, 96.6 MB for it",
+        ),
+        (None, "lends   nothing now: it waits for a head (`meshd serve` on another machine)"),
+    ],
+)
+def test_a_worker_says_whom_it_serves(
+    daemon: FakeControl, lent: tuple[str, int, LentState] | None, said: str
+) -> None:
+    node = replace(daemon.state.node, role="worker")
+    memory = () if lent is None else (LentMemory(PEER.id, *lent),)
+    daemon.state = replace(daemon.state, node=node, lent=memory)
+    assert said in meshd("status").out.splitlines()
+
+
+def test_a_model_without_workers_has_no_weights_of_theirs(daemon: FakeControl) -> None:
+    alone = replace(
+        MODEL,
+        weights_local_bytes=0,
+        weights_network_bytes=0,
+        tensors_from_network=(),
+        measuring_seconds=20.9,
+        bytes_per_token=None,
+    )
+    daemon.state = replace(daemon.state, model=alone)
+    said = meshd("status").out
+    assert "workers' weights" not in said
+    assert "        loaded in 0.29 s, after 21 s in which devices were measured, once\n" in said
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("waiting", "waiting for workers: 0 of 1 ready", "waiting for workers: 0 of 1 ready"),
+        ("loading", "loading the model; garage: 1 of 2 MB", "loading the model 40%; garage: 1 of 2 MB"),
+        ("loading", "asking garage", "loading 40%: asking garage"),
+        ("ready", "", "ready"),
+    ],
+)
+def test_a_reason_that_begins_with_the_state_says_it_once(
+    daemon: FakeControl, state: ModelState, reason: str, said: str
+) -> None:
+    assert daemon.state.model is not None
+    changed = replace(daemon.state.model, state=ModelState(state), reason=reason, progress=0.4)
+    daemon.state = replace(daemon.state, model=changed)
+    lines = meshd("status").out.splitlines()
+    assert next(line for line in lines if line.startswith("model ")).endswith(f")  {said}")
+
+
+def test_a_peer_that_was_off_when_this_node_started_is_away(daemon: FakeControl) -> None:
+    refuses = "`192.0.2.2:17433` refused the connection"
+    peer = replace(PEER, link=None, standby_links=(), state="connecting", last_error=refuses, version="")
+    daemon.state = replace(daemon.state, peers=(replace(peer, state_s=60.0),))
+    said = meshd("peers").out
+    assert "away" in said and "not connected since this node started" in said and "refused" not in said
+    daemon.state = replace(daemon.state, peers=(replace(peer, state_s=1.0),))  # it may answer yet
+    assert "connecting" in meshd("peers").out
 
 
 def test_ping_names_the_way(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:

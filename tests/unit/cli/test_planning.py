@@ -35,7 +35,7 @@ def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
     ran = meshd("plan", "--model", str(file))
     assert ran.code == 0
     for word in (
-        "SmolLM2.gguf: do not split: it fits on `garage`, a split costs 27 %",
+        "SmolLM2.gguf: not split: it fits on `garage`, a split costs 27 %",
         "context 8192 tokens for each of 4 answers at once",
         "output on garage CPU",
         "garage:30",

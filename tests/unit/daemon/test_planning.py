@@ -1,14 +1,23 @@
-"""What a question for a plan asks for, and which workers a plan does without."""
+"""What a question for a plan asks for, which workers a plan does without, and what nodes could contribute."""
 
 from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from meshd.admin.plan_api import MemoryLimit, PlanRequest
 from meshd.base.errors import UserError
 from meshd.daemon.asked_options import asked_memory, asked_options
-from meshd.daemon.planning import Choices, with_fewest
+from meshd.daemon.planning import Choices, Planning, with_fewest
 from meshd.model.layer_range import LayerRange
 from meshd.role.head.split_plan import HeadOptions
+from meshd.role.head.worker_choice import ServedAs, roster_of
+from meshd.role.native.device_speeds import DeviceSpeeds
+from meshd.store.hash_cache import HashCache
+
+from tests.sim.loop import run
+from tests.unit.role.capacity.capacity_scene import scene
+from tests.unit.role.head.test_survey import OPTIONS, surveyor
 
 SERVED = HeadOptions(
     node_name="desk",
@@ -81,3 +90,25 @@ def test_a_worker_for_losses_is_planned_with_where_the_model_does_not_fit_withou
         with_fewest(fits_nowhere, SPARED)
     with pytest.raises(UserError, match="without 0"):
         with_fewest(fits_nowhere, ())
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
+    tmp_path: Path, *, computes: bool
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.teller("a")
+            options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
+            looks, bench = surveyor(it, tmp_path, options)
+            end = bench.runtime.processes.run_to_end
+            speeds = DeviceSpeeds(bench.runtime.native, end, bench.runtime.paths, machine="", threads=1)
+            served = ServedAs(options, roster_of(it.head, options))
+            cache = HashCache(tmp_path / "weights")
+            planning = Planning(looks, speeds, options, cache, dict, lambda _: served, lambda _: None)
+            reply = await planning.capacity(again=False)
+            assert [one.node for one in reply.devices] == (["head", "a"] if computes else ["a"])
+            assert [one.node for one in reply.left_out] == ([] if computes else ["head"])
+            assert len(bench.timings) == int(computes)
+
+    run(main())

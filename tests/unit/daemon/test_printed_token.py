@@ -10,7 +10,10 @@ from meshd.admin.api import InviteReply
 from meshd.config import Config, LogConfig
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.run import Daemon
+from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keystore import Home
+
+from tests.sim.loop import run
 
 NOW = 1_900_000_000
 
@@ -61,6 +64,21 @@ def test_a_log_for_programs_has_no_other_lines(tmp_path: Path) -> None:
     assert printed(tmp_path, "worker", form="json") == (["meshd1x"], [])
 
 
-def test_one_that_may_not_invite_prints_none(tmp_path: Path) -> None:
-    out, [note] = printed(tmp_path, "serve", may_invite=False)
-    assert out == [] and "prints no token" in note
+def test_one_that_joined_and_may_not_invite_says_what_it_does_now(tmp_path: Path) -> None:
+    out, [note] = printed(tmp_path, "worker", may_invite=False)
+    assert out == [] and "lends its devices to each node that runs `meshd serve`" in note
+    assert printed(tmp_path, "worker", form="json", may_invite=False) == ([], [])
+    assert printed(tmp_path, "serve", may_invite=False) == ([], []), "its API says when it is ready"
+
+
+def test_a_node_with_an_api_says_once_where_to_chat(tmp_path: Path) -> None:
+    notes: list[str] = []
+    loading = GatewayStatus(url="http://127.0.0.1:8090", ready=False, requests=0, tokens=0)
+    states = iter([loading, loading, replace(loading, ready=True)])
+
+    async def main() -> None:
+        daemon = Daemon(Config(), "serve", Home(tmp_path / "home"), out=print, note=notes.append)
+        await daemon._say_when_ready(lambda: next(states))
+
+    run(main())
+    assert notes == ["ready: chat at http://127.0.0.1:8090"]

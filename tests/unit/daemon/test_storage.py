@@ -1,7 +1,9 @@
 """What nodes store: of this one without a walk for each status, of members as they say."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from meshd.base.tasks import Owner
 from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.daemon import storage as daemon_storage
 from meshd.daemon.storage import SHOWN_FILES, Storage, files_in_use, started_with
+from meshd.library.facts import facts_of
 from meshd.library.stores import Stores
 from meshd.model.status import StoreStatus
 from meshd.wire.models import MODELS_SERVICE, ToldDisk
@@ -66,6 +69,36 @@ def test_status_counts_each_model_once_and_not_again_for_a_while(
             for _ in range(5):
                 assert (await made.status()).models == 3
             assert node.walks == 1
+
+    run(main())
+
+
+def test_the_hole_in_a_header_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_storage, "_FIRST_COUNT_SECONDS", 60.0)
+    file = put(tmp_path / "elsewhere/c-Q4_0.gguf", tiny())
+    os.truncate(file, 64 << 20)
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, Node(tmp_path).serving(it, file) as made:
+            status = await made.status()
+            assert status.models == 1 and status.models_bytes is not None
+            assert status.models_bytes < 1 << 20
+
+    run(main())
+
+
+def test_two_files_of_one_content_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = facts_of
+    monkeypatch.setattr(
+        daemon_storage, "facts_of", lambda one, hashes: replace(known(one, hashes), fingerprint="ab" * 32)
+    )
+    for name in ("a-Q4_0", "b-Q4_0"):
+        put(tmp_path / f"me/own/{name}.gguf", tiny())
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, Node(tmp_path).serving(it) as made:
+            own, *_ = await made.of_all()
+            assert len(own.models) == 1 and own.more_models == 0
 
     run(main())
 

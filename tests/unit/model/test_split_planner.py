@@ -159,6 +159,16 @@ def test_a_head_alone_uses_no_devices() -> None:
     assert _counts(plan) == {"head CPU": 30}
 
 
+def test_the_reasons_fit_what_was_planned() -> None:
+    alone = plan_split(split_model(), [HEAD], OPTIONS)
+    assert alone.short == "all layers on `head`" and "in proportion" not in alone.why
+    both = plan_split(split_model(), [cpu("a"), HEAD], OPTIONS)
+    assert both.short == "layers in proportion to usable memory"
+    given = replace(OPTIONS, tensor_split=(1.0, 0.0), local_output=True)
+    without_layers = plan_split(split_model(), [cpu("a"), HEAD], given)
+    assert "output on head CPU" in without_layers.why and "left out" not in without_layers.why
+
+
 def test_bytes_are_those_of_llama_servers_log() -> None:
     """-ngl 99 -dev RPC0,RPC1 -ts 15,16 -ot token_embd.weight=CPU -c 8192: model 31.71 MiB, KV 90 MiB each."""
     options = SplitOptions(ContextShape(8192), head_layers=False)

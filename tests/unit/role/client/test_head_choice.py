@@ -16,6 +16,7 @@ from meshd.role.client.head_choice import (
     find_model,
     may_come,
     model_names,
+    models_and_heads,
     told_fingerprint,
     why_none,
 )
@@ -132,6 +133,7 @@ def test_weights_of_a_model_that_was_loaded_for_the_request_are_told_later() -> 
 def test_the_list_has_each_model_that_takes_requests_once() -> None:
     heads = [head("a", TINY, BIG), head("b", BIG), head("c", LOADING), head("d", told=None)]
     assert model_names(heads, NOW) == ["big", "tiny"]
+    assert models_and_heads(heads, NOW) == ["big on a and b", "tiny on a"]
     assert model_names([head("c", LOADING)], NOW) == []
     assert model_names([head("a", TINY, away_since=0.0)], NOW) == []
 

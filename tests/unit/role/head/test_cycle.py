@@ -1,10 +1,12 @@
 """The head with real workers between fakes: waits, asks, chooses workers and loads."""
 
 import asyncio
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base import log
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.status import ModelState
@@ -20,6 +22,22 @@ from tests.unit.role.rig import COMPRESSED_VERSION, cpu_lines
 from tests.unit.role.stubs import StubChild
 
 
+def test_no_line_tells_of_hashing_where_nothing_is_hashed(tmp_path: Path) -> None:
+    lines = io.StringIO()
+    log.set_up(form="text", stream=lines)
+
+    async def main() -> None:
+        async with scene(tmp_path, min_workers=0) as it:
+            it.start()
+            await it.until(ModelState.READY)
+
+    try:
+        run(main())
+    finally:
+        log.set_up(level="warning")
+    assert "state=ready" in lines.getvalue() and "hash" not in lines.getvalue()
+
+
 def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as it:
@@ -28,7 +46,7 @@ def test_it_waits_for_a_worker_then_loads_and_is_ready(tmp_path: Path) -> None:
             await it.until(ModelState.LOADING, "25 %")
             assert it.serve.readiness.progress == 0.25
             it.file.hashed.set()
-            await it.until(ModelState.WAITING, "0 of 1 connected")
+            await it.until(ModelState.WAITING, "0 of 1 ready")
             assert it.serve.status.listed.devices == (), "nobody has looked yet"
             it.worker("anna")
             await it.until(ModelState.READY)

@@ -108,9 +108,7 @@ def test_a_llama_server_that_ends_by_itself_is_no_fault_of_a_worker(tmp_path: Pa
             for _ in range(TRIES):
                 child = it.llama
                 ready = await fail_load(it, "")
-                await it.until(
-                    ModelState.LOADING, "llama-server ended: `llama-server` ended with exit code 1"
-                )
+                await it.until(ModelState.LOADING, "`llama-server` ended with exit code 1")
                 await until_started_anew(it, child)
             ready.set_result(yes())
             await it.until(ModelState.READY)

@@ -166,7 +166,7 @@ def test_one_that_is_lost_while_others_are_waited_for_is_waited_for_itself(tmp_p
             await asyncio.sleep(MORE_WORKERS_SECONDS / 2)
             here.say(PeerState.LOST)
             model = await until(serve, lambda model: model.state == "waiting" or "asking" in model.reason)
-            assert model.reason.startswith("waiting for workers: 0 of 1 connected")
+            assert model.reason.startswith("waiting for workers: 0 of 1 ready; here is not connected")
             late.say(PeerState.CONNECTED)
             assert "late" in await ready(serve)
 

@@ -36,7 +36,9 @@ def test_the_others_serve_without_it(tmp_path: Path) -> None:
             with_a_bad_card(half)
             serve = it.serve()
             assert await ready(serve) == {"head", "b-good"}
-            assert "a-half GPU0 left out: it cannot be opened" in model_of(serve).reason
+            model = model_of(serve)
+            assert "a-half GPU0 left out: it cannot be opened" in model.reason
+            assert "output on" not in model.reason and "output on" in model.split_why
             assert (len(it.bench.children), len(half.children)) == (1, 0)
 
     run(main())

@@ -27,7 +27,8 @@ def test_the_fastest_split_is_used_and_the_others_hear_why_not() -> None:
     found = serving_split(MODEL, WORK, TWO, AUTO)
     assert layers_of(found) == {"a": 30} and [one.node for one in found.offers] == ["a"]
     assert why_idle(found.plan, "b") == f"b CPU: {NOT_NEEDED}"
-    assert found.plan.why.startswith("do not split: it fits on `a`")
+    assert found.plan.why.startswith("not split: it fits on `a`")
+    assert found.plan.short.startswith("not split: it fits on `a`") and ";" not in found.plan.short
     assert found.speeds is not None and (found.speeds.generate_tok_s or 0) > 20
 
 
@@ -114,3 +115,9 @@ def test_plain_rpc_servers_take_part_as_before() -> None:
     found = serving_split(MODEL, WORK, there, replace(AUTO, rpc=("10.0.0.9:1",)))
     assert "10.0.0.9:1" in layers_of(found) and found.speeds is None
     assert isinstance(found.speeds, Speeds | None)
+
+
+def test_a_head_that_can_get_no_layer_need_not_be_measured_for_them() -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"a": 1.0, "b": 2.0})
+    found = serving_split(MODEL, WORK, there, replace(AUTO, devices=("none",)))
+    assert found.plan.short.startswith("not split: it fits on `a`")

@@ -67,8 +67,8 @@ def test_a_model_that_fits_on_the_fastest_machine_is_not_split() -> None:
         "nobody gave one"
     )
     assert any("according to the plan" in one.plan.why for one in choices)
-    assert choices[0].why.startswith("do not split: it fits on `a`, a split costs ")
-    assert choices[0].why.endswith(" % for a prompt of 512 tokens and an answer of 256")
+    assert choices[0].why.startswith("not split: it fits on `a`, a split costs ")
+    assert choices[0].why.endswith(" %")
     assert any(len(layers_of(one)) > 1 for one in choices[1:]), "what a split would do is there to see"
 
 
@@ -280,5 +280,5 @@ def test_a_prompt_is_shared_by_two_machines_and_not_by_two_nodes_of_one() -> Non
 
     apart = best("m of a")
     assert layers_of(apart) == {"head": 15, "a": 15}
-    assert apart.why.endswith("alone for a prompt of 512 tokens and an answer of 256")
+    assert apart.why.endswith(" times as fast as `head` alone")
     assert len(layers_of(best("m of head"))) == 1

@@ -9,7 +9,7 @@ from meshd.model.weights_index import TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
 from meshd.role.head.missing_weights import lacking_shares, marks_of
 from meshd.role.head.split_plan import HeadOptions
-from meshd.role.head.survey import BUSY, COMPUTES, LENDS_NOTHING, Lendable, Surveyor
+from meshd.role.head.survey import BUSY, COMPUTES, LENDS_NOTHING, ONLY_ASKS, Lendable, Surveyor
 from meshd.role.head.worker_choice import FOR_LOSSES, roster_of
 from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.role.worker.leases import Ledger
@@ -101,9 +101,10 @@ def test_why_a_node_is_missing_or_has_no_speed(tmp_path: Path) -> None:
             it.teller("a").busy = True
             it.teller("b")
             it.head.net.mesh("kitchen", "serve")
+            it.head.net.mesh("laptop", "client")
             looks, _ = surveyor(it, tmp_path)
             found = await looks.survey(KINDS, lambda _: None)
-            assert found.left_out == (("kitchen", LENDS_NOTHING),)
+            assert found.left_out == (("kitchen", LENDS_NOTHING), ("laptop", ONLY_ASKS))
             assert found.unmeasured == (("a", BUSY),)
             assert found.machines.unmeasured == {"a": COMPUTES}
 

@@ -297,3 +297,29 @@ def test_an_unsteady_worker_is_replaced_as_if_it_were_lost() -> None:
             owner.cancel()
 
     run(main())
+
+
+def test_only_those_that_can_be_asked_count_and_the_others_are_named_with_their_reasons() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            net = Net(owner)
+            head = net.mesh("head", "serve")
+            roster = Roster(head, least=1)
+            assert roster.why_too_few() == "waiting for workers: 0 of 1 ready"
+            garage = net.mesh("garage")
+            garage.paused = True
+            why = "waiting for workers: 0 of 1 ready; garage is paused (`meshd resume` there ends that)"
+            assert roster.why_too_few() == why
+            garage.paused = False
+            garage.say(PeerState.LOST)
+            assert roster.why_too_few() == "waiting for workers: 0 of 1 ready; garage is not connected"
+            net.mesh("barn")
+            fixed = Roster(head, least=1, only=("garage",), named_by="--layers")
+            assert fixed.why_too_few().split("; ") == [
+                "waiting for workers: 0 of 1 ready",
+                "barn is not named by `--layers`",
+                "garage, named by `--layers`, is not connected",
+            ]
+            owner.cancel()
+
+    run(main())

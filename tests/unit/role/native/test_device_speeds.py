@@ -137,7 +137,14 @@ def test_who_waits_hears_of_it(tmp_path: Path) -> None:
             await speeds(it.bench, tmp_path).measure([CPU, GPU], KINDS, tell)
 
     run(main())
-    assert told.count("measuring CPU") == 3 and told.count("measuring GPU0") == 3
+    so_far = (
+        "",
+        " for 2 s, once for each kind of model: 1 of 2 parts",
+        " for 4 s, once for each kind of model: ",
+    )
+    for device, word in (("CPU", 0), ("GPU0", 3)):
+        for said, part in zip(told[word : word + 3], so_far, strict=True):
+            assert said.startswith(f"measuring {device}{part}")
 
 
 def test_what_was_forgotten_is_measured_again(tmp_path: Path) -> None:

@@ -55,12 +55,14 @@ def test_a_lease_is_agreed_used_and_released(tmp_path: Path) -> None:
                 await asyncio.sleep(1)
                 assert server.hears() == talk.hello()
             assert [status.state for status in it.worker.status.children] == [ChildState.READY]
+            [lent] = it.worker.status.lent
+            assert (lent.head, lent.state) == (str(it.heads["head"].key.peer), "loading")
             [listed] = it.worker.status.listed.devices
             assert (listed.name, listed.free_bytes, listed.total_bytes) == ("CPU", 700 * MIB, 1000 * MIB)
             call.stream.write_eof()
             await call.is_over()
             assert child.ended
-            assert it.worker.status.children == []
+            assert it.worker.status.children == [] and it.worker.status.lent == ()
             with pytest.raises(Refused, match="no live lease"):
                 await head_stream(it, it.call(), grant).read()
 

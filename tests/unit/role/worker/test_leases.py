@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.peer_limits import LEASES_OF_PEER
-from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger
+from meshd.role.worker.leases import MAX_LEASES, Lease, Ledger, lent
 from meshd.wire.lease import OfferedDevice
 
 from tests.unit.identity.cast import GUEST, WORKER, key
@@ -18,6 +18,20 @@ GPU = OfferedDevice("CUDA0", "gpu", "", 50, 60)
 def lease(number: int, **memory: int) -> Lease:
     """Each of another head."""
     return Lease(bytes([number]) * 16, HEADS[number], memory)
+
+
+def test_who_has_what_and_what_for() -> None:
+    three = [replace(lease(number, CPU=40), model=f"m{number}") for number in range(3)]
+    three[2] = replace(three[2], is_standby=True)
+    running = {one.lease_id: {"CPU": 30} for one in three[:2]}
+    found = lent(three, running, [three[0].lease_id])
+    assert [(one.head, one.model, one.bytes, one.state) for one in found] == [
+        (str(HEADS[0]), "m0", 30, "loaded"),
+        (str(HEADS[1]), "m1", 30, "loading"),
+        (str(HEADS[2]), "m2", 40, "standby"),
+    ]
+    took_its_place = lent(three, {**running, three[2].lease_id: {}}, [three[2].lease_id])
+    assert (took_its_place[2].state, took_its_place[2].bytes) == ("loaded", 40)
 
 
 def test_without_a_limit_what_is_free_is_offered() -> None:
