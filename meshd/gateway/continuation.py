@@ -13,7 +13,7 @@ from enum import StrEnum
 from io import StringIO
 from typing import TypeGuard
 
-from meshd.gateway.begun_calls import SentCall, template_questions
+from meshd.gateway.begun_calls import SentCall, as_a_chat, template_questions
 from meshd.gateway.echo import ChatEcho
 
 _MOST_KEPT = 4 << 20  # letters and tokens of an answer: 131,072 tokens have about half a million letters
@@ -147,11 +147,24 @@ class SentText:
 
     def _anthropic(self, event: Mapping[str, object]) -> None:
         kind, block, delta = event.get("type"), event.get("content_block"), event.get("delta")
-        if kind == "content_block_start":
+        number = self.call_of(event)
+        if kind == "content_block_start" and isinstance(block, dict) and block.get("type") == "tool_use":
+            self.count += self._called({"index": number, "id": block.get("id"), "function": block})
+        elif kind == "content_block_start":
             self.is_text &= isinstance(block, dict) and block.get("type") == "text" and not event.get("index")
+        elif kind == "content_block_delta" and isinstance(delta, dict) and "partial_json" in delta:
+            arguments = _text(delta, "partial_json")
+            self.count += self._called({"index": number, "function": {"arguments": arguments}})
         elif kind == "content_block_delta" and isinstance(delta, dict):
-            self.count += self._add(_text(delta, "text"))
+            said = _text(delta, "text")
+            self.is_text &= not (self.calls and said)
+            self.count += self._add(said)
         self.is_over |= kind in ("content_block_stop", "message_delta", "message_stop")
+
+    def call_of(self, event: Mapping[str, object]) -> int:
+        """The number of the call that an event of Anthropic's is of, if it is of one."""
+        index = event.get("index")
+        return index - bool(self.text) if _is_number(index) else -1
 
 
 def continued(asked: Mapping[str, object], sent: SentText) -> dict[str, object] | None:
@@ -172,16 +185,16 @@ def _can_go_on(asked: Mapping[str, object], sent: SentText) -> bool:
     forms = {name for name in _FORMS if asked.get(name)}
     if not forms <= _CONTINUED_FORMS[sent.dialect]:
         return False
-    return sent.dialect is Dialect.CHAT or asked.get("tool_choice") in (None, "auto", "none")
+    return sent.dialect is Dialect.CHAT or _is_free(asked) or sent.dialect is Dialect.ANTHROPIC
 
 
 def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> tuple[bytes, bytes] | None:
     """What is to be known of the template before the rest can be asked for; None: nothing."""
-    messages = asked.get("messages")
-    if not sent.calls or not isinstance(messages, list) or not _can_go_on(asked, sent):
+    if not sent.calls or not _can_go_on(asked, sent):
         return None
-    plain = {name: value for name, value in asked.items() if name != "stream"}
-    return template_questions(plain, messages, sent.calls)
+    if sent.dialect is Dialect.ANTHROPIC:
+        asked = as_a_chat(asked)
+    return template_questions(asked, sent.calls)
 
 
 def is_sampled(asked: Mapping[str, object]) -> bool:
@@ -221,15 +234,16 @@ def _with_text(asked: Mapping[str, object], sent: SentText) -> dict[str, object]
         if sent.calls:
             # what the parser makes of the beginning may be less than was sent: all is told, and compared
             request["echo"] = True
-            # else the grammar would wait for the beginning of a call
-            request["tool_choice"] = "required" if _is_free(asked) else asked.get("tool_choice")
+    if sent.calls and _is_free(asked):  # else the grammar would wait for the beginning of a call
+        request["tool_choice"] = {"type": "any"} if sent.dialect is Dialect.ANTHROPIC else "required"
     request["messages"] = [*messages, begun]
     return request
 
 
 def _is_free(asked: Mapping[str, object]) -> bool:
     """To call a tool or not."""
-    return asked.get("tool_choice") in (None, "auto")
+    choice = asked.get("tool_choice")
+    return (choice.get("type") if isinstance(choice, dict) else choice) in (None, "auto", "none")
 
 
 def _shortened(request: dict[str, object], by: int) -> dict[str, object] | None:
@@ -250,7 +264,10 @@ def as_the_rest(event: dict[str, object], sent: SentText, before: int) -> dict[s
     if sent.dialect is Dialect.NATIVE:
         return _counted(event, {"tokens_predicted": before, "tokens_evaluated": -before})
     if sent.dialect is Dialect.ANTHROPIC:
-        if event.get("type") in ("message_start", "content_block_start") and not event.get("index"):
+        known = bool(sent.echo) + (sent.chat_echo.calls if sent.chat_echo is not None else 0)
+        index = event.get("index", 0)
+        begins = event.get("type") in ("message_start", "content_block_start")
+        if begins and _is_number(index) and index < max(1, known):
             return None
         return _anthropic_rest(event, sent, before)
     for choice in _objects(event.get("choices")):
@@ -272,6 +289,9 @@ def _anthropic_rest(event: dict[str, object], sent: SentText, before: int) -> di
     usage, delta = event.get("usage"), event.get("delta")
     if isinstance(usage, dict):
         return {**event, "usage": _counted(usage, {"output_tokens": before})}
+    if isinstance(delta, dict) and "partial_json" in delta and sent.chat_echo is not None:
+        fresh = sent.chat_echo.fresh_arguments(sent.call_of(event), _text(delta, "partial_json"))
+        return {**event, "delta": {**delta, "partial_json": fresh}} if fresh else None
     added = _text(delta, "text") if isinstance(delta, dict) else ""
     if not isinstance(delta, dict) or not added or sent.echoed == len(sent.echo):
         return event

@@ -47,11 +47,20 @@ class ChatEcho:
                 del fresh["tool_calls"]
         return fresh
 
+    @property
+    def calls(self) -> int:
+        """How many the client has begun to see."""
+        return len(self._calls)
+
+    def fresh_arguments(self, number: int, added: str) -> str:
+        """Of these arguments of a call. Raises OtherAnswer."""
+        return self._calls[number].without(added) if 0 <= number < len(self._calls) else added
+
     def _fresh_call(self, call: object) -> list[object]:
         number = call.get("index") if isinstance(call, dict) else None
         if not isinstance(call, dict) or type(number) is not int or not 0 <= number < len(self._calls):
             return [call]
         function = call.get("function")
         added = function.get("arguments") if isinstance(function, dict) else None
-        fresh = self._calls[number].without(added) if isinstance(added, str) else ""
+        fresh = self.fresh_arguments(number, added) if isinstance(added, str) else ""
         return [{"index": number, "function": {"arguments": fresh}}] if fresh else []

@@ -97,8 +97,8 @@ class SentEvents:
 
     def calls_are_written(self, made: str, before: str) -> None:
         """As the template has it, with the calls and before them; empty where that cannot be known."""
-        if self._sent is not None:
-            self._sent.written = written_calls(made, before, self._sent.calls)
+        if (sent := self._sent) is not None:
+            sent.written = written_calls(made, before, sent.calls, after_text=bool(sent.text))
 
     def next_request(self, body: bytes) -> bytes | None:
         """What llama-server is to be asked now, in place of `body`; None where nothing can be joined.

@@ -139,11 +139,12 @@ def chatml(bodies: tuple[bytes, bytes] | None, *, with_text: bool = True, thinks
         prompt = ""
         asked = json.loads(body)
         assert asked["tools"] == TOOLS["tools"] and "stream" not in asked
+        assert "hi" not in str(asked["messages"]), "what was said before does not matter"
         for message in asked["messages"]:
             prompt += f"<{message['role']}>" + (
                 "<think></think>" if message.get("tool_calls") and thinks else ""
             )
-            prompt += message["content"] if with_text or not message.get("tool_calls") else ""
+            prompt += message["content"] + "\n" if with_text or not message.get("tool_calls") else ""
             for one in message.get("tool_calls", ()):
                 function = one["function"]
                 prompt += (
@@ -165,13 +166,14 @@ def test_a_call_goes_on_as_its_template_writes_it(
     sent = called(*calls, text=text)
     assert continued(TOOLS, sent) is None, "not before the template is known"
     prompts = chatml(unwritten_calls(TOOLS, sent), with_text=with_text, thinks=thinks and with_text)
-    sent.written = written_calls(prompts[0], prompts[1], sent.calls)
+    sent.written = written_calls(prompts[0], prompts[1], sent.calls, after_text=bool(text))
     rest = continued(TOOLS, sent)
     assert rest is not None
     wrote = "".join(f'<call>{{"name": "{name}", "arguments": {said}}}</call>' for name, said in calls)
     messages = rest["messages"]
     assert isinstance(messages, list)
-    assert messages[-1] == {"role": "assistant", "content": text + wrote.removesuffix("}</call>")}
+    line = "\n" if text and with_text else ""
+    assert messages[-1] == {"role": "assistant", "content": text + line + wrote.removesuffix("}</call>")}
     assert (rest["echo"], rest["tool_choice"], rest["continue_final_message"]) == (
         True,
         "required",
@@ -196,7 +198,7 @@ def test_whoever_has_to_call_still_has_to() -> None:
 )
 def test_a_template_that_cannot_be_read(made: str, before: str) -> None:
     sent = called(("f", '{"a'))
-    assert written_calls(made, before, sent.calls) is None
+    assert written_calls(made, before, sent.calls, after_text=True) is None
 
 
 def test_calls_come_again_and_only_their_rest_is_told() -> None:
@@ -216,6 +218,49 @@ def test_calls_come_again_and_only_their_rest_is_told() -> None:
     assert told[4:] == [call(1, '": 2'), call(2, "{", "h")]
     end: dict[str, object] = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
     assert as_the_rest(end, sent, 5) == end
+
+
+def tool_use(number: int, name: str) -> dict[str, object]:
+    block = {"type": "tool_use", "id": f"id-{number}", "name": name, "input": {}}
+    return {"type": "content_block_start", "index": number, "content_block": block}
+
+
+def input_json(number: int, arguments: str) -> dict[str, object]:
+    delta = {"type": "input_json_delta", "partial_json": arguments}
+    return {"type": "content_block_delta", "index": number, "delta": delta}
+
+
+@pytest.mark.parametrize("text", ["", "So"])
+def test_calls_in_messages_go_on_as_well(text: str) -> None:
+    first = int(bool(text))
+    said = [BEGIN, delta(text)] if text else []
+    calls = [tool_use(first, "f"), input_json(first, '{"a": 1}'), tool_use(first + 1, "g")]
+    sent = anthropic(*said, *calls, input_json(first + 1, '{"b'))
+    asked = {**CHAT, "tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": 50}
+    bodies = unwritten_calls(asked, sent)
+    assert bodies is not None and continued(asked, sent) is None
+    shown = json.loads(bodies[0])
+    function = {"name": "f", "description": "", "parameters": {"type": "object"}}
+    assert shown["tools"] == [{"type": "function", "function": function}]
+    assert [one["id"] for one in shown["messages"][1]["tool_calls"]] == [f"id-{first}", f"id-{first + 1}"]
+    sent.written = "<call>"
+    rest = continued(asked, sent)
+    assert rest is not None and rest["tool_choice"] == {"type": "any"} and "echo" not in rest
+    assert isinstance(rest["messages"], list)
+    assert rest["messages"][-1] == {"role": "assistant", "content": text + "<call>"}
+    sent.goes_on()
+    again = [{"type": "message_start"}, *said, *calls, input_json(first + 1, '{"b": 2')]
+    told = [as_the_rest(dict(event), sent, 5) for event in [*again, tool_use(first + 2, "h")]]
+    assert told[:-2] == [None] * (len(again) - 1)
+    assert told[-2:] == [input_json(first + 1, '": 2'), tool_use(first + 2, "h")]
+
+
+def test_a_tool_that_messages_must_use_stays_chosen() -> None:
+    sent = anthropic(tool_use(0, "f"), input_json(0, "{"))
+    sent.written = "<call>"
+    chosen = {"type": "tool", "name": "f"}
+    rest = continued({**CHAT, "tool_choice": chosen}, sent)
+    assert rest is not None and rest["tool_choice"] == chosen
 
 
 def test_calls_that_come_otherwise_are_another_answer() -> None:
