@@ -1,8 +1,9 @@
 """How a request is put so that llama-server goes on behind the text that a client has. Pure.
 
 The prompt becomes the prompt with that text behind it: as tokens where the answer told them, else as text; of
-a chat it is the beginning of the assistant's message. Fewer tokens remain to be generated, and the numbers at
-the end count all of them.
+a chat it is the beginning of the assistant's message, with calls of tools as the template writes them
+(begun_calls.py). A grammar is moved on by the same text: llama-server feeds it what it calls the generation
+prompt. Fewer tokens remain to be generated, and the numbers at the end count all of them.
 """
 
 from array import array
@@ -12,7 +13,11 @@ from enum import StrEnum
 from io import StringIO
 from typing import TypeGuard
 
+from meshd.gateway.begun_calls import SentCall, as_a_chat, template_questions
+from meshd.gateway.echo import ChatEcho
+
 _MOST_KEPT = 4 << 20  # letters and tokens of an answer: 131,072 tokens have about half a million letters
+_MOST_CALLS = 64  # of tools, in one answer
 _NUMBERS = 1 << 31  # of tokens, and tokens themselves: those of llama-server have 32 bits
 
 
@@ -33,15 +38,25 @@ DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": Dialect.CHAT,
     "/v1/messages": Dialect.ANTHROPIC,
 }
-# What they ask for depends on more than the text so far.
-_STATE = ("grammar", "json_schema", "response_format", "echo", "suffix", "thinking")
+# What they ask for depends on more than the text so far, or is what the rest is asked for with.
+_STATE = ("echo", "suffix", "thinking", "generation_prompt", "grammar_type", "continue_final_message")
+# These say which text may come next, so what was sent moves them on.
+_FORMS = ("grammar", "json_schema", "response_format")
+# A chat's own grammar is fed nothing: what comes before the answer would not fit it.
+_CONTINUED_FORMS: Mapping[Dialect, frozenset[str]] = {
+    Dialect.NATIVE: frozenset({"grammar", "json_schema"}),
+    Dialect.COMPLETION: frozenset({"grammar", "json_schema"}),
+    Dialect.CHAT: frozenset({"json_schema", "response_format"}),
+    Dialect.ANTHROPIC: frozenset(),
+}
 _SEVERAL = ("n", "n_cmpl", "best_of")
 _LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 
 @dataclass(slots=True)
 class SentText:
-    """What a client has been sent. `is_text` False: more than text, of more than one answer, or too much."""
+    """What a client has been sent. `is_text` False: more than text and calls, of more than one answer, or too
+    much."""
 
     dialect: Dialect
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
@@ -50,10 +65,13 @@ class SentText:
     is_over: bool = False
     echo: str = ""  # of the text that was asked to be continued: some dialects begin with it once more
     echoed: int = 0  # so many letters of it have come
+    calls: list[SentCall] = field(default_factory=list)
+    written: str | None = None  # what the model wrote for them
     # not lists: of short pieces those would hold many times their letters
     _said: StringIO = field(default_factory=StringIO)
     _thought: StringIO = field(default_factory=StringIO)
     _kept: int = 0
+    chat_echo: ChatEcho | None = None  # of a run that begins with all of it
 
     @property
     def text(self) -> str:
@@ -77,11 +95,12 @@ class SentText:
         if self._kept > _MOST_KEPT:
             self.is_text = False
         if not self.is_text:
-            self._said, self._thought, self.tokens = StringIO(), StringIO(), array("i")
+            self._said, self._thought, self.tokens, self.calls = StringIO(), StringIO(), array("i"), []
 
     def goes_on(self) -> None:
         """The rest of what it is now will be asked for."""
         self.echo, self.echoed = self.text, 0
+        self.chat_echo = ChatEcho(self.text, self.reasoning, self.calls) if self.calls else None
 
     def _add(self, said: str, thought: str = "") -> bool:
         """Whether there is any."""
@@ -105,31 +124,77 @@ class SentText:
             self.is_over |= choice.get("finish_reason") is not None
             delta = choice.get("delta")
             of = delta if isinstance(delta, dict) else choice
-            self.is_text &= "tool_calls" not in of
-            said = _text(of, "content") + _text(of, "text")
-            self.count += self._add(said, _text(of, "reasoning_content"))
+            said, thought = _text(of, "content") + _text(of, "text"), _text(of, "reasoning_content")
+            self.is_text &= not (self.calls and (said or thought))
+            self.count += self._add(said, thought)
+            for call in _objects(of.get("tool_calls")):
+                self.count += self._called(call)
+
+    def _called(self, call: Mapping[str, object]) -> bool:
+        """Whether there is more of it."""
+        number, function = call.get("index"), call.get("function")
+        most = min(len(self.calls), _MOST_CALLS - 1)
+        if not _is_number(number) or not isinstance(function, dict) or number > most:
+            self.is_text = False
+            return False
+        if number == len(self.calls):
+            self.calls.append(SentCall())
+        self.is_text &= number == len(self.calls) - 1
+        one, arguments = self.calls[-1], _text(function, "arguments")
+        one.id, one.name = one.id or _text(call, "id"), one.name or _text(function, "name")
+        self._kept += one.arguments.write(arguments)
+        return True
 
     def _anthropic(self, event: Mapping[str, object]) -> None:
         kind, block, delta = event.get("type"), event.get("content_block"), event.get("delta")
-        if kind == "content_block_start":
+        number = self.call_of(event)
+        if kind == "content_block_start" and isinstance(block, dict) and block.get("type") == "tool_use":
+            self.count += self._called({"index": number, "id": block.get("id"), "function": block})
+        elif kind == "content_block_start":
             self.is_text &= isinstance(block, dict) and block.get("type") == "text" and not event.get("index")
+        elif kind == "content_block_delta" and isinstance(delta, dict) and "partial_json" in delta:
+            arguments = _text(delta, "partial_json")
+            self.count += self._called({"index": number, "function": {"arguments": arguments}})
         elif kind == "content_block_delta" and isinstance(delta, dict):
-            self.count += self._add(_text(delta, "text"))
+            said = _text(delta, "text")
+            self.is_text &= not (self.calls and said)
+            self.count += self._add(said)
         self.is_over |= kind in ("content_block_stop", "message_delta", "message_stop")
+
+    def call_of(self, event: Mapping[str, object]) -> int:
+        """The number of the call that an event of Anthropic's is of, if it is of one."""
+        index = event.get("index")
+        return index - bool(self.text) if _is_number(index) else -1
 
 
 def continued(asked: Mapping[str, object], sent: SentText) -> dict[str, object] | None:
     """The request for the rest; None where it cannot be put so."""
-    if not sent.is_text or sent.is_over or not (sent.text or sent.reasoning):
-        return None
-    if any(asked.get(name) for name in _STATE) or any(
-        asked.get(name, 1) not in (1, None) for name in _SEVERAL
-    ):
-        return None
-    if asked.get("tool_choice") not in (None, "auto", "none"):
+    if not _can_go_on(asked, sent) or (sent.calls and sent.written is None):
         return None
     request = _with_text(asked, sent)
     return None if request is None else _shortened(request, sent.count)
+
+
+def _can_go_on(asked: Mapping[str, object], sent: SentText) -> bool:
+    if not sent.is_text or sent.is_over or not (sent.text or sent.reasoning or sent.calls):
+        return False
+    if any(asked.get(name) for name in _STATE) or any(
+        asked.get(name, 1) not in (1, None) for name in _SEVERAL
+    ):
+        return False
+    forms = {name for name in _FORMS if asked.get(name)}
+    if not forms <= _CONTINUED_FORMS[sent.dialect]:
+        return False
+    return sent.dialect is Dialect.CHAT or _is_free(asked) or sent.dialect is Dialect.ANTHROPIC
+
+
+def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> tuple[bytes, bytes] | None:
+    """What is to be known of the template before the rest can be asked for; None: nothing."""
+    if not sent.calls or not _can_go_on(asked, sent):
+        return None
+    if sent.dialect is Dialect.ANTHROPIC:
+        asked = as_a_chat(asked)
+    return template_questions(asked, sent.calls)
 
 
 def is_sampled(asked: Mapping[str, object]) -> bool:
@@ -146,8 +211,12 @@ def _with_text(asked: Mapping[str, object], sent: SentText) -> dict[str, object]
             return None
         if sum(isinstance(one, str) for one in parts) > 1:
             return None  # several prompts
-        told = sent.tokens and len(sent.tokens) == sent.count
-        if told:
+        has_form = any(asked.get(name) for name in _FORMS)
+        if has_form:
+            request["generation_prompt"] = sent.text
+            request |= {"grammar_type": "tool_calls"} if asked.get("grammar") else {}
+        # a grammar is moved on by text, and the last of the tokens may be half a letter
+        if sent.tokens and len(sent.tokens) == sent.count and not has_form:
             request["prompt"] = [*parts, *sent.tokens]
         else:
             request["prompt"] = prompt + sent.text if isinstance(prompt, str) else [*parts, sent.text]
@@ -155,14 +224,26 @@ def _with_text(asked: Mapping[str, object], sent: SentText) -> dict[str, object]
     messages = _objects(asked.get("messages"))
     if not messages or messages[-1].get("role") == "assistant":
         return None
-    begun: dict[str, object] = {"role": "assistant", "content": sent.text}
+    content = sent.text + (sent.written or "")
+    begun: dict[str, object] = {"role": "assistant", "content": content}
     if sent.dialect is Dialect.CHAT:
         request["add_generation_prompt"] = False
-        request["continue_final_message"] = "content" if sent.text else "reasoning_content"
+        request["continue_final_message"] = "content" if content else "reasoning_content"
         if sent.reasoning:
             begun["reasoning_content"] = sent.reasoning
+        if sent.calls:
+            # what the parser makes of the beginning may be less than was sent: all is told, and compared
+            request["echo"] = True
+    if sent.calls and _is_free(asked):  # else the grammar would wait for the beginning of a call
+        request["tool_choice"] = {"type": "any"} if sent.dialect is Dialect.ANTHROPIC else "required"
     request["messages"] = [*messages, begun]
     return request
+
+
+def _is_free(asked: Mapping[str, object]) -> bool:
+    """To call a tool or not."""
+    choice = asked.get("tool_choice")
+    return (choice.get("type") if isinstance(choice, dict) else choice) in (None, "auto", "none")
 
 
 def _shortened(request: dict[str, object], by: int) -> dict[str, object] | None:
@@ -178,18 +259,26 @@ def _shortened(request: dict[str, object], by: int) -> dict[str, object] | None:
 def as_the_rest(event: dict[str, object], sent: SentText, before: int) -> dict[str, object] | None:
     """An event of a run that went on behind `before` tokens, as the client of the whole answer sees it.
 
-    None: the client has had it.
+    None: the client has had it. Raises OtherAnswer.
     """
     if sent.dialect is Dialect.NATIVE:
         return _counted(event, {"tokens_predicted": before, "tokens_evaluated": -before})
     if sent.dialect is Dialect.ANTHROPIC:
-        if event.get("type") in ("message_start", "content_block_start") and not event.get("index"):
+        known = bool(sent.echo) + (sent.chat_echo.calls if sent.chat_echo is not None else 0)
+        index = event.get("index", 0)
+        begins = event.get("type") in ("message_start", "content_block_start")
+        if begins and _is_number(index) and index < max(1, known):
             return None
         return _anthropic_rest(event, sent, before)
     for choice in _objects(event.get("choices")):
         delta = choice.get("delta")
         if isinstance(delta, dict) and "role" in delta and not delta.get("content"):
             return None
+        if isinstance(delta, dict) and delta and sent.chat_echo is not None:
+            fresh = sent.chat_echo.fresh(delta)
+            if not fresh and choice.get("finish_reason") is None:
+                return None
+            event = {**event, "choices": [{**choice, "delta": fresh}]}
     usage = event.get("usage")
     if not isinstance(usage, dict):
         return event
@@ -200,6 +289,9 @@ def _anthropic_rest(event: dict[str, object], sent: SentText, before: int) -> di
     usage, delta = event.get("usage"), event.get("delta")
     if isinstance(usage, dict):
         return {**event, "usage": _counted(usage, {"output_tokens": before})}
+    if isinstance(delta, dict) and "partial_json" in delta and sent.chat_echo is not None:
+        fresh = sent.chat_echo.fresh_arguments(sent.call_of(event), _text(delta, "partial_json"))
+        return {**event, "delta": {**delta, "partial_json": fresh}} if fresh else None
     added = _text(delta, "text") if isinstance(delta, dict) else ""
     if not isinstance(delta, dict) or not added or sent.echoed == len(sent.echo):
         return event

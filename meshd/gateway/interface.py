@@ -112,6 +112,15 @@ class Upstream(Protocol):
         """What decides which requests take candidates from a worker, or may ask it; None: nobody cares."""
         ...
 
+    @property
+    def holds_turns(self) -> str:
+        """Why no more answers are to begin now: it waits for the end of the others; empty: they may."""
+        ...
+
+    def queued(self, waiting: int) -> None:
+        """Told how many of the requests under way wait for their turn, when that has changed."""
+        ...
+
     def requested(self, active: int) -> None:
         """Told when the number of requests under way has changed."""
         ...

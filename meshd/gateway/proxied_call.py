@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from meshd.gateway.answer_meter import AnswerMeter
+from meshd.gateway.asked_template import template_prompt
 from meshd.gateway.body import with_fields
 from meshd.gateway.browser import JSON_TYPE
 from meshd.gateway.events import StreamForm, TokenCount
@@ -106,6 +107,9 @@ class ProxiedCall:
             self.kept.check_weights()
         if self.body is None:
             return None
+        if (asked := await asyncio.to_thread(sent.template_questions, self.body)) is not None:
+            made, before = [await template_prompt(self.upstream.connect, one) for one in asked]
+            sent.calls_are_written(made, before)
         body = await asyncio.to_thread(sent.next_request, self.body)
         return None if body is None else replace(self, body=body)
 

@@ -17,18 +17,25 @@ from aiohttp import web
 
 from meshd.base.log import get
 from meshd.base.tasks import Owner
+from meshd.gateway.echo import OtherAnswer
 from meshd.gateway.events import EventSplitter, TokenCount, answer_timings, exact_tokens
 from meshd.gateway.failure import Failure, HttpRefusal, not_ready
 from meshd.gateway.proxied_call import ProxiedCall
 from meshd.gateway.repeats import Repeats
 from meshd.gateway.reply import ClientGone, StreamReply
 from meshd.gateway.running_answers import RunningAnswers
-from meshd.gateway.sent_events import OtherAnswer, SentEvents
-from meshd.gateway.upstream import HELD_ANSWER_BYTES, UpstreamLost, open_session, read_some, send_call
+from meshd.gateway.sent_events import SentEvents
+from meshd.gateway.upstream import (
+    HELD_ANSWER_BYTES,
+    UpstreamLost,
+    answer_headers,
+    is_event_stream,
+    open_session,
+    read_some,
+    send_call,
+)
 from meshd.gateway.upstream_failure import failure_in, plain_failure, told_failure
 from meshd.model.status import ModelState
-
-_CONTENT_TYPES = frozenset({"application/json", "text/event-stream", "text/plain"})  # of llama-server
 
 _log = get("gateway")
 
@@ -74,7 +81,7 @@ class Proxy:
         while True:
             try:
                 async with self._running.until_stopped(), self._ask(call) as answer:
-                    if _is_event_stream(answer):
+                    if is_event_stream(answer):
                         return await self._forward_stream(request, call, repeats, answer)
                     return await self._whole(request, call, answer)
             except UpstreamLost as lost:
@@ -191,11 +198,14 @@ class Proxy:
     ) -> web.StreamResponse | Failure:
         """One time that llama-server is asked. Raises UpstreamLost, OtherAnswer, HttpRefusal, ClientGone."""
         async with self._running.until_stopped(), self._ask(call) as fresh:
-            if _is_event_stream(fresh):
+            if is_event_stream(fresh):
                 return await self._events(call, reply, fresh, sent, count)
-            await reply.stop_comments()
             if reply.begun:
-                return await failure_in(fresh)
+                failure = await failure_in(fresh)
+                sent.rest_is_refused(failure.message)
+                await reply.stop_comments()
+                return failure
+            await reply.stop_comments()
             return await self._whole(request, call, fresh)
 
     async def _events(
@@ -289,13 +299,15 @@ class Proxy:
             failure = told_failure(bytes(held)) or plain_failure(answer.status, bytes(held))
             if failure.code:  # else the body is what llama-server says
                 raise HttpRefusal(failure)
-        return web.Response(status=answer.status, headers=_answer_headers(call, answer), body=call.told(held))
+        return web.Response(
+            status=answer.status, headers=answer_headers(answer, call.headers), body=call.told(held)
+        )
 
     async def _long(
         self, request: web.BaseRequest, call: ProxiedCall, answer: aiohttp.ClientResponse, held: bytes
     ) -> web.StreamResponse:
         """An answer too long to hold is passed on as it comes; a loss then cuts the connection."""
-        response = web.StreamResponse(status=answer.status, headers=_answer_headers(call, answer))
+        response = web.StreamResponse(status=answer.status, headers=answer_headers(answer, call.headers))
         try:
             await response.prepare(request)
             await response.write(held)
@@ -312,7 +324,7 @@ class Proxy:
     @asynccontextmanager
     async def _ask(self, call: ProxiedCall) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send the call; the connection is closed when the block is left, which frees the slot."""
-        # only these: X-Conversation-Id for one would make llama-server go on without a client
+        # X-Conversation-Id would make llama-server go on without a client
         headers = {"Accept-Encoding": "identity"}
         if call.body is not None:
             headers["Content-Type"] = call.content_type
@@ -333,17 +345,3 @@ class Proxy:
         if not lost.taken:  # nothing was generated
             return Failure(503, why, type="unavailable_error", code="upstream_away", retry_after=retry)
         return Failure(502, why, type="server_error", code="upstream_lost", retry_after=retry)
-
-
-def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
-    return answer.content_type == "text/event-stream"
-
-
-def _answer_headers(call: ProxiedCall, answer: aiohttp.ClientResponse) -> dict[str, str]:
-    kind = answer.headers.get("Content-Type", "application/json")
-    if answer.content_type not in _CONTENT_TYPES:
-        kind = "application/octet-stream"  # who answers may be another node: no page of its own runs here
-    headers = {"Content-Type": kind, **call.headers}
-    if answer.status == 503:
-        headers["Retry-After"] = "1"  # llama-server is loading, or busy
-    return headers

@@ -30,6 +30,8 @@ class AllTurns:
                 lambda: upstream.slots or 1,
                 max_wait=self._max_wait,
                 is_loading=lambda: upstream.readiness.state is ModelState.LOADING,
+                held=lambda: upstream.holds_turns,
+                on_waiting=upstream.queued,
                 clock=asyncio.get_running_loop().time,
             )
         return turns

@@ -17,9 +17,17 @@ from array import array
 from collections.abc import Mapping
 from enum import Enum
 
-from meshd.base.errors import MeshdError
 from meshd.base.peer_limits import ANSWER_EVENTS
-from meshd.gateway.continuation import DIALECTS, SentText, as_the_rest, continued, is_sampled
+from meshd.gateway.begun_calls import written_calls
+from meshd.gateway.continuation import (
+    DIALECTS,
+    SentText,
+    as_the_rest,
+    continued,
+    is_sampled,
+    unwritten_calls,
+)
+from meshd.gateway.echo import OtherAnswer
 from meshd.gateway.events import EVENT_BYTES, EventSplitter, whole_events
 from meshd.gateway.kept_events import KeptEvents
 
@@ -39,10 +47,6 @@ _PROGRESS = "prompt_progress"  # as often as time passes
 _ID = re.compile(rb'("(?:id|item_id|call_id|response_id)"\s*:\s*")([A-Za-z0-9_-]{8,100})"')
 _CREATED = re.compile(rb'("created(?:_at)?"\s*:\s*)(\d{1,12})')
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
-
-
-class OtherAnswer(MeshdError):
-    """A second run of a request made something else than the first."""
 
 
 class _RunKind(Enum):
@@ -67,6 +71,7 @@ class SentEvents:
         self._created = b""
         self._can_compare = True
         self._is_whole = True
+        self._rest_fails = False
         self._run = _RunKind.FIRST
         self._at = 0  # events of this run
         self.made_again = 0  # events that the client had, and that were made once more
@@ -79,26 +84,54 @@ class SentEvents:
         """Part of an event comes: no other run can be joined to that. Raises OtherAnswer in another run."""
         self._cannot_join("one of its events is too long")
 
-    def next_request(self, body: bytes) -> bytes | None:
-        """What llama-server is to be asked now, in place of `body`; None where nothing can be joined.
+    def template_questions(self, body: bytes) -> tuple[bytes, bytes] | None:
+        """What `/apply-template` is to be asked before `next_request`: `calls_are_written` takes the answers.
 
         Reads all that was sent, some 30 ms for 1000 tokens: for a thread.
         """
-        if self._run is _RunKind.FIRST:
-            self._read_first()
-        self._can_compare = self._can_compare and self._run is not _RunKind.REST
-        self._at, self._ids_before, self._run_began = 0, {}, None
-        if not self._is_whole:
+        self._read_first()
+        asked = self._asked(body)
+        if self._sent is None or asked is None or not self._may_ask_for_the_rest(asked):
             return None
-        asked: object = None if self._sent is None else json.loads(body)  # of others it may be no JSON
-        rest = continued(asked, self._sent) if self._sent is not None and isinstance(asked, dict) else None
-        same = self._can_compare and isinstance(asked, dict) and self._is_to_be_the_same(asked)
-        if rest is not None and self._sent is not None and not same:
+        return unwritten_calls(asked, self._sent)
+
+    def calls_are_written(self, made: str, before: str) -> None:
+        """As the template has it, with the calls and before them; empty where that cannot be known."""
+        if (sent := self._sent) is not None:
+            sent.written = written_calls(made, before, sent.calls, after_text=bool(sent.text))
+
+    def next_request(self, body: bytes) -> bytes | None:
+        """What llama-server is to be asked now, in place of `body`; None where nothing can be joined.
+
+        Reads all that was sent, as `template_questions` does.
+        """
+        self._read_first()
+        self._at, self._ids_before, self._run_began = 0, {}, None
+        asked = self._asked(body)
+        rest = None
+        if asked is not None and self._sent is not None and self._may_ask_for_the_rest(asked):
+            rest = continued(asked, self._sent)
+        if rest is not None and self._sent is not None:
             self._run, self._before = _RunKind.REST, self._sent.count
             self._sent.goes_on()
             return json.dumps(rest).encode()
         self._run = _RunKind.SAME
-        return body if self._can_compare else None
+        return body if self._is_whole and self._can_compare else None
+
+    def _asked(self, body: bytes) -> dict[str, object] | None:
+        if not self._is_whole or self._sent is None:
+            return None
+        asked: object = json.loads(body)  # of others it may be no JSON
+        return asked if isinstance(asked, dict) else None
+
+    def _may_ask_for_the_rest(self, asked: Mapping[str, object]) -> bool:
+        return not self._rest_fails and not (self._can_compare and self._is_to_be_the_same(asked))
+
+    def rest_is_refused(self, why: str) -> None:
+        """By llama-server. Raises OtherAnswer where the same can be asked for instead."""
+        if self._run is _RunKind.REST and self._can_compare:
+            self._rest_fails = True
+            raise OtherAnswer(why)
 
     def _is_to_be_the_same(self, asked: Mapping[str, object]) -> bool:
         """Although the rest could be had, which is sooner there."""
@@ -120,6 +153,8 @@ class SentEvents:
             self._differs("it was shorter")
 
     def _read_first(self) -> None:
+        if self._run is not _RunKind.FIRST:
+            return
         first, self._first = self._first, KeptEvents()
         splitter = EventSplitter(held_bytes=2 * EVENT_BYTES)  # the longest came with the end of a read
         for piece in first.read():
@@ -162,9 +197,14 @@ class SentEvents:
     def _of_the_rest(self, event: bytes, fields: object) -> bytes:
         if not isinstance(fields, dict) or self._sent is None:
             return event
-        as_sent = as_the_rest(fields, self._sent, self._before)
+        try:
+            as_sent = as_the_rest(fields, self._sent, self._before)
+        except OtherAnswer:
+            self._rest_fails = True
+            raise
         if as_sent is None:
             return b""
+        self._can_compare = False  # the same would not make this
         self._see(as_sent)
         if as_sent is not fields:
             data = b"data: " + json.dumps(as_sent).encode()

@@ -10,6 +10,7 @@ from meshd.gateway.answer_queue import AnswerQueue, Ticket
 from meshd.gateway.failure import Failure, HttpRefusal
 
 _LOOK_SECONDS = 1.0  # nobody tells when llama-server is loaded again with more slots
+_SHORTEST_SECONDS = 0.01  # what is left in the end may be too short for the clock to move
 _RETRY_SECONDS = 10
 
 
@@ -28,8 +29,9 @@ class Turn:
         """What a client is told that has waited for `silence` seconds, else nothing."""
         if self._ticket.began is not None or self.waited < silence:
             return ""
-        before = self._turns.before(self._ticket)
-        return f"waiting for a turn: {before} before this one" if before else "waiting for a turn: next"
+        before, held = self._turns.before(self._ticket), self._turns.held
+        place = f"{before} before this one" if before else "next"
+        return f"waiting for a turn: {place}" + (f"; {held}" if held else "")
 
     @property
     def waited(self) -> float:
@@ -52,14 +54,19 @@ class Turns:
         *,
         max_wait: float,
         is_loading: Callable[[], bool],
+        held: Callable[[], str] = str,
+        on_waiting: Callable[[int], object] = lambda _waiting: None,
         clock: Callable[[], float],
     ) -> None:
         """`max_wait`: seconds that a request waits at most; those in which the model `is_loading` do not
-        count, as whoever is first waits for its load without limit."""
+        count, as whoever is first waits for its load without limit. Nor do those in which no turn begins,
+        because of what `held` says. `on_waiting`: told how many wait."""
         self._queue = AnswerQueue()
         self._slots = slots
         self._max_wait = max_wait
         self._is_loading = is_loading
+        self._held = held
+        self._on_waiting = on_waiting
         self._clock = clock
         self._come: dict[Ticket, asyncio.Event] = {}  # of those that wait
 
@@ -77,6 +84,11 @@ class Turns:
     def waiting(self) -> int:
         """Requests whose turn has not."""
         return self._queue.waiting
+
+    @property
+    def held(self) -> str:
+        """Why no turn begins now; empty: they do."""
+        return self._held()
 
     @contextmanager
     def enter(self, user: Hashable) -> Iterator[Turn]:
@@ -98,10 +110,10 @@ class Turns:
             return
         left, seen = self._max_wait, self.now
         while not event.is_set():
-            await _wait(event, min(_LOOK_SECONDS, left))
+            await _wait(event, max(_SHORTEST_SECONDS, min(_LOOK_SECONDS, left)))
             self._begin()
             since, seen = seen, self.now
-            left -= 0.0 if self._is_loading() else seen - since
+            left -= 0.0 if self._is_loading() or self.held else seen - since
             if left <= 0 and not event.is_set():
                 raise HttpRefusal(self._too_late())
 
@@ -119,8 +131,9 @@ class Turns:
         return self._queue.place(ticket, self.now)
 
     def _begin(self) -> None:
-        for ticket in self._queue.begin(max(1, self._slots()), self.now):
+        for ticket in self._queue.begin(0 if self.held else max(1, self._slots()), self.now):
             self._come.pop(ticket).set()
+        self._on_waiting(self.waiting)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HELD_ANSWER_BYTES = 8 << 20  # a whole answer up to this is held, so that a loss is a clean 502
 _READ_BYTES = 64 << 10  # aiohttp stops reading at twice this
 
+_CONTENT_TYPES = frozenset({"application/json", "text/event-stream", "text/plain"})  # of llama-server
+
 Connect = Callable[[], Awaitable[socket.socket]]
 
 
@@ -106,3 +108,19 @@ async def read_some(answer: aiohttp.ClientResponse) -> bytes:
         return await answer.content.readany()
     except (aiohttp.ClientError, OSError) as error:
         raise UpstreamLost("llama-server exited during the answer", taken=True) from error
+
+
+def is_event_stream(answer: aiohttp.ClientResponse) -> bool:
+    """Whether it comes piece by piece."""
+    return answer.content_type == "text/event-stream"
+
+
+def answer_headers(answer: aiohttp.ClientResponse, more: Mapping[str, str]) -> dict[str, str]:
+    """For the client of an answer that is passed on."""
+    kind = answer.headers.get("Content-Type", "application/json")
+    if answer.content_type not in _CONTENT_TYPES:
+        kind = "application/octet-stream"  # who answers may be another node: no page of its own runs here
+    headers = {"Content-Type": kind, **more}
+    if answer.status == 503:
+        headers["Retry-After"] = "1"  # llama-server is loading, or busy
+    return headers

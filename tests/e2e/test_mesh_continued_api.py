@@ -79,7 +79,7 @@ HIT_AFTER = 12  # events
 Event = dict[str, Any]
 
 
-def _events(api: Api, path: str, body: dict[str, object], on_event: Callable[[int], None]) -> list[Event]:
+def events_of(api: Api, path: str, body: dict[str, object], on_event: Callable[[int], None]) -> list[Event]:
     connection = api.open()
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -154,7 +154,7 @@ async def _undisturbed_and_hit(
         given = ("--continue-answers", "100", *SAME_THREADS, *options, *SAME_BATCHES)
         head = await fleet.head(smollm2(), *given, token=token)
         api = api_of(await fleet.ready(head))
-        whole = await asyncio.to_thread(_events, api, path, body, lambda _: None)
+        whole = await asyncio.to_thread(events_of, api, path, body, lambda _: None)
         at = worker if lost == CHILD_NAME else head
         pid = child_pid(await at.status(), lost)
 
@@ -162,7 +162,7 @@ async def _undisturbed_and_hit(
             if number == HIT_AFTER:
                 os.kill(pid, signal.SIGKILL)
 
-        seen = await asyncio.to_thread(_events, api, path, body, hit)
+        seen = await asyncio.to_thread(events_of, api, path, body, hit)
         assert child_pid(await at.status(), lost) != pid
         log = (head.spec.home / "logs" / "meshd.log").read_text()
         assert log.count("upstream_lost") == 1, "the answer was over before"
@@ -196,3 +196,16 @@ def test_a_client_sees_one_call_of_a_tool(tmp_path: Path, case: str, lost: str) 
     assert arguments_of(seen) == arguments_of(whole)
     arguments = json.loads(arguments_of(seen))
     assert arguments["city"] in ("Paris", "Rome") and len(arguments["days"]) == 12
+
+
+def test_penalties_count_what_was_sent_before_the_loss(tmp_path: Path) -> None:
+    """Sampled, so the rest is asked for. With this penalty no token comes twice within the last 64."""
+    asked = {"prompt": "The sea, the sea,", "n_predict": 50, "temperature": 1, "return_tokens": True}
+    whole, seen = play(
+        _undisturbed_and_hit(tmp_path, "/completion", asked | {"presence_penalty": 1000, "ignore_eos": True})
+    )
+    for events in (whole, seen):
+        tokens = [token for event in events for token in event["tokens"]]
+        assert len(tokens) == 50
+        assert len(set(tokens)) == 50, "it was said before"
+    assert seen[:HIT_AFTER] != whole[:HIT_AFTER], "not sampled"

@@ -15,6 +15,7 @@ from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, c
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 100
+CLIENTS = 6
 OPTIONS = ("--continue-answers", "100", "--device", "none", *SAME_THREADS, *SAME_BATCHES)
 
 
@@ -71,5 +72,44 @@ def test_a_worker_is_paused_drained_and_resumed_under_an_answer(tmp_path: Path) 
             await head.until(lambda now: nodes_of(now) == {"worker-0"})
             refused = await cli(head.spec.home, "pause")
             assert refused.returncode == 1 and "lends no devices" in refused.stderr
+
+    play(check())
+
+
+def test_a_worker_is_drained_under_answers_that_overlap(tmp_path: Path) -> None:
+    """More clients than there are slots, each of which asks again at once: nobody ever stops asking."""
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, (one, _two) = await fleet.workers(smollm2(), smollm2())
+            head = await fleet.head(smollm2(), *OPTIONS, token=token)
+            api = api_of(await fleet.ready(head))
+            drained = asyncio.Event()
+            answers: list[str] = []
+            answered = asyncio.Condition()
+
+            async def client() -> None:
+                while not drained.is_set():
+                    text, _ = await api.complete_through_503(PROMPT, TOKENS, seconds=100.0)
+                    answers.append(text)
+                    async with answered:
+                        answered.notify_all()
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(CLIENTS):
+                    group.create_task(client())
+                async with answered:
+                    await answered.wait_for(lambda: len(answers) >= 2)
+                told = await cli(one.spec.home, "drain", "--timeout", "200")
+                assert told.returncode == 0 and told.stdout.startswith("drained"), told.stderr
+                assert (await one.status()).children == ()
+                before = len(answers)
+                await head.until(lambda now: nodes_of(now) == {"worker-1"})
+                async with answered:
+                    await answered.wait_for(lambda: len(answers) >= before + CLIENTS)
+                drained.set()
+            assert all(answers)
+            log = (head.spec.home / "logs" / "meshd.log").read_text()
+            assert "upstream_lost" not in log, "an answer was interrupted"
 
     play(check())

@@ -187,6 +187,8 @@ class FakeUpstream:
     answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)  # and whether each was alone
     active: list[int] = field(default_factory=list)
     slots: int = 4
+    holds_turns: str = ""
+    waiting: int = 0
     weights: bytes = bytes(32)
     kept_to: bytes = b""
 
@@ -206,6 +208,9 @@ class FakeUpstream:
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         assert seconds >= 0
         self.answers.append((timings, alone))
+
+    def queued(self, waiting: int) -> None:
+        self.waiting = waiting
 
     def requested(self, active: int) -> None:
         self.active.append(active)

@@ -16,6 +16,7 @@ from tests.process.gateway_fake import (
     begin_stream,
     chunk,
     die,
+    event,
     last_chunk,
     raw_post,
     says,
@@ -200,14 +201,60 @@ def test_a_request_that_ends_each_llama_server_is_given_up() -> None:
 
 
 def test_an_answer_that_cannot_be_joined_ends_with_the_loss() -> None:
-    """It is asked for again, as it was to have a form; and then it differs."""
+    """It is asked for again, as it was to have a grammar; and then it differs."""
 
     async def check(here: World) -> None:
-        reply = await here.chat(stream=True, response_format={"type": "json_object"})
+        reply = await here.chat(stream=True, grammar="root ::= [a-z]+")
         _ends_with_an_error(here, await reply.read())
         assert len(here.server.seen) == 2
 
     play(dies_after(chunk("a"), then=(chunk("x"), DONE)), check)
+
+
+def _called(arguments: str, name: str = "") -> bytes:
+    function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
+    return event({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": function}]}}]})
+
+
+def test_a_call_of_a_tool_goes_on_behind_what_its_template_writes() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/apply-template":
+            asked = json.loads(server.seen[-1][-1])
+            call = any(message.get("tool_calls") for message in asked["messages"])
+            prompt = 'hi<a>meshd-content<call>f {"meshd-arguments-0": 0}' if call else "hi<a>"
+            return await says(200, {"prompt": prompt})(server, request)
+        return await dying(server, request)
+
+    async def scenario() -> None:
+        async with world(answer, config=CONFIG) as here:
+            reply = await here.chat(stream=True, tools=[{"type": "function"}])
+            assert data_of(await reply.read()) == [_called("{", "f"), _called('"a'), _called('": 1}'), DONE]
+            assert [path for _, path, *_ in here.server.seen[1:3]] == ["/apply-template"] * 2
+            asked = json.loads(here.server.seen[3][-1])
+            assert asked["messages"][-1] == {"role": "assistant", "content": '<call>f {"a'}
+            assert asked["tool_choice"] == "required"
+
+    dying = dies_after(_called("{", "f"), _called('"a'), then=(_called('{"a": 1}', "f"), DONE))
+    asyncio.run(scenario())
+
+
+def test_the_same_is_asked_for_where_the_rest_is_refused() -> None:
+    """By a template or a vocabulary with which llama-server cannot move the grammar on."""
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if json.loads(server.seen[-1][-1])["messages"][-1]["role"] == "assistant":
+            error = {"error": {"code": 400, "message": "Failed to initialize samplers"}}
+            return await says(400, error)(server, request)
+        return await dying(server, request)
+
+    async def scenario() -> None:
+        async with world(answer, config=CONFIG) as here:
+            reply = await here.chat(stream=True, response_format={"type": "json_object"})
+            assert data_of(await reply.read()) == [chunk("a"), chunk("b"), DONE]
+            assert len(here.server.seen) == 3
+
+    dying = dies_after(chunk("a"), then=(chunk("a"), chunk("b"), DONE))
+    asyncio.run(scenario())
 
 
 def test_a_whole_answer_is_asked_for_again() -> None:

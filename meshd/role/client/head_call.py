@@ -159,6 +159,14 @@ class HeadCall:
         self.keep_to(self.weights)
         self._weights_unknown = not self._wish.fingerprint
 
+    @property
+    def holds_turns(self) -> str:
+        """See Upstream. The head's own queue knows."""
+        return ""
+
+    def queued(self, waiting: int) -> None:
+        """See Upstream."""
+
     def requested(self, active: int) -> None:
         """See Upstream."""
 

@@ -158,6 +158,16 @@ class Serve:
         """See Upstream."""
         return self._loaded.sampling
 
+    @property
+    def holds_turns(self) -> str:
+        """See Upstream. Whatever comes after that life of the model is waited for as any load."""
+        is_ready = self._readiness.state is ModelState.READY
+        return self._history.moments.holds_turns if is_ready else ""
+
+    def queued(self, waiting: int) -> None:
+        """See Upstream."""
+        self._history.moments.queued(waiting)
+
     def requested(self, active: int) -> None:
         """See Upstream."""
         self._history.moments.requests(active, asyncio.get_running_loop().time())

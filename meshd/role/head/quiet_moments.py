@@ -4,6 +4,11 @@ gain more (speculation.py): when nobody asks.
 A load costs seconds to minutes, and pauses answers. So a worker that comes is taken in after a while without
 a request, once for each arrival, and one whose user is about to take it away is let go when no answer is
 open. A worker that was there already, and was left out, is no arrival: its time comes with the next load.
+
+Where answers overlap, no such moment comes by itself. Then the gateway is asked to begin no more of them: at
+once for a worker whose user waits, for one that has come when LONG_ASKED_SECONDS have passed. An answer can
+take an hour, which is too long for the others: for one that has come it lasts HELD_SECONDS at most, and is
+tried again later.
 """
 
 import asyncio
@@ -17,6 +22,8 @@ from meshd.role.head.run_end import End
 
 UNASKED_SECONDS = 15.0
 SETTLED_SECONDS = 10.0  # of a connection: one that ends at once is no help
+LONG_ASKED_SECONDS = 600.0  # since a worker has come
+HELD_SECONDS = 300.0
 _LOOK_SECONDS = 1.0
 
 
@@ -50,11 +57,24 @@ class QuietMoments:
         self._wanted = wanted
         self._other_drafts = other_drafts
         self._idle_since: float | None = -math.inf
+        self._active = 0
+        self._waiting = 0
+        self._why_held = ""
         self._paused: dict[PeerId, float] = {}  # when they were seen so the last time
 
     def requests(self, active: int, now: float) -> None:
         """So many are under way."""
         self._idle_since = now if active == 0 else None
+        self._active = active
+
+    def queued(self, waiting: int) -> None:
+        """So many of them wait for their turn."""
+        self._waiting = waiting
+
+    @property
+    def holds_turns(self) -> str:
+        """Why no more answers are to begin now; empty: they are."""
+        return self._why_held
 
     def idle_seconds(self, now: float) -> float:
         """For how long nobody has asked."""
@@ -64,24 +84,33 @@ class QuietMoments:
         """End `life` when a better one is to begin."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            idle = self.idle_seconds(now := loop.time())
-            self._look_for_paused(now)
-            if not life.loaded or not idle:
-                continue
-            if (peer := leaving(self._peers(), life.workers)) is not None:
-                why = f"worker {peer.name} is paused: the model is loaded without it"
-            elif idle >= UNASKED_SECONDS and (
-                peer := arrived(self._wanted(), life.workers, self._paused, began=began, now=now)
-            ):
-                why = f"worker {peer.name} is here: the model is loaded again with it"
-            elif idle >= UNASKED_SECONDS and (drafts := self._other_drafts(now)):
-                why = drafts
-            else:
-                continue
-            replace_life(life, why)
-            return
+        self._why_held = ""
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_SECONDS)
+                now = loop.time()
+                self._look_for_paused(now)
+                if life.loaded and (why := self._why_now(life, began, now)):
+                    replace_life(life, why)
+                    return
+        finally:
+            if not life.replaced:  # else none begins before the next life
+                self._why_held = ""
+
+    def _why_now(self, life: WatchedLife, began: float, now: float) -> str:
+        """Why `life` is to end now; empty: it is not."""
+        is_quiet, computes = self.idle_seconds(now) >= UNASKED_SECONDS, self._active > self._waiting
+        if (peer := leaving(self._peers(), life.workers)) is not None:
+            self._why_held = f"worker {peer.name} is paused: the model is loaded without it"
+            return "" if computes else self._why_held
+        found = arrived(self._wanted(), life.workers, self._paused, began=began, now=now)
+        if found is None:
+            self._why_held = ""
+            return self._other_drafts(now) if is_quiet else ""
+        peer, since = found
+        why = f"worker {peer.name} is here: the model is loaded again with it"
+        self._why_held = why if is_held(now - since) else ""
+        return why if is_quiet or (self._why_held and not computes) else ""
 
     def _look_for_paused(self, now: float) -> None:
         peers = list(self._peers())
@@ -108,13 +137,18 @@ def arrived(
     *,
     began: float,
     now: float,
-) -> PeerStatus | None:
-    """Of the workers that may be asked one that has come since the load began, and stays. Pure.
+) -> tuple[PeerStatus, float] | None:
+    """Of the workers that may be asked one that has come since the load began, and stays; and when. Pure.
 
     `paused`: until when they were.
     """
     for peer in able:
         since = max(peer.since, paused.get(peer.peer, -math.inf))
         if peer.peer not in used and since > began and now - since >= SETTLED_SECONDS:
-            return peer
+            return peer, since
     return None
+
+
+def is_held(waited: float) -> bool:
+    """Whether no answer begins for the sake of a worker that came so many seconds ago. Pure."""
+    return waited % (LONG_ASKED_SECONDS + HELD_SECONDS) >= LONG_ASKED_SECONDS

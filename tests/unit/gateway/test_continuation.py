@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.continuation import Dialect, SentText, as_the_rest, continued
+from meshd.gateway.begun_calls import written_calls
+from meshd.gateway.continuation import Dialect, SentText, as_the_rest, continued, unwritten_calls
+from meshd.gateway.echo import OtherAnswer
 
 CHAT: Mapping[str, object] = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -61,11 +63,7 @@ def test_a_chat_begins_with_what_was_said_and_thought() -> None:
     "fields",
     [
         *({name: 2} for name in ("n", "n_cmpl", "best_of")),
-        *(
-            {name: "x"}
-            for name in ("grammar", "json_schema", "response_format", "echo", "suffix", "thinking")
-        ),
-        {"tool_choice": "required"},
+        *({name: "x"} for name in ("grammar", "echo", "suffix", "thinking", "generation_prompt")),
         {"max_tokens": 1},
         {"messages": [{"role": "assistant", "content": "I"}]},
         {"messages": []},
@@ -82,15 +80,201 @@ def test_what_needs_more_than_the_text_is_not_continued(fields: Mapping[str, obj
     "event",
     [
         {"choices": [{"index": 1, "delta": {"content": "a"}}]},
-        {"choices": [{"index": 0, "delta": {"tool_calls": []}}]},
+        {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 1, "function": {}}]}}]},
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
     ],
-    ids=["another answer", "a call", "the end"],
+    ids=["another answer", "the second call", "the end"],
 )
 def test_what_is_more_than_text_is_not_continued(event: Mapping[str, object]) -> None:
     sent = chat("So")
     sent.see(event)
     assert continued(CHAT, sent) is None
+
+
+@pytest.mark.parametrize(
+    "form", [{"response_format": {"type": "json_object"}}, {"json_schema": {}, "response_format": {"a": 1}}]
+)
+def test_a_chat_in_a_form_goes_on_within_it(form: Mapping[str, object]) -> None:
+    """What llama-server puts before the rest it also feeds to the grammar."""
+    rest = continued({**CHAT, **form}, chat('{"a'))
+    assert rest is not None and rest["continue_final_message"] == "content"
+    assert rest["messages"] == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": '{"a'}]
+    assert {name: rest[name] for name in form} == form
+
+
+@pytest.mark.parametrize("dialect", [Dialect.NATIVE, Dialect.COMPLETION])
+def test_a_completion_in_a_form_goes_on_within_it(dialect: Dialect) -> None:
+    sent = native((" a", 7), (" b", 8), dialect=Dialect.NATIVE)
+    sent.dialect = dialect
+    asked = {"prompt": "The", "json_schema": {"type": "object"}}
+    assert continued(asked, sent) == {**asked, "prompt": "The a b", "generation_prompt": " a b"}
+    asked = {"prompt": "The", "grammar": "root ::= [ab ]*"}
+    more = {"prompt": "The a b", "generation_prompt": " a b", "grammar_type": "tool_calls"}
+    assert continued(asked, sent) == {**asked, **more}, "of that type, else it is not fed"
+    assert continued({**asked, "response_format": {"type": "json_object"}}, sent) is None
+
+
+def call(number: int, arguments: str, name: str = "") -> dict[str, object]:
+    function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
+    one = {"index": number, **({"id": f"id-{number}", "type": "function"} if name else {})}
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [{**one, "function": function}]}}]}
+
+
+def called(*calls: tuple[str, str], text: str = "") -> SentText:
+    sent = chat(*([text] if text else []))
+    for number, (name, arguments) in enumerate(calls):
+        sent.see(call(number, arguments[:1], name))
+        sent.see(call(number, arguments[1:]))
+    return sent
+
+
+TOOLS: Mapping[str, object] = {**CHAT, "tools": [{"type": "function"}], "stream": True, "max_tokens": 50}
+
+
+def chatml(bodies: tuple[bytes, bytes] | None, *, with_text: bool = True, thinks: bool = False) -> list[str]:
+    """The prompts of these messages."""
+    assert bodies is not None
+    prompts = []
+    for body in bodies:
+        prompt = ""
+        asked = json.loads(body)
+        assert asked["tools"] == TOOLS["tools"] and "stream" not in asked
+        assert "hi" not in str(asked["messages"]), "what was said before does not matter"
+        for message in asked["messages"]:
+            prompt += f"<{message['role']}>" + (
+                "<think></think>" if message.get("tool_calls") and thinks else ""
+            )
+            prompt += message["content"] + "\n" if with_text or not message.get("tool_calls") else ""
+            for one in message.get("tool_calls", ()):
+                function = one["function"]
+                prompt += (
+                    f'<call>{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}</call>'
+                )
+        prompts.append(prompt if asked["messages"][-1]["role"] == "tool" else prompt + "<assistant>")
+    return prompts
+
+
+@pytest.mark.parametrize("with_text", [True, False])
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize(
+    "calls", [[("f", '{"a": [1, ')], [("f", '{"a": 1}'), ("g", '{"b": "c')], [("f", "{")]]
+)
+@pytest.mark.parametrize("text", ["", "Let me see."])
+def test_a_call_goes_on_as_its_template_writes_it(
+    calls: list[tuple[str, str]], with_text: bool, thinks: bool, text: str
+) -> None:
+    sent = called(*calls, text=text)
+    assert continued(TOOLS, sent) is None, "not before the template is known"
+    prompts = chatml(unwritten_calls(TOOLS, sent), with_text=with_text, thinks=thinks and with_text)
+    sent.written = written_calls(prompts[0], prompts[1], sent.calls, after_text=bool(text))
+    rest = continued(TOOLS, sent)
+    assert rest is not None
+    wrote = "".join(f'<call>{{"name": "{name}", "arguments": {said}}}</call>' for name, said in calls)
+    messages = rest["messages"]
+    assert isinstance(messages, list)
+    line = "\n" if text and with_text else ""
+    assert messages[-1] == {"role": "assistant", "content": text + line + wrote.removesuffix("}</call>")}
+    assert (rest["echo"], rest["tool_choice"], rest["continue_final_message"]) == (
+        True,
+        "required",
+        "content",
+    )
+    assert rest["max_tokens"] == 50 - 2 * len(calls) - bool(text)
+
+
+def test_whoever_has_to_call_still_has_to() -> None:
+    sent = called(("f", '{"a'))
+    sent.written = "<call>"
+    chosen = {"type": "function", "function": {"name": "f"}}
+    for choice in ("required", chosen):
+        rest = continued({**TOOLS, "tool_choice": choice}, sent)
+        assert rest is not None and rest["tool_choice"] == choice
+
+
+@pytest.mark.parametrize(
+    ("made", "before"),
+    [("", ""), ("<user>other", "<user>hi"), ("meshd-content <call><arg>0</arg>", ""), ("<a>f", "<a>")],
+    ids=["no answer", "another beginning", "not JSON", "no call"],
+)
+def test_a_template_that_cannot_be_read(made: str, before: str) -> None:
+    sent = called(("f", '{"a'))
+    assert written_calls(made, before, sent.calls, after_text=True) is None
+
+
+def test_calls_come_again_and_only_their_rest_is_told() -> None:
+    sent = called(("f", '{"a": 1}'), ("g", '{"b'), text="So")
+    sent.written = "-"
+    sent.goes_on()
+    events: list[dict[str, object]] = [
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]},
+        {"choices": [{"index": 0, "delta": {"content": "So"}}]},
+        call(0, '{"a": 1}', "f"),
+        call(1, '{"', "g"),
+        call(1, 'b": 2'),
+        call(2, "{", "h"),
+    ]
+    told = [as_the_rest(event, sent, 5) for event in events]
+    assert told[:4] == [None] * 4
+    assert told[4:] == [call(1, '": 2'), call(2, "{", "h")]
+    end: dict[str, object] = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+    assert as_the_rest(end, sent, 5) == end
+
+
+def tool_use(number: int, name: str) -> dict[str, object]:
+    block = {"type": "tool_use", "id": f"id-{number}", "name": name, "input": {}}
+    return {"type": "content_block_start", "index": number, "content_block": block}
+
+
+def input_json(number: int, arguments: str) -> dict[str, object]:
+    delta = {"type": "input_json_delta", "partial_json": arguments}
+    return {"type": "content_block_delta", "index": number, "delta": delta}
+
+
+@pytest.mark.parametrize("text", ["", "So"])
+def test_calls_in_messages_go_on_as_well(text: str) -> None:
+    first = int(bool(text))
+    said = [BEGIN, delta(text)] if text else []
+    calls = [tool_use(first, "f"), input_json(first, '{"a": 1}'), tool_use(first + 1, "g")]
+    sent = anthropic(*said, *calls, input_json(first + 1, '{"b'))
+    asked = {**CHAT, "tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": 50}
+    bodies = unwritten_calls(asked, sent)
+    assert bodies is not None and continued(asked, sent) is None
+    shown = json.loads(bodies[0])
+    function = {"name": "f", "description": "", "parameters": {"type": "object"}}
+    assert shown["tools"] == [{"type": "function", "function": function}]
+    assert [one["id"] for one in shown["messages"][1]["tool_calls"]] == [f"id-{first}", f"id-{first + 1}"]
+    sent.written = "<call>"
+    rest = continued(asked, sent)
+    assert rest is not None and rest["tool_choice"] == {"type": "any"} and "echo" not in rest
+    assert isinstance(rest["messages"], list)
+    assert rest["messages"][-1] == {"role": "assistant", "content": text + "<call>"}
+    sent.goes_on()
+    again = [{"type": "message_start"}, *said, *calls, input_json(first + 1, '{"b": 2')]
+    told = [as_the_rest(dict(event), sent, 5) for event in [*again, tool_use(first + 2, "h")]]
+    assert told[:-2] == [None] * (len(again) - 1)
+    assert told[-2:] == [input_json(first + 1, '": 2'), tool_use(first + 2, "h")]
+
+
+def test_a_tool_that_messages_must_use_stays_chosen() -> None:
+    sent = anthropic(tool_use(0, "f"), input_json(0, "{"))
+    sent.written = "<call>"
+    chosen = {"type": "tool", "name": "f"}
+    rest = continued({**CHAT, "tool_choice": chosen}, sent)
+    assert rest is not None and rest["tool_choice"] == chosen
+
+
+def test_calls_that_come_otherwise_are_another_answer() -> None:
+    sent = called(("f", '{"a": 1'))
+    sent.goes_on()
+    with pytest.raises(OtherAnswer):
+        as_the_rest(call(0, '{"b', "f"), sent, 1)
+
+
+def test_more_calls_than_are_kept_are_not_continued() -> None:
+    sent = called(*[("f", "{}")] * 64)
+    assert len(sent.calls) == 64
+    sent.see(call(64, "{", "f"))
+    assert not sent.is_text and not sent.calls
 
 
 def test_nothing_was_said_yet() -> None:

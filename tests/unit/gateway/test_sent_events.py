@@ -5,8 +5,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.gateway.echo import OtherAnswer
 from meshd.gateway.events import EVENT_BYTES
-from meshd.gateway.sent_events import MOST_AGAIN_SECONDS, OtherAnswer, SentEvents
+from meshd.gateway.sent_events import MOST_AGAIN_SECONDS, SentEvents
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"  # not to be continued, only made again
@@ -112,6 +113,80 @@ def test_a_seed_that_the_client_gave_decides_unless_the_answer_differs() -> None
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == "Once"
 
 
+def a_call(arguments: str, run: str, name: str = "") -> bytes:
+    function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
+    one = {"index": 0, **({"id": f"call_{run}"} if name else {}), "function": function}
+    fields = {"id": f"chatcmpl-{run}", "choices": [{"index": 0, "delta": {"tool_calls": [one]}}]}
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def begun_call(**asked: object) -> tuple[SentEvents, bytes]:
+    made = sent(event(None, "aaaaaaaa"), a_call("{", "aaaaaaaa", "f"), a_call('"x', "aaaaaaaa"))
+    return made, body(tools=[{"type": "function"}], max_tokens=9, **asked)
+
+
+def test_a_call_goes_on_once_the_template_is_known() -> None:
+    made, asked = begun_call()
+    assert made.template_questions(asked) is not None
+    made.calls_are_written('<call>f meshd-content{"meshd-arguments-0": 0}', "")
+    rest = made.next_request(asked)
+    assert rest is not None and json.loads(rest)["messages"][-1]["content"] == '{"x'
+    again = event(None, "bbbbbbbb") + a_call('{"x', "bbbbbbbb", "f") + a_call('y"', "bbbbbbbb")
+    fresh = made.unsent(again, 0.0)
+    assert json.loads(fresh.removeprefix(b"data: ")) == json.loads(
+        a_call('y"', "aaaaaaaa").removeprefix(b"data: ")
+    )
+    assert made.template_questions(asked) is not None, "of what is sent by now"
+    made.calls_are_written('meshd-content{"meshd-arguments-0": 0}', "")
+    rest = made.next_request(asked)
+    assert rest is not None and json.loads(rest)["messages"][-1]["content"] == '{"xy"'
+
+
+def test_the_template_is_asked_only_for_a_call_that_goes_on() -> None:
+    made, asked = begun_call(temperature=0)
+    assert made.template_questions(asked) is None, "the same is asked for"
+    assert made.next_request(asked) == asked
+    with pytest.raises(OtherAnswer):
+        made.unsent(event(None, "bbbbbbbb") + a_call("[", "bbbbbbbb", "f"), 0.0)
+    assert made.template_questions(asked) is not None
+    without = sent(event("Once", "aaaaaaaa"))
+    assert without.template_questions(body()) is None
+    assert sent(typed("d", "x", "aaaa"), path=RESPONSES).template_questions(body()) is None
+
+
+@pytest.mark.parametrize("template", ["unknown", "otherwise"])
+def test_a_call_that_cannot_be_written_is_made_again(template: str) -> None:
+    made, asked = begun_call()
+    assert made.template_questions(asked) is not None
+    made.calls_are_written('meshd-content{"meshd-arguments-0": 0}' if template == "otherwise" else "", "")
+    request = made.next_request(asked)
+    if template == "otherwise":
+        with pytest.raises(OtherAnswer):
+            made.unsent(a_call('{ "x', "bbbbbbbb", "f"), 0.0)
+        assert made.template_questions(asked) is None
+        request = made.next_request(asked)
+    assert request == asked, "no event of the rest was sent"
+
+
+def test_the_same_is_asked_for_where_llama_server_refuses_the_rest() -> None:
+    made, asked = sent(event("{", "aaaaaaaa")), body(response_format={"type": "json_object"})
+    rest = made.next_request(asked)
+    assert rest is not None and rest != asked
+    with pytest.raises(OtherAnswer, match="samplers"):
+        made.rest_is_refused("Failed to initialize samplers")
+    assert made.next_request(asked) == asked
+    made.rest_is_refused("too long")  # of the same that is the answer
+
+
+def test_what_went_on_once_is_not_made_again() -> None:
+    made, asked = sent(event("{", "aaaaaaaa")), body()
+    assert made.next_request(asked) not in (None, asked)
+    assert made.unsent(event("}", "bbbbbbbb"), 0.0)
+    assert made.next_request(asked) not in (None, asked)
+    made.rest_is_refused("no")
+    assert made.next_request(asked) not in (None, asked), "the client has more than the first run had"
+
+
 def nested(levels: int) -> bytes:
     return b'data: {"choices":' + b"[" * levels + b"]" * levels + b"}\n\n"
 
@@ -156,8 +231,8 @@ def test_an_event_that_came_in_pieces_ends_it() -> None:
 
 def test_progress_and_comments_are_of_one_run() -> None:
     progress = b'data: {"prompt_progress": {"processed": 3}, "choices": []}\n\n'
-    made = sent(progress, b": waiting\n\n", event("a", "aaaaaaaa"), event("b", "aaaaaaaa"))
-    assert made.next_request(body(tools=[{}], tool_choice="required", seed=1)) is not None
+    made = sent(progress, b": waiting\n\n", event("a", "aaaaaaaa"), event("b", "aaaaaaaa"), own_seed=False)
+    assert made.next_request(body(seed=1)) == body(seed=1)
     assert made.unsent(progress + progress + event("a", "bbbbbbbb"), 0.0) == b""
     assert made.unsent(event("b", "bbbbbbbb") + event("c", "bbbbbbbb"), 0.0) == event("c", "aaaaaaaa")
 
@@ -182,8 +257,8 @@ def test_an_id_becomes_the_one_that_had_its_place(first: list[str], draw: st.Dat
     first = list(dict.fromkeys(first))
     ids = st.text("AB", min_size=8, max_size=100)
     second = draw.draw(st.lists(ids, min_size=len(first), max_size=len(first), unique=True))
-    made = sent(*map(tool_calls, first), event("a", "aaaaaaaa"))
-    assert made.next_request(body(tools=[{}], tool_choice="required", seed=1)) is not None
+    made = sent(*map(tool_calls, first), event("a", "aaaaaaaa"), own_seed=False)
+    assert made.next_request(body(seed=1)) == body(seed=1)
     for one in second:
         assert made.unsent(tool_calls(one), 0.0) == b""
     assert made.unsent(event("a", "aaaaaaaa") + tool_calls(*second), 0.0) == tool_calls(*first)

@@ -1,0 +1,164 @@
+"""Answers in a form are open at once when a process is killed: each goes on in its stream, within its form.
+
+A JSON schema, a call of a tool, a grammar: four of them share a batch, so another run of one falls otherwise
+where two tokens are about equally likely, and half of them are sampled. So what they say differs from run to
+run; it must be whole and in its form.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from meshd.role.worker.mesh_server import CHILD_NAME
+
+from tests.e2e.api_client import Api
+from tests.e2e.mesh_losses import again_within
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import Fleet, api_of, child_pid, model_of, play
+from tests.e2e.open_answers import HIT_AFTER, interruption
+from tests.e2e.test_mesh_continued_api import (
+    CALLS,
+    FORCED,
+    TEMPLATE,
+    WEEK,
+    Event,
+    arguments_of,
+    events_of,
+    ids_of,
+    text_of,
+)
+from tests.soak import counts
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(1000)]
+
+SKIES = {"enum": ["sun", "rain", "snow", "fog"]}
+SKY = {"type": "array", "items": SKIES, "minItems": 20, "maxItems": 20}
+SCHEMA = {"type": "object", "properties": {"sky": SKY}, "required": ["sky"]}
+GRAMMAR = 'root ::= "[" (("sun" | "rain" | "snow") ","){30} "]"'
+FOUND_SECONDS = 10.0
+
+
+def _ask(text: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 400}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is asked for, and what a whole answer is."""
+
+    path: str
+    asked: Mapping[str, object]
+    is_whole: Callable[[list[Event]], bool]
+
+
+def _has_skies(text: str) -> bool:
+    found = json.loads(text)
+    return set(found) == {"sky"} and len(found["sky"]) == 20 and set(found["sky"]) <= set(SKIES["enum"])
+
+
+def _is_called(events: list[Event]) -> bool:
+    """Once or several times."""
+    left, calls = arguments_of(events), []
+    while left:
+        found, end = json.JSONDecoder().raw_decode(left)
+        calls.append(found)
+        left = left[end:]
+    return bool(calls) and all(one["city"] in ("Paris", "Rome") and len(one["days"]) == 12 for one in calls)
+
+
+def _native_text(events: list[Event]) -> str:
+    return "".join(event["content"] for event in events)
+
+
+FORMS: Mapping[str, Form] = {
+    "schema": Form(
+        "/v1/chat/completions",
+        _ask("Weather?") | {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        lambda events: _has_skies(text_of(events)),
+    ),
+    "call": Form(
+        "/v1/chat/completions",
+        _ask("Weather in Rome?")
+        | FORCED
+        | {"tools": [{"type": "function", "function": {"name": "week", "parameters": WEEK}}]}
+        | {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 1},
+        _is_called,
+    ),
+    "messages": Form(CALLS["messages"][0], CALLS["messages"][1] | {"temperature": 1}, _is_called),
+    "grammar": Form(
+        "/completion",
+        {"prompt": "The weather: ", "n_predict": 400, "grammar": GRAMMAR, "temperature": 0},
+        lambda events: re.fullmatch(r"\[((sun|rain|snow),){30}\]", _native_text(events)) is not None,
+    ),
+}
+
+
+class _Streams:
+    """Each is read in a thread; the last one to have some events hits."""
+
+    def __init__(self, api: Api, hit: Callable[[], object]) -> None:
+        self._api = api
+        self._hit = hit
+        self._reached = threading.Barrier(len(FORMS))
+        self.seconds = dict.fromkeys(FORMS, 0.0)
+        self.events: dict[str, list[Event]] = {}
+
+    def read(self, name: str) -> None:
+        form, last = FORMS[name], time.monotonic()
+
+        def on_event(number: int) -> None:
+            nonlocal last
+            if number == HIT_AFTER and self._reached.wait(60.0) == 0:
+                self._hit()
+            if number > HIT_AFTER:
+                self.seconds[name] = max(self.seconds[name], time.monotonic() - last)
+            last = time.monotonic()
+
+        body = {**form.asked, "stream": True, "cache_prompt": False}
+        self.events[name] = events_of(self._api, form.path, body, on_event)
+
+    def is_whole(self, name: str) -> bool:
+        events = self.events[name]
+        if any("error" in event or event.get("type") == "error" for event in events):
+            return False
+        assert len(ids_of(events)) <= 1
+        return FORMS[name].is_whole(events)
+
+
+@pytest.mark.parametrize(
+    "lost", [name for name in ("llama-server", CHILD_NAME) for _ in range(counts(1, 10))]
+)
+def test_killed_under_forms(tmp_path: Path, lost: str) -> None:
+    async def check() -> None:
+        began = time.monotonic()
+        async with Fleet(tmp_path) as fleet:
+            token, [worker] = await fleet.workers(smollm2(), options=("--threads", "1"))
+            options = ("--continue-answers", "100", "--", "-t", "1", "--chat-template-file", str(TEMPLATE))
+            head = await fleet.head(smollm2(), *options, token=token)
+            status = await fleet.ready(head)
+            answers = model_of(status).answers
+            assert answers is not None and answers.slots >= len(FORMS), "they share no batch"
+            at = worker if lost == CHILD_NAME else head
+            hit = partial(os.kill, child_pid(await at.status(), lost), signal.SIGKILL)
+            streams = _Streams(api_of(status), hit)
+            with interruption("mesh-server" if at is worker else lost, "kill -9, forms") as noted:
+                # what comes out otherwise has its prompt computed once more
+                noted.within = FOUND_SECONDS + 2 * again_within(began)
+                await asyncio.gather(*(asyncio.to_thread(streams.read, name) for name in FORMS))
+                noted.seconds = list(streams.seconds.values())
+                for name in FORMS:
+                    print(name, f"{streams.seconds[name]:.1f} s", streams.events[name][-3:])  # noqa: T201
+                    noted.incomplete += not streams.is_whole(name)
+            log = (head.spec.home / "logs" / "meshd.log").read_text()
+            assert log.count("upstream_lost") == len(FORMS), "one was over before, or was lost twice"
+
+    play(check(), seconds=900.0)
