@@ -9,10 +9,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
@@ -29,6 +31,7 @@ from tests.e2e.kept_texts import kept_text
 from tests.e2e.native_rig import PROMPT, Head
 from tests.native import build as native_build
 
+T = TypeVar("T")
 _VERSION = "1"  # of what the makers make
 
 
@@ -51,7 +54,7 @@ def own_cache(folder: Path) -> Path:
 @cache
 def native() -> NativeInfo:
     """What daemons run: upstream's binaries and ours, built if they are not there yet."""
-    return asyncio.run(native_builds.build(cache_folder(), backend="cpu", progress=_silent))
+    return _done(native_builds.build(cache_folder(), backend="cpu", progress=_silent))
 
 
 @cache
@@ -65,7 +68,7 @@ def stock() -> NativeInfo:
 @cache
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct, Q4_1: 98 MB, 30 layers, tied embeddings."""
-    return asyncio.run(demo_model(cache_folder(), _silent))
+    return _done(demo_model(cache_folder(), _silent))
 
 
 @cache
@@ -231,10 +234,16 @@ def flipped_byte() -> Path:
     return made("smollm2-flipped.gguf", make)
 
 
+def _done(work: Coroutine[object, object, T]) -> T:
+    """In a thread: a test that asks for a model first may run a loop of its own by then."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
 def _quantise(source: Path, target: Path, kind: str) -> None:
     build = native_builds.build(cache_folder(), backend="cpu", tools=True, progress=_silent)
     argv = [
-        str(asyncio.run(build).binaries[LLAMA_QUANTIZE]),
+        str(_done(build).binaries[LLAMA_QUANTIZE]),
         "--allow-requantize",
         str(source),
         str(target),
