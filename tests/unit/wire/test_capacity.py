@@ -114,7 +114,7 @@ def test_there_is_one_list_of_times_for_each_device() -> None:
             decode(changed(**fields))
     with pytest.raises(RemoteProtocolError, match="two times for one number of tokens"):
         decode(changed(times=[[[0, 1, 1], [1, 1, 1], [0, 1, 2]], []]))
-    assert decode(changed(times=[[[0, 1, 1], [1, 1, 1], [0, 2, 2]], [[0, 1, 1]]]))
+    decode(changed(times=[[[0, 1, 1], [1, 1, 1], [0, 2, 2]], [[0, 1, 1]]]))
     with pytest.raises(RemoteProtocolError, match="too many"):
         decode(changed(times=[[[0, 1, 1]] * 65, []]))
     row = msgpack.unpackb(FULL.encode())["devices"][0]

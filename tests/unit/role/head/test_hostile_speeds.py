@@ -17,7 +17,8 @@ from meshd.role.head.split_plan import HeadOptions, NodeOffer
 from meshd.wire.capacity import MAX_NANOSECONDS, MAX_TIMED_TOKENS, TimedLayer
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 
-from tests.unit.role.head.test_split_choice import GIB, MODEL, OPTIONS, WORK, device, machines, offer, speed
+from tests.unit.model.split_scene import GIB
+from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer, speed
 
 AUTO = replace(OPTIONS, split="auto", min_workers=1)
 NOT_COMPARED = "layers by memory, as splits could not be compared"
