@@ -121,7 +121,10 @@ def test_a_head_uses_the_workers_with_which_the_model_is_fastest(tmp_path: Path)
 def test_the_second_model_of_a_group_is_split_by_speed_without_the_firsts_worker(
     tmp_path: Path,
 ) -> None:
-    """That one computes, so it is not measured with the layers of another kind of model; the other one is."""
+    """That one computes, so it is not measured with the layers of another kind of model; the other one is.
+
+    Each has a cache of its own, as on its own machine: what one has measured the other one does not know.
+    """
     one, two = random_model("llama"), random_model("qwen3moe")
     file = tmp_path / "meshd.toml"
     file.write_text(
@@ -131,7 +134,14 @@ def test_the_second_model_of_a_group_is_split_by_speed_without_the_firsts_worker
 
     async def check() -> None:
         async with Fleet(tmp_path, cache=own_cache(tmp_path)) as fleet:
-            token, _ = await fleet.workers(one, one, options=QUIET)
+            token = ""
+            for number in (0, 1):
+                folder = tmp_path / f"cache of {number}"
+                folder.mkdir()
+                worker = await fleet.worker(
+                    f"worker-{number}", *QUIET, model=one, token=token, cache=own_cache(folder)
+                )
+                token = token or await worker.token()
             spec = fleet.spec("head", "serve", "--config", str(file), "--split", "auto", token=token)
             head = await fleet.start(spec)
             status = await head.until(lambda now: now.api is not None and len(now.peers) == 2)

@@ -3,13 +3,13 @@
 from meshd.model.output import SAMPLED_BYTES, DevicePath
 from meshd.model.prediction import HOP_SECONDS
 from meshd.role.head.plan_prediction import ASSUMED_ANSWER, ASSUMED_PROMPT, Machines
-from meshd.role.head.worker_orders import HEAD
+from meshd.role.head.worker_orders import HEAD_END
 
 _NUMBER_BYTES = 4  # of a token, and of each number of its hidden state
 
 
 class AnswerWays:
-    """Seconds for all that passes from one to the other; `HEAD` may be one of them.
+    """Seconds for all that passes from one to the other; `HEAD_END` may be one of them.
 
     `tokens` of a prompt pass at once. All of them count on each way, as the slowest way or device decides how
     they follow one another. `numbers`: to the first worker, in place of hidden states.
@@ -35,9 +35,9 @@ class AnswerWays:
     def _seconds(self, before: str, behind: str) -> float:
         ends = [path for node in (before, behind) if (path := self._to_head.get(node)) is not None]
         hop = (ASSUMED_ANSWER + 1) * HOP_SECONDS
-        if behind == HEAD:
+        if behind == HEAD_END:
             return hop + sum((ASSUMED_ANSWER + 1) * _once(path, SAMPLED_BYTES) for path in ends)
-        if before == HEAD:
+        if before == HEAD_END:
             return hop + sum(self._on(path, self._first) for path in ends)
         if not self._pushed:  # the head is between the two
             return hop + sum(self._on(path, self._state) for path in ends)

@@ -2,7 +2,8 @@
 
 Workers that were never measured take no part in the comparison, and where the model needs them, or the user
 says how to split, the layers are divided by memory over all. What a worker says of its speed decides only how
-fast the model is: an unexpected failure of the comparison, too, leads to the split by memory.
+fast the model is: an unexpected failure of the comparison, too, leads to the split by memory, with a line in
+the log.
 """
 
 from collections.abc import Sequence

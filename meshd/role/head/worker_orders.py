@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import combinations, pairwise, permutations
 
-HEAD = ""  # as one end of a way
+HEAD_END = ""  # as one end of a way
 _MOST_NODES = 6  # of which all sets are looked at
 _MOST_ORDERED = 3  # of a set of which all orders are
 _SHORTEST = 4  # orders of a larger set
 _EXACT = 1e-9  # less than that share is no gain
-_MOST_ROUNDS = 20  # of looking for a shorter way; three or four are usual
+_MOST_PASSES = 20  # of looking for a shorter way; three or four are usual
 _MOST_BEGUN = 8  # workers around which a set grows
 _MORE = 2  # workers beyond those that hold the model: what fits roughly may not fit
 
@@ -100,8 +100,8 @@ class WorkerOrders:
 
     def _kept(self) -> list[ConsideredWorker]:
         ranks: list[Callable[[ConsideredWorker], float]] = [
-            lambda one: one.layer + 2 * self._ways(HEAD, one.node) / one.room,
-            lambda one: self._ways(HEAD, one.node),
+            lambda one: one.layer + 2 * self._ways(HEAD_END, one.node) / one.room,
+            lambda one: self._ways(HEAD_END, one.node),
             lambda one: one.layer,
             lambda one: -one.room,
         ]
@@ -115,14 +115,14 @@ class WorkerOrders:
         return kept
 
     def _way_of(self, order: Sequence[ConsideredWorker]) -> float:
-        return _length([HEAD, *(one.node for one in order), HEAD], self._ways)
+        return _length([HEAD_END, *(one.node for one in order), HEAD_END], self._ways)
 
     def _all_grown(self) -> Iterator[Order]:
         """Around several workers that are far from each other: what is best may be together anywhere."""
         yield from self._grown(lambda one, _: -one.room)
         yield from self._grown(self._added)
         begun: list[ConsideredWorker] = []
-        nearest = {one.node: self._ways(HEAD, one.node) for one in self._workers}
+        nearest = {one.node: self._ways(HEAD_END, one.node) for one in self._workers}
         for _ in range(min(_MOST_BEGUN, len(self._workers))):
             begun.append(max(self._workers, key=lambda one: nearest[one.node]))
             for one in self._workers:
@@ -154,7 +154,7 @@ class WorkerOrders:
 
     def _place(self, one: ConsideredWorker, grown: Sequence[ConsideredWorker]) -> tuple[float, int]:
         """How much longer the way becomes with it, and where in the order it does so least."""
-        stops = [HEAD, *(other.node for other in grown), HEAD]
+        stops = [HEAD_END, *(other.node for other in grown), HEAD_END]
         return min(
             (self._ways(a, one.node) + self._ways(one.node, b) - self._ways(a, b), at)
             for at, (a, b) in enumerate(pairwise(stops))
@@ -173,18 +173,18 @@ def short_way(order: Sequence[ConsideredWorker], ways: Ways) -> Order:
     nearest: list[str] = []
     left = list(given)
     while left:
-        before = nearest[-1] if nearest else HEAD
+        before = nearest[-1] if nearest else HEAD_END
         nearest.append(min(left, key=lambda node: ways(before, node)))
         left.remove(nearest[-1])
     begun = [_improved(nodes, ways) for nodes in (list(given), nearest)]
-    lengths = [_length([HEAD, *nodes, HEAD], ways) for nodes in begun]
+    lengths = [_length([HEAD_END, *nodes, HEAD_END], ways) for nodes in begun]
     best = begun[1] if lengths[1] < lengths[0] * (1 - _EXACT) else begun[0]
     return tuple(given[node] for node in best)
 
 
 def _improved(nodes: Sequence[str], ways: Ways) -> list[str]:
-    stops = [HEAD, *nodes, HEAD]
-    for _ in range(_MOST_ROUNDS):
+    stops = [HEAD_END, *nodes, HEAD_END]
+    for _ in range(_MOST_PASSES):
         before = list(stops)
         for begin in range(1, len(stops) - 1):
             for end in range(begin + 1, len(stops) - 1):
@@ -217,5 +217,5 @@ def _move(stops: list[str], at: int, ways: Ways) -> None:
         return ways(a, node) + ways(node, b) - ways(a, b)
 
     best = min(range(len(left) - 1), key=added)
-    if added(best) < added(at - 1) - _EXACT * ways(HEAD, node):
+    if added(best) < added(at - 1) - _EXACT * ways(HEAD_END, node):
         stops[:] = [*left[: best + 1], node, *left[best + 1 :]]

@@ -5,14 +5,14 @@ from itertools import pairwise, permutations
 from random import Random
 
 import pytest
-from meshd.role.head.worker_orders import HEAD, ConsideredWorker, Order, Ways, WorkerOrders, short_way
+from meshd.role.head.worker_orders import HEAD_END, ConsideredWorker, Order, Ways, WorkerOrders, short_way
 
 
 def places(count: int, seed: int) -> tuple[list[ConsideredWorker], Ways]:
     """Workers on a plane, with ways as long as they are apart."""
     chance = Random(seed)
     names = [f"w{number:02}" for number in range(count)]
-    at = {name: (chance.random(), chance.random()) for name in [HEAD, *names]}
+    at = {name: (chance.random(), chance.random()) for name in [HEAD_END, *names]}
 
     def ways(a: str, b: str) -> float:
         return float(((at[a][0] - at[b][0]) ** 2 + (at[a][1] - at[b][1]) ** 2) ** 0.5)
@@ -21,7 +21,7 @@ def places(count: int, seed: int) -> tuple[list[ConsideredWorker], Ways]:
 
 
 def length(order: Sequence[ConsideredWorker], ways: Ways) -> float:
-    return sum(ways(a, b) for a, b in pairwise([HEAD, *(one.node for one in order), HEAD]))
+    return sum(ways(a, b) for a, b in pairwise([HEAD_END, *(one.node for one in order), HEAD_END]))
 
 
 def orders(
@@ -97,7 +97,7 @@ def test_of_many_the_nearest_the_fastest_and_the_largest_are_looked_at(special: 
     }[special]
 
     def ways(a: str, b: str) -> float:
-        return 0.1 if {a, b} == {HEAD, "near"} else 9.0 if one.node in (a, b) else 1.0
+        return 0.1 if {a, b} == {HEAD_END, "near"} else 9.0 if one.node in (a, b) else 1.0
 
     assert one.node in nodes_of(orders([*usual, one], ways))
 
