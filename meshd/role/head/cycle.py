@@ -9,7 +9,6 @@ Over 350 lines: the cycle, and what gateway and status are told of its one state
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
@@ -29,13 +28,14 @@ from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.draft_forecast import Drafting
 from meshd.role.head.explain import Explained
 from meshd.role.head.llama_args import read_llama_args
+from meshd.role.head.load_report import with_loads
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
 from meshd.role.head.run_end import LoadedModel
 from meshd.role.head.run_input import RunHistory, ServedModel
 from meshd.role.head.served_files import ServedFiles
-from meshd.role.head.server_failures import ServerFailures
+from meshd.role.head.server_failures import ServerFailures, server_hint
 from meshd.role.head.speculation import Speculation
 from meshd.role.head.split_plan import HeadOptions, PlainRpc, may_draft
 from meshd.role.head.standby import StandbyWorkers
@@ -113,10 +113,7 @@ class Serve:
         if self._readiness.state is not ModelState.LOADING or not loads:
             used = self._run.workers if self._run is not None else ()
             return as_reached(self._readiness, self._runtime.mesh, used)
-        reason = "; ".join([self._readiness.reason, *(load.text for load in loads)])
-        done = sum(load.share * load.total_bytes for load in loads)
-        done /= max(1, sum(load.total_bytes for load in loads))
-        return replace(self._readiness, reason=reason, progress=done, workers=loads)
+        return with_loads(self._readiness, loads)
 
     @property
     def model_name(self) -> str:
@@ -160,8 +157,7 @@ class Serve:
     @property
     def holds_turns(self) -> str:
         """See Upstream. Whatever comes after that life of the model is waited for as any load."""
-        is_ready = self._readiness.state is ModelState.READY
-        return self._history.moments.holds_turns if is_ready else ""
+        return self._history.moments.holds_turns if self._readiness.state is ModelState.READY else ""
 
     def queued(self, waiting: int) -> None:
         """See Upstream."""
@@ -331,8 +327,7 @@ class Serve:
         if run.loaded:
             self._why_lost = why
             self._files.lost()
-        spares = self._roster.spares()
-        if run.server_died is not None and self._server_failures.is_no_chance(spares=spares):
+        if run.server_died is not None and self._server_failures.is_no_chance(spares=self._roster.spares()):
             await self._server_failed(why)
         return why
 
@@ -399,12 +394,7 @@ class Serve:
 
     async def _server_failed(self, why: str) -> None:
         """It ends each time before it is ready: say so, and try again when something may have changed."""
-        llama_args = " ".join(self._options.llama_args)
-        hint = (
-            f"check the arguments after `--`: `{llama_args}`"
-            if llama_args
-            else "run `meshd logs llama-server` for the full log"
-        )
+        hint = server_hint(self._options.llama_args)
         self._tell(ModelState.FAILED, f"{self._server_failures.in_row} times in a row: {why} ({hint})")
         LOG.error("model_failed", why=why, hint=hint)
         await self._roster.until_changed(self._server_failures.delay)

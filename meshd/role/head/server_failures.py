@@ -1,5 +1,6 @@
 """How often llama-server has failed before it was ready, and whether that is chance. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.base.backoff import Backoff
@@ -53,3 +54,13 @@ class ServerFailures:
         again = self.restarts and child.is_up
         reason = f"the last time because {self.why_restarted}" if again else child.reason
         return replace(child, restarts=self.restarts, reason=reason)
+
+
+def server_hint(llama_args: Sequence[str]) -> str:
+    """What to do when it fails each time."""
+    given = " ".join(llama_args)
+    return (
+        f"check the arguments after `--`: `{given}`"
+        if given
+        else "run `meshd logs llama-server` for the full log"
+    )

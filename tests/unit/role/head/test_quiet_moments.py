@@ -162,8 +162,8 @@ def test_turns_are_held_after_ten_minutes_and_not_for_long() -> None:
 
 @asynccontextmanager
 async def overlapping(serve: Serve, seconds: float, users: int = 3) -> AsyncIterator[list[float]]:
-    """Answers of so many seconds, one after another, of more users than there are slots; yields the times when
-    one began."""
+    """Answers of so many seconds, one after another, of more users than there are slots; yields when each
+    began."""
     loop = asyncio.get_running_loop()
     turns = AllTurns(max_wait=100.0).of(serve)
     assert turns is not None
