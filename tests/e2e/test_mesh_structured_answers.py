@@ -1,7 +1,7 @@
 """Answers in a form are open at once when a process is killed: each goes on in its stream, within its form.
 
 A JSON schema, a call of a tool, a grammar: four of them share a batch, so another run of one falls otherwise
-where two tokens are about equally likely, and half of them are sampled. So what they say differs from run to
+where two tokens are about equally likely, and most of them are sampled. So what they say differs from run to
 run; it must be whole and in its form.
 """
 

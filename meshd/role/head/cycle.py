@@ -9,7 +9,6 @@ Over 350 lines: the cycle, and what gateway and status are told of its one state
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
@@ -29,6 +28,7 @@ from meshd.role.head.device_exclusions import DeviceExclusions
 from meshd.role.head.draft_forecast import Drafting
 from meshd.role.head.explain import Explained
 from meshd.role.head.llama_args import read_llama_args
+from meshd.role.head.load_report import with_loads
 from meshd.role.head.model_run import HeadRun
 from meshd.role.head.own_devices import OwnDevices
 from meshd.role.head.quiet_moments import QuietMoments
@@ -111,13 +111,10 @@ class Serve:
         """See Upstream. While the weights of workers are loaded it says how far they are."""
         now = self._readiness
         loads = self._run.loads if self._run is not None and not self._run.loaded else ()
-        if now.state is ModelState.LOADING and loads:
-            reason = "; ".join([now.reason, *(load.text for load in loads)])
-            done = sum(load.share * load.total_bytes for load in loads)
-            done /= max(1, sum(load.total_bytes for load in loads))
-            now = replace(now, reason=reason, progress=done, workers=loads)
-        used = self._run.workers if self._run is not None else ()
-        return as_reached(now, self._runtime.mesh, used)
+        if now.state is not ModelState.LOADING or not loads:
+            used = self._run.workers if self._run is not None else ()
+            return as_reached(now, self._runtime.mesh, used)
+        return with_loads(now, loads)
 
     @property
     def model_name(self) -> str:
@@ -161,8 +158,7 @@ class Serve:
     @property
     def holds_turns(self) -> str:
         """See Upstream. Whatever comes after that life of the model is waited for as any load."""
-        is_ready = self._readiness.state is ModelState.READY
-        return self._history.moments.holds_turns if is_ready else ""
+        return self._history.moments.holds_turns if self._readiness.state is ModelState.READY else ""
 
     def queued(self, waiting: int) -> None:
         """See Upstream."""
@@ -335,8 +331,7 @@ class Serve:
         if run.loaded:
             self._why_lost = why
             self._files.lost()
-        spares = self._roster.spares()
-        if run.server_died is not None and self._server_failures.is_no_chance(spares=spares):
+        if run.server_died is not None and self._server_failures.is_no_chance(spares=self._roster.spares()):
             await self._server_failed(why)
         return why
 

@@ -1,8 +1,10 @@
 """What is known of a load: where tensors came from, and what llama-server asked for too much of. Pure."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from meshd.base.byte_format import in_memory
+from meshd.gateway.interface import Readiness
 from meshd.model.status import NetworkTensor, WorkerWeights
 from meshd.role.native.report_line import count_of
 
@@ -62,3 +64,11 @@ class WeightsReport:
 
     def _of(self, endpoint: str) -> NodeWeights:
         return self.by_node.setdefault(self.names.get(endpoint, endpoint), NodeWeights())
+
+
+def with_loads(now: Readiness, loads: Sequence[WorkerWeights]) -> Readiness:
+    """How far the weights of all workers are."""
+    reason = "; ".join([now.reason, *(load.text for load in loads)])
+    done = sum(load.share * load.total_bytes for load in loads)
+    done /= max(1, sum(load.total_bytes for load in loads))
+    return replace(now, reason=reason, progress=done, workers=tuple(loads))

@@ -294,7 +294,10 @@ def test_whatever_llama_server_sends_the_first_run_is_unchanged(parts: list[byte
             st.lists(inner, max_size=3)
             | st.dictionaries(
                 st.sampled_from(
-                    ["choices", "delta", "content", "index", "tokens", "usage", "type", "id", "stop"]
+                    [
+                        *("choices", "delta", "content", "index", "tokens", "usage", "type", "id", "stop"),
+                        *("tool_calls", "function", "arguments", "name", "content_block", "partial_json"),
+                    ]
                 ),
                 inner,
                 max_size=4,
