@@ -21,7 +21,8 @@ _BYTES_PER_TOKEN = 4  # of a prompt, about
 _MOST_PROMPT_BYTES = 8 << 20  # beyond that a body is media; no context holds so many tokens
 # An image or a sound, in base64: it takes some thousand tokens at most, however many bytes it has.
 _MEDIA_BYTES = 16384
-_MEDIA = re.compile(rb'[^"\s]{%d,}' % _MEDIA_BYTES)
+# From the beginning of a run alone: else a run that is just too short would be read from each of its bytes.
+_MEDIA = re.compile(rb'(?<![^"\s])[^"\s]{%d,}' % _MEDIA_BYTES)
 
 
 @dataclass(slots=True)

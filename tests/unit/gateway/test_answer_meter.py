@@ -1,6 +1,7 @@
 """Tokens of prompts, as llama-server's answers tell in each dialect."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -95,6 +96,15 @@ def test_what_was_asked_is_estimated_for_who_does_not_wait_to_be_told(
     assert least <= (estimated(meter) or 0) <= most
     meter.see(b'"usage": {"prompt_tokens": 7}')
     assert estimated(meter) is None
+
+
+@pytest.mark.parametrize("run", [1, 300, 16_383, 16_384, 8 << 20])
+def test_to_estimate_the_longest_prompt_takes_no_second(run: int) -> None:
+    meter = AnswerMeter(asked=(b"x" * run + b" ") * ((8 << 20) // run))
+    meter.hung_up()
+    began = time.thread_time()  # others use the same processor
+    assert estimated(meter)
+    assert time.thread_time() - began < 1.0
 
 
 @pytest.mark.parametrize("status", [200, 400, 502, 503])
