@@ -29,7 +29,8 @@ class SentCall:
         return self.arguments.getvalue()
 
 
-_TEMPLATE_FIELDS = ("tools", "chat_template_kwargs", "reasoning_effort", "reasoning_format")
+# Who answers may be another node that serves several models: each has a template of its own.
+_TEMPLATE_FIELDS = ("model", "tools", "chat_template_kwargs", "reasoning_effort", "reasoning_format")
 
 
 def as_a_chat(asked: Mapping[str, object]) -> dict[str, object]:

@@ -255,6 +255,17 @@ def test_calls_in_messages_go_on_as_well(text: str) -> None:
     assert told[-2:] == [input_json(first + 1, '": 2'), tool_use(first + 2, "h")]
 
 
+def test_the_template_that_is_asked_is_the_one_of_the_same_model() -> None:
+    """A head may serve several: without a name its default would answer, and be loaded for that."""
+    messages = anthropic(tool_use(0, "f"), input_json(0, "{"))
+    for sent in (called(("f", '{"a')), messages):
+        bodies = unwritten_calls({**CHAT, "model": "qwen3"}, sent)
+        assert bodies is not None
+        assert [json.loads(body)["model"] for body in bodies] == ["qwen3"] * 2
+        unnamed = unwritten_calls(CHAT, sent)
+        assert unnamed is not None and not any("model" in json.loads(body) for body in unnamed)
+
+
 def test_a_tool_that_messages_must_use_stays_chosen() -> None:
     sent = anthropic(tool_use(0, "f"), input_json(0, "{"))
     sent.written = "<call>"
