@@ -1,11 +1,13 @@
 """Whoever may look at the properties of a llama-server does not learn where its model lies."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.props import told_props
+from meshd.gateway.upstream import HELD_ANSWER_BYTES
 
 TEMPLATE = '{"model_path": "of a template"} "model_path":"x\\'
 
@@ -25,3 +27,16 @@ def test_the_path_is_replaced_and_nothing_else(
 @pytest.mark.parametrize("body", [b"", b"no JSON", b'{"model_path":', b'{"model_path":"/home/a', b'{"a":1}'])
 def test_what_has_no_such_field_is_left_as_it_is(body: bytes) -> None:
     assert told_props(body, "tiny") == body
+
+
+@pytest.mark.parametrize("unit", ["x", '\\"', '\\\\', 'x\\"'])
+@pytest.mark.parametrize("end", ['"}', ""], ids=["ended", "open"])
+def test_the_longest_properties_take_little_memory(unit: str, end: str) -> None:
+    """Of a head that means no good."""
+    body = bytearray(('{"model_path":"' + unit * (HELD_ANSWER_BYTES // len(unit)) + end).encode())
+    tracemalloc.start()
+    try:
+        assert (told_props(body, "tiny") == b'{"model_path":"tiny"}') is bool(end)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
+    finally:
+        tracemalloc.stop()
