@@ -52,8 +52,7 @@ class Proxy:
         fails_over: bool = False,
         on_demand: bool = False,
     ) -> None:
-        """As in GatewayConfig. `on_demand`: models are loaded for requests, so one that cannot be had is not
-        waited for."""
+        """As in GatewayConfig. `on_demand`: requests load models: none that cannot be had is waited for."""
         self._continue_seconds = continue_seconds
         self._fails_over = fails_over
         self._silence = silence
@@ -63,8 +62,7 @@ class Proxy:
         self._on_demand = on_demand
 
     def end_all(self, why: str) -> None:
-        """End every answer under way, and every wait for one, with an error that says `why`; refuse later
-        ones."""
+        """End all answers, and waits for one, with an error that says `why`; refuse later ones."""
         for answers in (self._waiting, self._running):
             answers.end_all(why)
 
@@ -165,7 +163,7 @@ class Proxy:
         failure = Failure(502, why, type="server_error", code="upstream_lost")
         await call.replay(reply, sent, count)
         first = call = call if answer is not None else await self._admitted(call, repeats)
-        run = await call.next_run(sent) if call.is_begun else first
+        run = await self._next_run(call, sent) if call.is_begun else first
         while run is not None:
             try:
                 if answer is None:
@@ -183,10 +181,15 @@ class Proxy:
                 return failure
             if note := call.upstream.readiness.note:
                 await reply.say(note)
-            run = await call.next_run(sent)
+            run = await self._next_run(call, sent)
         if call.kept is not None:
             call.kept.drop()
         return failure
+
+    async def _next_run(self, call: ProxiedCall, sent: SentEvents) -> ProxiedCall | None:
+        """As the call has it: llama-server is asked for its template, perhaps. Raises HttpRefusal."""
+        async with self._running.until_stopped():
+            return await call.next_run(sent)
 
     async def _stream_run(
         self,

@@ -303,6 +303,26 @@ def test_a_node_that_stops_ends_what_waits() -> None:
     asyncio.run(scenario())
 
 
+def test_a_node_that_stops_ends_what_waits_for_a_template() -> None:
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/apply-template":
+            await server.let_go.wait()
+        return await dying(server, request)
+
+    async def scenario() -> None:
+        async with world(answer, config=CONFIG) as here:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
+            writer.write(raw_post(here.port, {**body, "stream": True}))
+            await here.server.until(lambda: "/apply-template" in [path for _, path, *_ in here.server.seen])
+        assert b'"code": "stopping"' in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    dying = dies_after(_called("{", "f"))
+    asyncio.run(scenario())
+
+
 def test_a_seed_is_added_only_where_the_client_has_none() -> None:
     async def check(here: World) -> None:
         for seed in (None, -1, 7):

@@ -29,7 +29,7 @@ def test_what_has_no_such_field_is_left_as_it_is(body: bytes) -> None:
     assert told_props(body, "tiny") == body
 
 
-@pytest.mark.parametrize("unit", ["x", '\\"', '\\\\', 'x\\"'])
+@pytest.mark.parametrize("unit", ["x", '\\"', "\\\\", 'x\\"'])
 @pytest.mark.parametrize("end", ['"}', ""], ids=["ended", "open"])
 def test_the_longest_properties_take_little_memory(unit: str, end: str) -> None:
     """Of a head that means no good."""
