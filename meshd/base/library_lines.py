@@ -6,10 +6,30 @@ stop the daemon), past the limit of lines (strangers would fill a disk) and past
 
 import logging
 from collections.abc import Callable
+from types import TracebackType
 
 _MOST_LETTERS = 300  # of what one says: some repeat whole requests, or tracebacks
 
 Say = Callable[[str, str], object]  # which library, and what
+
+
+class _Held:
+    """Context manager: no exception leaves its block, but the end of the process does.
+
+    The boundary of fault_boundary.py cannot stand here, as it speaks by the log itself.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> "_Held":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.error = error if isinstance(error, Exception) else None
+        return self.error is not None
 
 
 class LibraryLines(logging.Handler):
@@ -20,18 +40,27 @@ class LibraryLines(logging.Handler):
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
-        try:
-            text = record.getMessage()
-        except (TypeError, ValueError, KeyError):  # its values do not fit its words
-            text = str(record.msg)
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None:
-            text += f" ({type(error).__name__}: {error})"
-        self._say(record.name, text[:_MOST_LETTERS])
+        """See logging.Handler. Raises nothing: who logs is no reader of the log, and must not end by it."""
+        with _Held() as held:
+            self._say(record.name, _text(record)[:_MOST_LETTERS])
+        if held.error is not None:
+            words = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            why = f" (it cannot be told: {type(held.error).__name__})"
+            with _Held():  # it may be our log that fails: then there is nothing left to say it with
+                self._say(record.name, words[: _MOST_LETTERS - len(why)] + why)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """See logging.Handler, which writes a traceback to stderr."""
+
+
+def _text(record: logging.LogRecord) -> str:
+    """May raise anything: libraries log values whose words are their own."""
+    try:
+        text = record.getMessage()
+    except (TypeError, ValueError, KeyError):  # its values do not fit its words
+        text = str(record.msg)
+    error = record.exc_info[1] if record.exc_info else None
+    return text if error is None else f"{text} ({type(error).__name__}: {error})"
 
 
 def take_over(say: Say) -> None:

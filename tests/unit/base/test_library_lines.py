@@ -105,6 +105,53 @@ def test_words_that_do_not_fit_their_values_are_told_as_they_are() -> None:
     assert said == [("quic", "%d of %s")]
 
 
+class Unspeakable(Exception):
+    """Nobody can say what it is."""
+
+    def __str__(self) -> str:
+        raise AttributeError("half made")
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "told"),
+    [
+        ("%s has ended", (Unspeakable(),), "%s has ended (it cannot be told: AttributeError)"),
+        (Unspeakable(), (), "Unspeakable (it cannot be told: AttributeError)"),
+        ("it has ended", (), "it has ended (it cannot be told: AttributeError)"),
+    ],
+    ids=["value", "words", "error"],
+)
+def test_what_cannot_be_told_is_said_and_the_library_goes_on(
+    words: object, values: tuple[object, ...], told: str
+) -> None:
+    stream = io.StringIO()
+    log.set_up(form="json", stream=stream)
+    (ours,) = [one for one in logging.getLogger().handlers if isinstance(one, LibraryLines)]
+    error = (Unspeakable, Unspeakable(), None)
+    for _ in range(1000):  # to ours alone: the one of pytest raises
+        ours.handle(logging.LogRecord("aioice.ice", logging.ERROR, "", 0, words, values, error))
+    assert {(one["library"], one["why"]) for one in lines(stream)} == {("aioice.ice", told)}
+    assert len(lines(stream)) == KIND_LINES.burst
+
+
+def test_a_log_that_fails_fails_no_library() -> None:
+    def say(_library: str, _what: str) -> None:
+        raise RuntimeError("no log")
+
+    record = logging.LogRecord("quic", logging.ERROR, "", 0, "lost", (), None)
+    assert LibraryLines(say).handle(record)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_the_end_of_the_process_passes(error: BaseException) -> None:
+    def say(_library: str, _what: str) -> None:
+        raise error
+
+    record = logging.LogRecord("quic", logging.ERROR, "", 0, "lost", (), None)
+    with pytest.raises(type(error)):
+        LibraryLines(say).handle(record)
+
+
 def test_what_is_no_warning_is_not_told() -> None:
     stream = io.StringIO()
     log.set_up(level="debug", stream=stream)
