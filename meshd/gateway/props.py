@@ -5,7 +5,8 @@ import re
 
 PROPS_PATH = "/props"
 # Within a JSON string quotation marks are escaped, so no template is taken for the field.
-_PATH_OF_MODEL = re.compile(rb'("model_path"\s*:\s*)"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Never tried another way: to go back over a long string, its matching would keep a hundred times its bytes.
+_PATH_OF_MODEL = re.compile(rb'("model_path"\s*:\s*)"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 def told_props(body: bytes | bytearray, model: str) -> bytes:
