@@ -215,3 +215,18 @@ def test_the_port_is_free_when_the_start_fails() -> None:
             pass
 
     asyncio.run(scenario())
+
+
+def test_a_client_that_waits_for_leave_to_send_its_body_gets_it() -> None:
+    async def scenario() -> None:
+        async with world(says(200, {})) as here:
+            head, _, body = raw_post(here.port, {}).partition(b"\r\n\r\n")
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(head + b"\r\nExpect: 100-continue\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(scenario())
