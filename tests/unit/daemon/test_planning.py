@@ -49,9 +49,49 @@ def test_nodes_that_are_to_hold_layers_are_the_workers() -> None:
     assert options.workers == ("attic",) and options.tensor_split == ()
 
 
+SPLIT = replace(
+    SERVED,
+    tensor_split=(),
+    layers=(LayerRange("anna", 0, 4), LayerRange("bert", 5, 9)),
+    workers=("anna", "bert"),
+    min_workers=2,
+)
+"""Served with `--layers`, which names the workers."""
+
+
+def test_other_workers_go_before_the_layers_with_which_it_is_served() -> None:
+    options = asked_options(PlanRequest(model="/m", workers=("anna",)), SPLIT)
+    assert (options.workers, options.layers, options.min_workers) == (("anna",), (), 1)
+
+
+def test_another_split_goes_before_the_workers_that_hold_those_layers() -> None:
+    options = asked_options(PlanRequest(model="/m", tensor_split=(1.0, 1.0)), SPLIT)
+    assert (options.tensor_split, options.layers) == ((1.0, 1.0), ())
+    assert (options.workers, options.min_workers) == ((), 1), "all that are there"
+    named = replace(SPLIT, workers=("anna", "bert", "carl"), min_workers=3)
+    options = asked_options(PlanRequest(model="/m", tensor_split=(1.0, 1.0)), named)
+    assert (options.workers, options.min_workers) == (("anna", "bert", "carl"), 3), "named by `--workers`"
+
+
+def test_other_layers_go_before_those_with_which_it_is_served() -> None:
+    options = asked_options(PlanRequest(model="/m", layers=("carl=0-9",)), SPLIT)
+    assert (options.workers, options.layers) == (("carl",), (LayerRange("carl", 0, 9),))
+    assert options.min_workers == 1
+
+
+def test_workers_may_be_named_beside_their_layers() -> None:
+    asked = PlanRequest(model="/m", layers=("anna=0-3", "desk=4-9"), workers=("anna", "carl"))
+    options = asked_options(asked, SERVED)
+    assert options.workers == ("anna", "carl") and [one.node for one in options.layers] == ["anna", "desk"]
+
+
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
+        (
+            PlanRequest(model="/m", layers=("anna=0-4", "bert=5-9"), workers=("anna",)),
+            "layers to `bert`, which `--workers` does not name",
+        ),
         (PlanRequest(model="/m", layers=("a=0",), tensor_split=(1.0,)), "cannot be combined"),
         (PlanRequest(model="/m", layers=("a",)), "`--layers`"),
         (PlanRequest(model="/m", devices=("none", "CPU")), "`--device none`"),
