@@ -16,8 +16,9 @@ from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 
 from tests.sim.loop import run
-from tests.unit.role.capacity.capacity_scene import scene
+from tests.unit.role.capacity.capacity_scene import Scene, scene
 from tests.unit.role.head.test_survey import OPTIONS, surveyor
+from tests.unit.role.rig import Bench
 
 SERVED = HeadOptions(
     node_name="desk",
@@ -132,6 +133,16 @@ def test_a_worker_for_losses_is_planned_with_where_the_model_does_not_fit_withou
         with_fewest(fits_nowhere, ())
 
 
+def planner(it: Scene, folder: Path, options: HeadOptions) -> tuple[Planning, Bench]:
+    """Of the head."""
+    looks, bench = surveyor(it, folder, options)
+    native, end = bench.runtime.native, bench.runtime.processes.run_to_end
+    speeds = DeviceSpeeds(native, end, bench.runtime.paths, machine="", threads=1)
+    served = ServedAs(options, roster_of(it.head, options))
+    cache = HashCache(folder / "weights")
+    return Planning(looks, speeds, options, cache, dict, lambda _: served, lambda _: None), bench
+
+
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
     tmp_path: Path, *, computes: bool
@@ -140,15 +151,25 @@ def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
         async with scene(tmp_path) as it:
             it.teller("a")
             options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
-            looks, bench = surveyor(it, tmp_path, options)
-            end = bench.runtime.processes.run_to_end
-            speeds = DeviceSpeeds(bench.runtime.native, end, bench.runtime.paths, machine="", threads=1)
-            served = ServedAs(options, roster_of(it.head, options))
-            cache = HashCache(tmp_path / "weights")
-            planning = Planning(looks, speeds, options, cache, dict, lambda _: served, lambda _: None)
+            planning, bench = planner(it, tmp_path, options)
             reply = await planning.capacity(again=False)
             assert [one.node for one in reply.devices] == (["head", "a"] if computes else ["a"])
             assert [one.node for one in reply.left_out] == ([] if computes else ["head"])
             assert len(bench.timings) == int(computes)
+
+    run(main())
+
+
+def test_workers_that_hold_the_asked_layers_are_named_by_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            for name in "abc":
+                it.teller(name)
+            served = replace(OPTIONS, workers=("a", "b"), standby=("c",))
+            planning, _ = planner(it, tmp_path, served)
+            for layers, others in ((("a=0-3", "c=4-9"), "b"), (("a=0-3", "b=4-9"), "")):
+                _, roster = planning._asked(PlanRequest(model="/m", layers=layers))
+                told = {one.peer.name: one.excluded for one in roster.candidates() if one.excluded}
+                assert told == {name: f"{name} is not named by `--layers`" for name in others}
 
     run(main())
