@@ -27,6 +27,7 @@ from meshd.role.head.fixed_layers import named_by, with_fixed_layers
 from meshd.role.head.given_back import Held, with_given_back
 from meshd.role.head.longest_context import lengthened, with_largest
 from meshd.role.head.measured_machines import Measured, measured_machines
+from meshd.role.head.measuring import own_timed
 from meshd.role.head.memory_limits import with_memory_limits
 from meshd.role.head.missing_weights import lacking_shares, marks_of
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
@@ -101,6 +102,7 @@ class Planning:
             _tell,
             roster=roster,
             devices=options.devices,
+            own_timed=own_timed(work, options),
             marks=marks,
         )
         machines = with_given_back(surveyed.machines, self._held(), options.node_name)

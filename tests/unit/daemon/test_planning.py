@@ -1,12 +1,13 @@
 """What a question for a plan asks for, which workers a plan does without, and what nodes could contribute."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.admin.plan_api import MemoryLimit, PlanRequest
-from meshd.base.errors import UserError
+from meshd.base.errors import Refused, UserError
 from meshd.daemon.asked_options import asked_memory, asked_options
 from meshd.daemon.planning import Choices, Planning, with_fewest
 from meshd.model.layer_range import LayerRange
@@ -16,6 +17,7 @@ from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 
 from tests.sim.loop import run
+from tests.unit.library.models import put, tiny
 from tests.unit.role.capacity.capacity_scene import Scene, scene
 from tests.unit.role.head.test_survey import OPTIONS, surveyor
 from tests.unit.role.rig import Bench
@@ -156,6 +158,25 @@ def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
             assert [one.node for one in reply.devices] == (["head", "a"] if computes else ["a"])
             assert [one.node for one in reply.left_out] == ([] if computes else ["head"])
             assert len(bench.timings) == int(computes)
+
+    run(main())
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_plan_measures_here_what_this_node_may_compute(tmp_path: Path, *, computes: bool) -> None:
+    """As before a load: without layers that is the output."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.teller("a")
+            options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
+            planning, bench = planner(it, tmp_path, options)
+            model = put(tmp_path / "a.gguf", tiny())
+            with suppress(UserError, Refused):
+                await planning.plan(PlanRequest(model=str(model)))
+            [timing] = bench.timings
+            assert timing[-1] == ("32=flash_attn:f16:f16:8:8:4:2:4096" if computes else "1=mul_mat:f32:32:64")
+            assert timing.count("--time") == (4 if computes else 1)
 
     run(main())
 
