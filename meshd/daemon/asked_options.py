@@ -23,18 +23,39 @@ def asked_options(request: PlanRequest, served: HeadOptions) -> HeadOptions:
                 "`--device none` cannot be combined with other devices", hint="give either `none` or devices"
             )
         options = replace(options, devices=request.devices)
+    if request.tensor_split or request.layers or request.workers:
+        options = _without_layers(options)
     if request.tensor_split:
-        options = replace(options, tensor_split=request.tensor_split, layers=())
+        options = replace(options, tensor_split=request.tensor_split)
     if request.layers:
-        try:
-            ranges = tuple(parse_layer_range(one) for one in request.layers)
-        except ValueError as error:
-            raise UserError(f"`--layers`: {error}", hint="give NODE=FIRST-LAST") from None
-        workers = nodes_of(ranges, options.node_name)
-        options = replace(options, layers=ranges, tensor_split=(), workers=workers)
+        options = _with_layers(options, request)
     if request.workers:
         options = replace(options, workers=request.workers)
     return options
+
+
+def _without_layers(served: HeadOptions) -> HeadOptions:
+    """As without `--layers`, which also says who the workers are, and that all of them take part."""
+    if not served.layers:
+        return served
+    named = nodes_of(served.layers, served.node_name)
+    by_layers = served.workers == named
+    least = served.min_workers if served.min_workers > len(named) else 1
+    return replace(served, layers=(), workers=() if by_layers else served.workers, min_workers=least)
+
+
+def _with_layers(options: HeadOptions, request: PlanRequest) -> HeadOptions:
+    try:
+        ranges = tuple(parse_layer_range(one) for one in request.layers)
+    except ValueError as error:
+        raise UserError(f"`--layers`: {error}", hint="give NODE=FIRST-LAST") from None
+    workers = nodes_of(ranges, options.node_name)
+    if request.workers and (others := [node for node in workers if node not in request.workers]):
+        raise UserError(
+            f"`--layers` gives layers to `{others[0]}`, which `--workers` does not name",
+            hint="name it there as well, or leave out `--workers`: `--layers` says who the workers are",
+        )
+    return replace(options, layers=ranges, tensor_split=(), workers=workers)
 
 
 def asked_memory(request: PlanRequest) -> Mapping[str, int]:

@@ -23,10 +23,11 @@ from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.reference_layer import REFERENCE_LAYERS
 from meshd.role.head.draft_forecast import DraftForecast, Drafting, forecast
 from meshd.role.head.draft_model import draft_model
-from meshd.role.head.fixed_layers import with_fixed_layers
+from meshd.role.head.fixed_layers import named_by, with_fixed_layers
 from meshd.role.head.given_back import Held, with_given_back
 from meshd.role.head.longest_context import lengthened, with_largest
 from meshd.role.head.measured_machines import Measured, measured_machines
+from meshd.role.head.measuring import own_timed
 from meshd.role.head.memory_limits import with_memory_limits
 from meshd.role.head.missing_weights import lacking_shares, marks_of
 from meshd.role.head.plan_prediction import Machines, PlanPredictor
@@ -97,7 +98,12 @@ class Planning:
         work = layer_work(headers, shape_of(layers, options), layers.count)
         marks = marks_of(index) if index is not None else b""
         surveyed = await self._surveyor.survey(
-            work.texts, _tell, roster=roster, devices=options.devices, marks=marks
+            work.texts,
+            _tell,
+            roster=roster,
+            devices=options.devices,
+            own_timed=own_timed(work, options),
+            marks=marks,
         )
         machines = with_given_back(surveyed.machines, self._held(), options.node_name)
         if index is not None:
@@ -136,11 +142,16 @@ class Planning:
         served = self._serving(Path(request.model))
         options = asked_options(request, served.options)
         roster = served.roster
-        if options.workers != served.options.workers:
-            roster = roster.naming(options.workers)
+        if _named(options) != _named(served.options):
+            roster = roster.naming(options)
         if request.workers and (unknown := roster.unknown_names()):
             raise UserError(unknown[0], hint="give names or ids as `meshd status` shows them")
         return options, roster
+
+
+def _named(options: HeadOptions) -> tuple[Sequence[str], str]:
+    """The workers, and by which option."""
+    return options.workers, named_by(options)
 
 
 def make_planning(

@@ -109,12 +109,12 @@ class Serve:
     @property
     def readiness(self) -> Readiness:
         """See Upstream. While the weights of workers are loaded it says how far they are."""
-        now = self._readiness
-        loads = self._run.loads if self._run is not None and not self._run.loaded else ()
-        if now.state is not ModelState.LOADING or not loads:
-            used = self._run.workers if self._run is not None else ()
-            return as_reached(now, self._runtime.mesh, used)
-        return with_loads(now, loads)
+        now, run = self._readiness, self._run
+        if run is None:
+            return now
+        if now.state is ModelState.LOADING and not run.loaded and run.loads:
+            now = with_loads(now, run.loads)
+        return as_reached(now, self._runtime.mesh, run.workers)
 
     @property
     def model_name(self) -> str:

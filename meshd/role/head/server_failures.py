@@ -70,13 +70,3 @@ class ServerFailures:
         again = self.restarts and child.is_up
         reason = f"the last time because {self.why_restarted}" if again else child.reason
         return replace(child, restarts=self.restarts, reason=reason)
-
-
-def server_hint(llama_args: Sequence[str]) -> str:
-    """What to do when it fails each time."""
-    given = " ".join(llama_args)
-    return (
-        f"check the arguments after `--`: `{given}`"
-        if given
-        else "run `meshd logs llama-server` for the full log"
-    )

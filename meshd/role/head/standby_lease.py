@@ -87,8 +87,7 @@ class StandbyLease:
     async def _part(self, mine: NodeOffer, machines: Machines) -> StandbyPart:
         choice = PartChoice(self._facts, self._model.index, mine, machines, whole=self._may_hold_all)
         for lost in choice.losses:
-            choice.add(lost)
-            await asyncio.sleep(0)  # answers are under way
+            await asyncio.to_thread(choice.add, lost)  # answers are under way, and this compares splits
         return choice.part
 
     async def _hold_part(self, lease: LeaseClient, offer: WorkerOffer, part: StandbyPart) -> None:

@@ -131,10 +131,18 @@ class Roster:
 
         return [seen(peer) for peer in self.connected()]
 
-    def naming(self, only: Sequence[str]) -> "Roster":
-        """One that uses these workers instead, and knows as much of them."""
-        found = Roster(self._mesh, least=self._least, only=only, standby=self._standby)
+    def naming(self, options: HeadOptions) -> "Roster":
+        """One that uses the workers of these options instead, and knows as much of them.
+
+        One that they name is for more than losses then, and one that they do not name is no loss.
+        """
+        only, by, peers = options.workers, named_by(options), self._mesh.peers()
+        named = [peer for peer in peers if any(_is_named(peer, text) for text in only)]
+        standby = [text for text in self._standby if not any(_is_named(peer, text) for peer in named)]
+        found = Roster(self._mesh, least=options.min_workers, only=only, named_by=by, standby=standby)
         found.backoff, found._ran_on = self.backoff, self._ran_on
+        if only:
+            found._ran_on = self._ran_on.intersection(peer.peer for peer in named)
         return found
 
     def used_all_the_same(self) -> list[str]:

@@ -4,7 +4,8 @@ Of six workers all sets; of each set of up to three all orders, of larger ones t
 from the head over all of them and back. The six are the best of four kinds: with the least time for a layer,
 a share of the way included; the nearest; the fastest; those with most memory. Where there are more, sets grow
 from nothing as well, until they hold the model, by the least time that each next one adds for a layer; and
-the best of all is looked at again with one worker more, fewer, or another one.
+the best of all is looked at again with one worker more, fewer, or another one. Of very many workers only the
+best of the four kinds are looked at.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from heapq import nsmallest
 from itertools import combinations, pairwise, permutations
 
 HEAD_END = ""  # as one end of a way
+_MOST_CONSIDERED = 64  # workers; the best of more
 _MOST_NODES = 6  # of which all sets are looked at
 _MOST_ORDERED = 3  # of a set of which all orders are
 _SHORTEST = 4  # orders of a larger set
@@ -51,8 +53,9 @@ class WorkerOrders:
         least: int,
         most_devices: int,
     ) -> None:
-        self._workers = [one for one in workers if one.room]
         self._ways = ways
+        able = [one for one in workers if one.room]
+        self._workers = able if len(able) <= _MOST_CONSIDERED else self._best(able, _MOST_CONSIDERED)
         self._needed = needed
         self._layers = layers
         self._least = least
@@ -60,7 +63,7 @@ class WorkerOrders:
 
     def all(self) -> Iterator[Order]:
         """None of them twice."""
-        kept = self._kept()
+        kept = self._best(self._workers, _MOST_NODES)
         for count in range(len(kept) + 1):
             for chosen in combinations(kept, count):
                 yield from self._ordered(chosen)
@@ -98,21 +101,17 @@ class WorkerOrders:
             order = short_way(some, self._ways)
             yield from (order, order[::-1])
 
-    def _kept(self) -> list[ConsideredWorker]:
+    def _best(self, workers: Sequence[ConsideredWorker], most: int) -> list[ConsideredWorker]:
+        """Of each of the four kinds the best."""
         ranks: list[Callable[[ConsideredWorker], float]] = [
             lambda one: one.layer + 2 * self._ways(HEAD_END, one.node) / one.room,
             lambda one: self._ways(HEAD_END, one.node),
             lambda one: one.layer,
             lambda one: -one.room,
         ]
-        ranked = [iter(sorted(self._workers, key=rank)) for rank in ranks]
-        kept: list[ConsideredWorker] = []
-        while len(kept) < min(_MOST_NODES, len(self._workers)):
-            for best in ranked:
-                found = next((one for one in best if one not in kept), None)
-                if found is not None and len(kept) < _MOST_NODES:
-                    kept.append(found)
-        return kept
+        ranked = [sorted(workers, key=rank) for rank in ranks]
+        in_turn = dict.fromkeys(one for place in zip(*ranked, strict=True) for one in place)
+        return list(in_turn)[:most]
 
     def _way_of(self, order: Sequence[ConsideredWorker]) -> float:
         return _length([HEAD_END, *(one.node for one in order), HEAD_END], self._ways)
@@ -135,11 +134,13 @@ class WorkerOrders:
         grown = [first] if first is not None else []
         left = [one for one in self._workers if one is not first]
         more = 0
-        while left and more < _MORE:
+        while more < _MORE:
+            spare = self._most_devices - sum(one.devices for one in grown)
+            left = [one for one in left if one.devices <= spare]
+            if not left:
+                break
             best = min(left, key=lambda one: rank(one, grown))
             left.remove(best)
-            if sum(one.devices for one in grown) + best.devices > self._most_devices:
-                continue
             at = self._place(best, grown)[1]
             grown.insert(at, best)
             room = sum(one.room for one in grown)
@@ -167,7 +168,8 @@ def short_way(order: Sequence[ConsideredWorker], ways: Ways) -> Order:
     The same one where none is shorter.
 
     The given one and the nearest next, each made better by turning a part of it round, and by taking one to
-    another place (2-opt and or-opt), as long as that gains something.
+    another place (2-opt and or-opt), as long as that gains something. Of very many only the nearest next: the
+    other takes time with the third power of their number.
     """
     given = {one.node: one for one in order}
     nearest: list[str] = []
@@ -176,7 +178,9 @@ def short_way(order: Sequence[ConsideredWorker], ways: Ways) -> Order:
         before = nearest[-1] if nearest else HEAD_END
         nearest.append(min(left, key=lambda node: ways(before, node)))
         left.remove(nearest[-1])
-    begun = [_improved(nodes, ways) for nodes in (list(given), nearest)]
+    begun = [list(given), nearest]
+    if len(given) <= _MOST_CONSIDERED:
+        begun = [_improved(nodes, ways) for nodes in begun]
     lengths = [_length([HEAD_END, *nodes, HEAD_END], ways) for nodes in begun]
     best = begun[1] if lengths[1] < lengths[0] * (1 - _EXACT) else begun[0]
     return tuple(given[node] for node in best)

@@ -1,12 +1,13 @@
 """What a question for a plan asks for, which workers a plan does without, and what nodes could contribute."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.admin.plan_api import MemoryLimit, PlanRequest
-from meshd.base.errors import UserError
+from meshd.base.errors import Refused, UserError
 from meshd.daemon.asked_options import asked_memory, asked_options
 from meshd.daemon.planning import Choices, Planning, with_fewest
 from meshd.model.layer_range import LayerRange
@@ -16,8 +17,10 @@ from meshd.role.native.device_speeds import DeviceSpeeds
 from meshd.store.hash_cache import HashCache
 
 from tests.sim.loop import run
-from tests.unit.role.capacity.capacity_scene import scene
+from tests.unit.library.models import put, tiny
+from tests.unit.role.capacity.capacity_scene import Scene, scene
 from tests.unit.role.head.test_survey import OPTIONS, surveyor
+from tests.unit.role.rig import Bench
 
 SERVED = HeadOptions(
     node_name="desk",
@@ -49,9 +52,49 @@ def test_nodes_that_are_to_hold_layers_are_the_workers() -> None:
     assert options.workers == ("attic",) and options.tensor_split == ()
 
 
+SPLIT = replace(
+    SERVED,
+    tensor_split=(),
+    layers=(LayerRange("anna", 0, 4), LayerRange("bert", 5, 9)),
+    workers=("anna", "bert"),
+    min_workers=2,
+)
+"""Served with `--layers`, which names the workers."""
+
+
+def test_other_workers_go_before_the_layers_with_which_it_is_served() -> None:
+    options = asked_options(PlanRequest(model="/m", workers=("anna",)), SPLIT)
+    assert (options.workers, options.layers, options.min_workers) == (("anna",), (), 1)
+
+
+def test_another_split_goes_before_the_workers_that_hold_those_layers() -> None:
+    options = asked_options(PlanRequest(model="/m", tensor_split=(1.0, 1.0)), SPLIT)
+    assert (options.tensor_split, options.layers) == ((1.0, 1.0), ())
+    assert (options.workers, options.min_workers) == ((), 1), "all that are there"
+    named = replace(SPLIT, workers=("anna", "bert", "carl"), min_workers=3)
+    options = asked_options(PlanRequest(model="/m", tensor_split=(1.0, 1.0)), named)
+    assert (options.workers, options.min_workers) == (("anna", "bert", "carl"), 3), "named by `--workers`"
+
+
+def test_other_layers_go_before_those_with_which_it_is_served() -> None:
+    options = asked_options(PlanRequest(model="/m", layers=("carl=0-9",)), SPLIT)
+    assert (options.workers, options.layers) == (("carl",), (LayerRange("carl", 0, 9),))
+    assert options.min_workers == 1
+
+
+def test_workers_may_be_named_beside_their_layers() -> None:
+    asked = PlanRequest(model="/m", layers=("anna=0-3", "desk=4-9"), workers=("anna", "carl"))
+    options = asked_options(asked, SERVED)
+    assert options.workers == ("anna", "carl") and [one.node for one in options.layers] == ["anna", "desk"]
+
+
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
+        (
+            PlanRequest(model="/m", layers=("anna=0-4", "bert=5-9"), workers=("anna",)),
+            "layers to `bert`, which `--workers` does not name",
+        ),
         (PlanRequest(model="/m", layers=("a=0",), tensor_split=(1.0,)), "cannot be combined"),
         (PlanRequest(model="/m", layers=("a",)), "`--layers`"),
         (PlanRequest(model="/m", devices=("none", "CPU")), "`--device none`"),
@@ -92,6 +135,16 @@ def test_a_worker_for_losses_is_planned_with_where_the_model_does_not_fit_withou
         with_fewest(fits_nowhere, ())
 
 
+def planner(it: Scene, folder: Path, options: HeadOptions) -> tuple[Planning, Bench]:
+    """Of the head."""
+    looks, bench = surveyor(it, folder, options)
+    native, end = bench.runtime.native, bench.runtime.processes.run_to_end
+    speeds = DeviceSpeeds(native, end, bench.runtime.paths, machine="", threads=1)
+    served = ServedAs(options, roster_of(it.head, options))
+    cache = HashCache(folder / "weights")
+    return Planning(looks, speeds, options, cache, dict, lambda _: served, lambda _: None), bench
+
+
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
     tmp_path: Path, *, computes: bool
@@ -100,15 +153,44 @@ def test_a_node_that_computes_no_layers_is_not_measured_and_contributes_nothing(
         async with scene(tmp_path) as it:
             it.teller("a")
             options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
-            looks, bench = surveyor(it, tmp_path, options)
-            end = bench.runtime.processes.run_to_end
-            speeds = DeviceSpeeds(bench.runtime.native, end, bench.runtime.paths, machine="", threads=1)
-            served = ServedAs(options, roster_of(it.head, options))
-            cache = HashCache(tmp_path / "weights")
-            planning = Planning(looks, speeds, options, cache, dict, lambda _: served, lambda _: None)
+            planning, bench = planner(it, tmp_path, options)
             reply = await planning.capacity(again=False)
             assert [one.node for one in reply.devices] == (["head", "a"] if computes else ["a"])
             assert [one.node for one in reply.left_out] == ([] if computes else ["head"])
             assert len(bench.timings) == int(computes)
+
+    run(main())
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_plan_measures_here_what_this_node_may_compute(tmp_path: Path, *, computes: bool) -> None:
+    """As before a load: without layers that is the output."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.teller("a")
+            options = OPTIONS if computes else replace(OPTIONS, devices=("none",))
+            planning, bench = planner(it, tmp_path, options)
+            model = put(tmp_path / "a.gguf", tiny())
+            with suppress(UserError, Refused):
+                await planning.plan(PlanRequest(model=str(model)))
+            [timing] = bench.timings
+            assert timing[-1] == ("32=flash_attn:f16:f16:8:8:4:2:4096" if computes else "1=mul_mat:f32:32:64")
+            assert timing.count("--time") == (4 if computes else 1)
+
+    run(main())
+
+
+def test_workers_that_hold_the_asked_layers_are_named_by_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            for name in "abc":
+                it.teller(name)
+            served = replace(OPTIONS, workers=("a", "b"), standby=("c",))
+            planning, _ = planner(it, tmp_path, served)
+            for layers, others in ((("a=0-3", "c=4-9"), "b"), (("a=0-3", "b=4-9"), "")):
+                _, roster = planning._asked(PlanRequest(model="/m", layers=layers))
+                told = {one.peer.name: one.excluded for one in roster.candidates() if one.excluded}
+                assert told == {name: f"{name} is not named by `--layers`" for name in others}
 
     run(main())

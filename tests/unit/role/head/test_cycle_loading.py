@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from meshd.gateway.interface import ReadyReport
 from meshd.model.status import ModelState
+from meshd.peer.interface import PeerState
+from meshd.role.head.unreachable import SILENT_SECONDS
 from meshd.rpc import mesh_protocol as wire
 
 from tests.sim.loop import run
@@ -75,6 +77,23 @@ def test_how_far_each_worker_is_shows_while_the_model_is_loaded(tmp_path: Path) 
             model = it.serve.status.model
             assert model is not None
             assert [load.node for load in model.workers] == ["anna", "zoe"]
+
+    run(main())
+
+
+def test_a_load_that_waits_for_a_silent_worker_says_so_beside_how_far_each_is(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            anna = it.worker("anna")
+            it.bench.ready = asyncio.get_running_loop().create_future()
+            it.start()
+            await it.until(ModelState.LOADING, "loading the model; anna 0 B of")
+            anna.since = asyncio.get_running_loop().time() - SILENT_SECONDS
+            anna.say(PeerState.SUSPENDED)
+            now = it.serve.readiness
+            assert now.state is ModelState.LOADING and now.workers[0].node == "anna"
+            assert now.reason.startswith("loading the model; anna 0 B of")
+            assert now.reason.endswith(f"; no connection to worker anna for {SILENT_SECONDS:.0f} s")
 
     run(main())
 

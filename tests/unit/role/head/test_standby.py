@@ -1,7 +1,7 @@
 """Workers that hold weights ready beside a model that runs, and take the place of those that are lost."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,9 @@ from meshd.base.errors import Broken
 from meshd.model.status import ModelState, StandbyStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
+from meshd.role.head import standby_lease
 from meshd.role.head.split_plan import SLACK_BYTES
-from meshd.role.head.standby_part import FOR_ANY
+from meshd.role.head.standby_part import FOR_ANY, PartChoice
 from meshd.role.interface import FromMembers
 from meshd.role.worker import held_weights
 from meshd.store.interface import ProgressCallback
@@ -125,6 +126,36 @@ def test_it_takes_the_place_of_a_lost_worker_and_gives_it_back(tmp_path: Path) -
             await until(it, READY)
 
     run(main())
+
+
+def test_the_plans_after_a_loss_are_compared_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers are under way meanwhile."""
+    in_thread: list[bool] = []
+    handed_over: list[object] = []
+
+    async def to_thread(func: Callable[..., object], *args: object) -> object:
+        handed_over.append(func)
+        try:
+            return func(*args)
+        finally:
+            handed_over.pop()
+
+    class Choice(PartChoice):
+        losses = property(lambda _: ["anna", "bert"])  # type: ignore[assignment]
+
+        def add(self, lost: str) -> None:
+            in_thread.append(bool(handed_over))
+
+    async def main() -> None:
+        async with stage(tmp_path) as it:
+            await until(it, READY)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(standby_lease, "PartChoice", Choice)
+    run(main())
+    assert in_thread == [True, True]
 
 
 def test_what_it_lacks_is_taken_from_members_and_asked_for_again(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 
 from meshd.base.tasks import Owner
 from meshd.identity.membership import Role
+from meshd.model.layer_range import LayerRange
 from meshd.peer.interface import PeerState, PeerStatus
+from meshd.role.head.split_plan import HeadOptions
 from meshd.role.head.worker_backoff import ENDS, TRIES
 from meshd.role.head.worker_choice import FOR_LOSSES, Roster
 
@@ -216,13 +218,47 @@ def test_a_plan_sees_whom_the_head_would_ask_and_why_it_asks_no_others() -> None
             }
             it.meshes["c"].say(PeerState.LOST)
             assert seen(it.roster)["y"] == "" and seen(it.roster)["x"] == FOR_LOSSES
-            others = seen(it.roster.naming(("b", "x")))
+            others = seen(it.roster.naming(HeadOptions(workers=("b", "x"))))
             assert others["a"] == "excluded: a is not named by `--workers`"
-            assert others["b"].startswith("excluded: b is paused") and others["y"] == ""
+            assert others["b"].startswith("excluded: b is paused") and others["x"] == ""
+            assert others["y"] == FOR_LOSSES, "the lost one is not to take part"
+            assert seen(it.roster.naming(HeadOptions(workers=("a", "c"))))["y"] == ""
             owner.cancel()
         async with scene(least=1) as unsteady:
-            left = seen(unsteady.roster.naming(()))
+            left = seen(unsteady.roster.naming(HeadOptions()))
             assert left["good"] == "" and left["bad"].startswith("worker bad is left out for 60 s: it failed")
+
+    run(main())
+
+
+def test_a_plan_over_a_worker_for_losses_takes_it_as_one_of_the_workers() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner)
+            it.runs_on("ab")
+            by_name = it.roster.naming(HeadOptions(workers=("a", "x")))
+            assert [peer.name for peer in by_name.workers()] == ["a", "x"]
+            by_id = it.roster.naming(HeadOptions(workers=("b", it.meshes["y"].key.peer.short)))
+            assert seen(by_id) == {
+                "a": "excluded: a is not named by `--workers`",
+                "b": "",
+                "c": "excluded: c is not named by `--workers`",
+                "x": FOR_LOSSES,
+                "y": "",
+            }
+            owner.cancel()
+
+    run(main())
+
+
+def test_a_plan_for_layers_says_by_what_its_workers_are_named() -> None:
+    async def main() -> None:
+        async with Owner() as owner:
+            it = Ready(owner)
+            layers = LayerRange("a", 0, 3), LayerRange("b", 4, 9)
+            others = seen(it.roster.naming(HeadOptions(layers=layers, workers=("a", "b"))))
+            assert others["c"] == "excluded: c is not named by `--layers`"
+            owner.cancel()
 
     run(main())
 

@@ -1,6 +1,8 @@
 """Which sets of workers are looked at, and in which orders: the best are among them, and not too many."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, permutations
 from random import Random
 
@@ -148,3 +150,54 @@ def test_however_many_there_are_few_are_looked_at() -> None:
     found = orders([worker(one.node, 2) for one in workers], ways, needed=28)
     assert len(looked_at(found)) < 400
     assert len(list(found.beside([f"w{number:02}" for number in range(14)]))) < 1000
+
+
+def counted(ways: Ways) -> tuple[Ways, Counter[str]]:
+    """With how often it is asked."""
+    count: Counter[str] = Counter()
+
+    def asked(a: str, b: str) -> float:
+        count["ways"] += 1
+        return ways(a, b)
+
+    return asked, count
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_mesh_of_very_many_small_workers_is_looked_at_as_fast_as_one_of_many(devices: int) -> None:
+    """Most have no place beside those that are taken already, and each rank of one asks for many ways."""
+    asked: list[int] = []
+    for number in (64, 256):
+        workers, ways = places(number, 1)
+        asking, count = counted(ways)
+        small = [replace(worker(one.node, 1), devices=devices) for one in workers]
+        found = orders(small, asking, needed=28)
+        assert len(looked_at(found)) < 400
+        assert len(list(found.beside([one.node for one in found._workers[:14]]))) < 1000
+        asked.append(count["ways"])
+    assert asked[1] < 1.3 * asked[0] < 2_000_000
+
+
+def test_the_search_ends_where_no_other_worker_has_a_place() -> None:
+    workers, ways = places(64, 1)
+    asking, count = counted(ways)
+    looked_at(orders([worker(one.node, 1) for one in workers], asking, needed=28))
+    assert count["ways"] < 300_000, "700,000 where those without a place are ranked as well"
+
+
+def test_the_way_over_very_many_is_the_nearest_next() -> None:
+    workers, ways = places(256, 1)
+    asking, count = counted(ways)
+    found = short_way(workers, asking)
+    assert {one.node for one in found} == {one.node for one in workers} and len(found) == 256
+    assert count["ways"] < 100_000 and length(found, ways) < 0.2 * length(workers, ways)
+
+
+def test_the_best_of_very_many_are_looked_at_wherever_they_are_in_the_list() -> None:
+    usual = [worker(f"w{number:03}", 1, 5.0) for number in range(250)]
+    best = [worker("near", 1, 5.0), worker("fast", 1, 0.1), worker("large", 30, 5.0)]
+
+    def ways(a: str, b: str) -> float:
+        return 0.1 if {a, b} == {HEAD_END, "near"} else 1.0
+
+    assert {"near", "fast", "large"} <= nodes_of(orders([*usual, *best], ways))
