@@ -8,7 +8,7 @@ from pathlib import Path
 from meshd.admin.client import Client
 from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullRequest
 from meshd.base.errors import UserError
-from meshd.cli.find_models import local_model, reporter
+from meshd.cli.find_models import check_no_file, local_model, reporter
 from meshd.cli.output import Output
 from meshd.cli.pull_model import watched
 from meshd.config import Config
@@ -25,6 +25,7 @@ def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, o
     try:
         return local_model(text, config, out)
     except NotHere as not_here:
+        check_no_file(text, not_here)
         missing = not_here
     if text.startswith(OLLAMA):
         raise missing  # its registry is Ollama's to ask

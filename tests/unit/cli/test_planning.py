@@ -166,6 +166,9 @@ def test_a_model_that_nobody_has(daemon: FakeControl, tmp_path: Path) -> None:
     refused(meshd("plan", "--model", "hf:nobody/nothing:Q4_0"), 1, "cannot download `nobody/nothing`")
     refused(meshd("plan", "--model", "./none.gguf"), 1, "none.gguf")
     refused(meshd("plan", "--model", "ollama:none"), 1, "`ollama pull none`")
+    hint = "check the path; for a model of members use `mesh:none`"
+    refused(meshd("plan", "--model", "none.gguf"), 1, "there is no model `none.gguf`", hint)
+    refused(meshd("plan", "--model", "qwen3.gguf"), 1, "check the path")
     assert daemon.asked == []
     code = models_api.NO_MEMBER_HAS_IT
     failed = models_api.PullReply(id=7, step="failed", error="no member has it", hint="ask", code=code)
