@@ -14,8 +14,6 @@ from meshd.cli.pull_model import watched
 from meshd.config import Config
 from meshd.model.model_name import MESH, OLLAMA
 
-_HEADERS = ".headers"  # folder in the cache
-
 
 def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, out: Output) -> Path:
     """The first file. What was taken for this plan alone is removed with `held`. Raises UserError."""
@@ -29,6 +27,9 @@ def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, o
         missing = not_here
     if text.startswith(OLLAMA):
         raise missing  # its registry is Ollama's to ask
+    from meshd.library.members.plan_folders import remove_old_plans
+
+    remove_old_plans(config.paths.cache, config.paths.cache / "models")
     if (name := hub_name_of(text)) is not None:
         from meshd.library.hub_header import fetch_headers  # huggingface_hub: half a second to import
 
@@ -49,9 +50,11 @@ def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, o
 
 def _folder(cache: Path, held: ExitStack) -> Path:
     """For headers. Raises UserError."""
+    from meshd.library.members.plan_folders import hub_plans
+
     try:
-        (cache / _HEADERS).mkdir(parents=True, exist_ok=True)
-        return Path(held.enter_context(tempfile.TemporaryDirectory(dir=cache / _HEADERS)))
+        hub_plans(cache).mkdir(parents=True, exist_ok=True)
+        return Path(held.enter_context(tempfile.TemporaryDirectory(dir=hub_plans(cache))))
     except OSError as error:
         raise UserError(
             f"cannot write below `{cache}`: {(error.strerror or str(error)).lower()}",

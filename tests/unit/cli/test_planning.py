@@ -1,6 +1,7 @@
 """plan and capacity: against a daemon that answers."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +135,9 @@ def test_of_a_model_of_the_hub_only_the_header_comes(
     for name in ("HOME", "HF_HUB_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / "user"))
     monkeypatch.setenv("MESHD_CACHE", str(tmp_path / "cache"))
+    left_behind = tmp_path / "cache/.headers/tmp0"
+    left_behind.mkdir(parents=True)
+    os.utime(left_behind, (1, 1))
     hub = Hub({"me/Tiny-GGUF": {"t-Q8_0.gguf": gguf(*language_model())}})
     with taken_for_hub(hub, tmp_path / "token", monkeypatch):
         ran = meshd("plan", "--model", "hf:me/Tiny-GGUF:Q8_0")
@@ -143,6 +147,7 @@ def test_of_a_model_of_the_hub_only_the_header_comes(
     path = str(asked[1])
     assert Path(path).name == "t-Q8_0.header" and not Path(path).exists(), "it is removed afterwards"
     assert "`hf:me/Tiny-GGUF:Q8_0` is not on this machine: planned from its header" in ran.err
+    assert not left_behind.exists(), "it was of a plan that was killed"
     assert not list((tmp_path / "user").rglob("*Tiny*")), "the cache of the hub has nothing of it"
 
 
