@@ -51,7 +51,7 @@ def _with_header(serve: ServeConfig, config: Config, out: Output) -> ServeConfig
     try:
         stored = Resolver(Stores.here(config.paths.cache), reporter(out)).local(given)
     except NotHere as error:
-        _check_no_file(given, error)
+        check_no_file(given, error)
         path = _pulled(PullRequest(name=given, header_only=True), config, out, head=True)[0]
         whole = not path.name.endswith(HEADER_SUFFIX)  # it was here under another name
     else:
@@ -93,6 +93,16 @@ def as_given(text: str) -> Path | str:
     return Path(text).absolute() if is_file(Path(text)) else text
 
 
+def check_no_file(given: Path | str, error: MeshdError) -> None:
+    """A name that ends in `.gguf` means a file here, most likely mistyped: nobody else is asked, and a token
+    keeps its place. Raises UserError."""
+    if not isinstance(given, str) or not given.lower().endswith(GGUF_SUFFIX):
+        return
+    if isinstance(parse_model_name(given), BareName):
+        mesh_name = f"{MESH}{given[: -len(GGUF_SUFFIX)]}"
+        raise UserError(error.what, hint=f"check the path; for a model of members use `{mesh_name}`")
+
+
 def _found(given: Path | str, config: Config, out: Output, *, head: bool) -> Path:
     from meshd.library.walk import is_folder
 
@@ -124,7 +134,7 @@ def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, hea
         if here.complete or (not head and here.paths and here.problem != ONLY_HEADER):
             return here
     except NotHere as error:
-        _check_no_file(given, error)
+        check_no_file(given, error)
     from meshd.daemon.model_first import has_members
     from meshd.library.members.pull_state import NobodyHasIt
 
@@ -143,14 +153,6 @@ def _named(given: str, config: Config, resolver: "Resolver", out: Output, *, hea
         except NotHere as error:
             raise UserError(f"{error.what}; {nobody.what}", hint=error.hint) from None
     return resolver.local(pulled) if pulled is not None else resolver.get(given)
-
-
-def _check_no_file(given: str, error: MeshdError) -> None:
-    """A name that ends in `.gguf` means a file here, most likely mistyped: nobody else is asked, and a token
-    keeps its place. Raises UserError."""
-    if given.lower().endswith(GGUF_SUFFIX) and isinstance(parse_model_name(given), BareName):
-        mesh_name = f"{MESH}{given[: -len(GGUF_SUFFIX)]}"
-        raise UserError(error.what, hint=f"check the path; for a model of members use `{mesh_name}`")
 
 
 def _from_members(given: str, config: Config, out: Output, *, head: bool) -> Path | None:

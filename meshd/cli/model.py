@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from meshd.admin.codec import to_json
 from meshd.base.byte_format import in_bytes
 from meshd.base.errors import UserError
-from meshd.cli.find_models import as_given, reporter
+from meshd.cli.find_models import as_given, check_no_file, reporter
 from meshd.cli.list_models import ListedModel, list_models, meant_views, members_models
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
@@ -100,11 +100,15 @@ def run(args: Arguments, out: Output) -> int:
 def _pull(
     given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
 ) -> int:
+    from meshd.library.interface import NotHere
+
     most = 0 if args.rate is None else rate("--rate", args.rate)
     try:
         model = resolver.local(given)
         there = model.complete
-    except UserError:
+    except UserError as error:
+        if isinstance(error, NotHere):
+            check_no_file(given, error)
         there = False
     pulled = None
     if not there and args.background:

@@ -8,13 +8,11 @@ from pathlib import Path
 from meshd.admin.client import Client
 from meshd.admin.models_api import NO_MEMBER_HAS_IT, PullRequest
 from meshd.base.errors import UserError
-from meshd.cli.find_models import local_model, reporter
+from meshd.cli.find_models import check_no_file, local_model, reporter
 from meshd.cli.output import Output
 from meshd.cli.pull_model import watched
 from meshd.config import Config
 from meshd.model.model_name import MESH, OLLAMA
-
-_HEADERS = ".headers"  # folder in the cache
 
 
 def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, out: Output) -> Path:
@@ -25,9 +23,13 @@ def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, o
     try:
         return local_model(text, config, out)
     except NotHere as not_here:
+        check_no_file(text, not_here)
         missing = not_here
     if text.startswith(OLLAMA):
         raise missing  # its registry is Ollama's to ask
+    from meshd.library.members.plan_folders import remove_old_plans
+
+    remove_old_plans(config.paths.cache, config.paths.cache / "models")
     if (name := hub_name_of(text)) is not None:
         from meshd.library.hub_header import fetch_headers  # huggingface_hub: half a second to import
 
@@ -48,9 +50,11 @@ def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, o
 
 def _folder(cache: Path, held: ExitStack) -> Path:
     """For headers. Raises UserError."""
+    from meshd.library.members.plan_folders import hub_plans
+
     try:
-        (cache / _HEADERS).mkdir(parents=True, exist_ok=True)
-        return Path(held.enter_context(tempfile.TemporaryDirectory(dir=cache / _HEADERS)))
+        hub_plans(cache).mkdir(parents=True, exist_ok=True)
+        return Path(held.enter_context(tempfile.TemporaryDirectory(dir=hub_plans(cache))))
     except OSError as error:
         raise UserError(
             f"cannot write below `{cache}`: {(error.strerror or str(error)).lower()}",

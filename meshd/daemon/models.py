@@ -1,6 +1,7 @@
 """Models of members in a running daemon: what it gives, and the pulls that its user has started."""
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,13 +18,14 @@ from meshd.admin.models_api import (
 from meshd.admin.plan_api import LeftOutView
 from meshd.base import log
 from meshd.base.errors import LocalProtocolError, MeshdError, Refused, UserError
-from meshd.base.tasks import Owner
+from meshd.base.tasks import Owner, in_thread
 from meshd.config import Config
 from meshd.daemon.storage import files_in_use, started_with
 from meshd.library.members.ask_models import ask_members
 from meshd.library.members.give_pieces import PieceGiver
 from meshd.library.members.offered_models import OfferedModels
 from meshd.library.members.offers import MemberOffer
+from meshd.library.members.plan_folders import remove_old_plans
 from meshd.library.members.pull_state import NobodyHasIt, PullPlace, PullStep
 from meshd.library.members.tell_models import ModelsTeller
 from meshd.library.own_models import own_models
@@ -77,7 +79,7 @@ class ModelExchange:
         disk: Callable[[], ToldDisk | None],
     ) -> None:
         cache = config.paths.cache
-        self._mesh = mesh
+        self._mesh, self._cache = mesh, cache
         started = started_with(config)
         self._place = PullPlace(
             cache / "models", pieces.hashes, pieces, own=lambda: own_models(Stores.here(cache), started)
@@ -98,6 +100,7 @@ class ModelExchange:
         async with Owner() as owner:
             self._owner = owner
             try:
+                await in_thread(functools.partial(remove_old_plans, self._cache, self._place.folder))
                 while True:
                     await asyncio.sleep(_LOOK_SECONDS)
                     self._end_unwatched(asyncio.get_running_loop().time())
@@ -123,7 +126,7 @@ class ModelExchange:
         )
 
     def start(self, request: PullRequest) -> PullReply:
-        """A pull of that name that runs already is watched by another one more.
+        """A pull of that name that runs already is watched by another one more, except for a plan.
 
         Raises UserError for a text that names no model, and when too many pulls run.
         """
@@ -137,7 +140,7 @@ class ModelExchange:
         running = (
             one
             for one in self._pulls.values()
-            if one.task is not None and one.name == name and type(one.work) is make
+            if one.task is not None and one.name == name and type(one.work) is make and not request.for_plan
         )
         if (same := next(running, None)) is not None:
             same.background = same.background or request.background

@@ -22,15 +22,7 @@ def all_headers(folder: Path) -> Iterator[StoredModel]:
         for path, _ in files_below(place, depth=1, suffix=HEADER_SUFFIX):
             found.setdefault(header_stem(path.name), []).append(path)
         for stem, paths in found.items():
-            yield StoredModel(
-                name=name_of([path]) or str(path),
-                source=ModelSource.MESHD,
-                paths=tuple(paths),
-                size=sum(map(bytes_on_disk, paths)),
-                stem=stem,
-                quant=quant_of(stem + GGUF_SUFFIX),
-                problem=ONLY_HEADER,
-            )
+            yield _stored(paths, stem)
 
 
 def find_header(folder: Path, name: MeshName) -> StoredModel | None:
@@ -45,6 +37,13 @@ def find_header(folder: Path, name: MeshName) -> StoredModel | None:
     return None
 
 
+def header_at(path: Path) -> StoredModel:
+    """The header of which this file is one, or one of several."""
+    paths = [one for one, _ in files_below(path.parent, depth=1, suffix=HEADER_SUFFIX)]
+    stem = header_stem(path.name)
+    return _stored([one for one in paths if header_stem(one.name) == stem], stem)
+
+
 def said_of(path: Path) -> str:
     """For the user: which model this is, and who says so. Raises UserError."""
     note = read_note(path)
@@ -57,6 +56,18 @@ def said_of(path: Path) -> str:
 def files_of(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The files, what is noted of them, and links to them."""
     return (*paths, note_path(paths[0]), *(link_paths(paths) if len(paths) > 1 else ()))
+
+
+def _stored(paths: Sequence[Path], stem: str) -> StoredModel:
+    return StoredModel(
+        name=name_of(paths) or str(paths[0]),
+        source=ModelSource.MESHD,
+        paths=tuple(paths),
+        size=sum(map(bytes_on_disk, paths)),
+        stem=stem,
+        quant=quant_of(stem + GGUF_SUFFIX),
+        problem=ONLY_HEADER,
+    )
 
 
 def _is_called(name: MeshName, path: Path) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from meshd.base.errors import UserError
 from meshd.library import hub_cache
-from meshd.library.headers import files_of
+from meshd.library.headers import files_of, header_at
 from meshd.library.hub_cache import PREFIX
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.library.pulled_names import is_own_folder, notes_of
@@ -48,7 +48,8 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
     path = model.paths[0]
     if path.is_relative_to(stores.hub) and path.relative_to(stores.hub).parts[0].startswith(PREFIX):
         return _of_hub([model], stores.hub / path.relative_to(stores.hub).parts[0])
-    if is_header(path):
+    if is_header(path) and is_own_folder(path.parent):
+        model = header_at(path)  # by its path a header in several files is only one of them
         return Removal((model.name,), (*files_of(model.paths), *notes_of(model.paths)), model.size)
     if path.is_relative_to(stores.meshd):
         return Removal((model.name,), (*model.paths, *notes_of(model.paths)), model.size)

@@ -11,6 +11,7 @@ their names, which must end in `.gguf`: links in a folder in which nobody looks 
 
 import functools
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,9 +25,8 @@ from meshd.base.errors import UserError
 from meshd.base.replaced_file import read_own_file, replace_file
 from meshd.base.tasks import in_thread
 from meshd.model.gguf import Header, TensorInfo
-from meshd.model.gguf_names import GGUF_SUFFIX, header_stem
+from meshd.model.gguf_names import GGUF_SUFFIX
 from meshd.model.layers import is_of_layer
-from meshd.model.model_name import MESH
 from meshd.model.piece_index import HASH_BYTES
 from meshd.model.weights_index import fingerprint
 from meshd.store.hash_cache import MAX_ENTRY_BYTES, FileState, HashCache
@@ -223,7 +223,8 @@ class _NotedHashes(HashCache):
 
 
 def _bad(path: Path, what: str) -> UserError:
+    """The hint has the path: what a member called the file is no name, and a damaged note has no fingerprint."""
     return UserError(
         f"cannot use `{path.name}`: {what}",
-        hint=f"remove it with `meshd model rm {MESH}{header_stem(path.name)}`: it comes from members again",
+        hint=f"remove it with `meshd model rm {shlex.quote(str(path))}`: it comes from members again",
     )

@@ -95,7 +95,7 @@ class PieceFetcher:
         while inbox.expected < _ASKED_AHEAD and (piece := self._plan.next(peer, now())) is not None:
             if self._pace is not None:
                 await asyncio.sleep(self._pace.take(piece.length, now()))
-            self._plan.asked(piece.number, now())
+            self._plan.asked(peer, piece.number, now())
             inbox.expect(piece.number, piece.length)
             await stream.write(piece_request(piece.number))
 

@@ -63,7 +63,7 @@ class PartFiles:
         try:
             for place in (self._folder, self._part.parent, self._part):  # nobody else's, on a shared disk
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = self._part.with_name(f"{self._part.name}.lock")
+            lock = lock_of(self._part)
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,6 +165,12 @@ class PartFiles:
         """It is not what it was said to be."""
         shutil.rmtree(self._part, ignore_errors=True)
 
+    def leave_nothing(self) -> None:
+        """After `close`, of a folder that nobody else uses: what was begun goes, and the lock."""
+        self.discard()
+        with suppress(OSError):
+            lock_of(self._part).unlink(missing_ok=True)
+
     def close(self) -> None:
         """What is there stays. Idempotent."""
         with self._writing:
@@ -182,6 +188,11 @@ class PartFiles:
             f"cannot write `{error.filename or self._part}`: {(error.strerror or str(error)[:200]).lower()}",
             hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
         )
+
+
+def lock_of(part: Path) -> Path:
+    """The file whose lock says that somebody pulls into this folder."""
+    return part.with_name(f"{part.name}.lock")
 
 
 def _has_data(descriptor: int, offset: int, length: int) -> bool:

@@ -32,8 +32,8 @@ class PiecePlan:
         if wanted is not None:
             self._present |= set(range(index.count)).difference(wanted)
         self._missing = deque(number for number in range(index.count) if number not in self._present)
-        self._owed: dict[int, list[Hashable]] = {}  # in the order in which they were asked for
-        self._asked_at: dict[int, float] = {}  # of these: when that one was asked who came last
+        # in the order in which they were asked for: when each was asked, infinity before that
+        self._owed: dict[int, dict[Hashable, float]] = {}
         self._liars: set[Hashable] = set()
 
     @property
@@ -56,18 +56,17 @@ class PiecePlan:
                 number
                 for number, holders in self._owed.items()
                 if holder not in holders
-                and (len(holders) < _COPIES or now - self._asked_at[number] >= COPY_SECONDS)
+                and (len(holders) < _COPIES or now - max(holders.values()) >= COPY_SECONDS)
             )
             if (number := next(late, -1)) < 0:
                 return None
-        self._owed.setdefault(number, []).append(holder)
-        self._asked_at[number] = math.inf
+        self._owed.setdefault(number, {})[holder] = math.inf
         return self._index.piece(number)
 
-    def asked(self, number: int, now: float) -> None:
-        """A holder has been asked for it: after a pause, where the user has set a rate."""
-        if number in self._owed:
-            self._asked_at[number] = now
+    def asked(self, holder: Hashable, number: int, now: float) -> None:
+        """This holder is asked for it now: after a pause, where the user has set a rate."""
+        if holder in (holders := self._owed.get(number, {})):
+            holders[holder] = now
 
     def arrived(self, holder: Hashable, number: int, data: bytes) -> bool:
         """Whether the holder gave what it owed; if not, it is asked for nothing more. See `wants`."""
@@ -84,7 +83,6 @@ class PiecePlan:
     def written(self, number: int) -> None:
         """It is on the disk."""
         self._owed.pop(number, None)
-        self._asked_at.pop(number, None)
         if number not in self._present:
             self._present.add(number)
             self.done_bytes += self._index.piece(number).length
@@ -92,7 +90,7 @@ class PiecePlan:
     def lost(self, holder: Hashable) -> None:
         """This holder gives nothing more; its pieces are handed out again, first of all."""
         for number in [number for number, holders in self._owed.items() if holder in holders]:
-            self._owed[number].remove(holder)
+            del self._owed[number][holder]
             if not self._owed[number]:
-                del self._owed[number], self._asked_at[number]
+                del self._owed[number]
                 self._missing.appendleft(number)

@@ -227,6 +227,16 @@ def test_what_nobody_has(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -
     refused(meshd("model", "pull", "hf:me/None-GGUF:Q8_0"), 1, "127.0.0.1:9")
 
 
+@pytest.mark.parametrize("more", [(), ("--background",)])
+def test_a_mistyped_file_asks_no_member(daemon: FakeControl, more: tuple[str, ...]) -> None:
+    hint = "check the path; for a model of members use `mesh:far-Q8_0`"
+    refused(
+        meshd("model", "pull", "far-Q8_0.gguf", *more), 1, "there is no model `far-Q8_0.gguf` on this", hint
+    )
+    refused(meshd("model", "pull", "qwen3.gguf", *more), 1, "check the path")
+    assert daemon.asked == []
+
+
 def test_what_fails_is_not_downloaded_instead(daemon: FakeControl) -> None:
     daemon.pulls = [PullReply(id=1, step="failed", error="not enough space in `/x`", hint="free some")]
     refused(meshd("model", "pull", "hf:me/None-GGUF:Q8_0"), 1, "not enough space", "free some")

@@ -1,6 +1,7 @@
 """`meshd model`: what it prints, asks and refuses; and `--model` of the roles, before a daemon starts."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,15 @@ from meshd.cli.output import Output
 from meshd.config import Config, ModelConfig, NodeConfig, Paths, ServeConfig, WorkerConfig
 from meshd.library.interface import TransferProgress
 from meshd.library.members.pull_state import NobodyHasIt
+from meshd.library.pulled_names import note_names
+from meshd.model.model_name import MeshName
+from meshd.store.header_file import note_path, present_tensors
 
+from tests.conformance.run import run
+from tests.gguf_bytes import parse
 from tests.unit.admin.fake import FakeControl
 from tests.unit.library.models import cached, in_ollama, pulled, put, tiny, tiny_shards
-from tests.unit.store.header_files import with_holes
+from tests.unit.store.header_files import opens, with_holes
 
 from .shell import Terminal, meshd, refused
 
@@ -438,9 +444,35 @@ def test_what_the_commands_say_of_a_header(tmp_path: Path, monkeypatch: pytest.M
         file.write(b"\xff")
     damaged = meshd("model", "verify", "mesh:far-Q4_0")
     assert damaged.code == 1 and "error: cannot use `far-Q4_0.header`: tensor `output_norm" in damaged.err
-    assert "remove it with `meshd model rm mesh:far-Q4_0`" in damaged.err
+    assert f"remove it with `meshd model rm {path}`" in damaged.err
     ran = meshd("model", "rm", "mesh:far-Q4_0", "--yes")
     assert ran.code == 0 and not path.parent.exists()
+
+
+@pytest.mark.parametrize("damaged", ["hashes", "second"])
+def test_a_damaged_header_is_removed_as_the_hint_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    """Also one that was pulled by its fingerprint, which a damaged note does not tell."""
+    monkeypatch.setenv("MESHD_CACHE", str(tmp_path / "a cache"))
+    place = tmp_path / "a cache/models/header-0"
+    shards = list(tiny_shards(2, "far-Q4_0").values())
+    path = with_holes(place, *shards, stem="far-Q4_0")
+    run(opens(path))  # which makes links
+    note_names(place, [MeshName("f" * 64)])
+    if damaged == "hashes":
+        note_path(path).write_bytes(b"{}")
+    else:
+        second = path.with_name(path.name.replace("-00001-", "-00002-"))
+        with second.open("r+b") as file:
+            file.seek(present_tensors(parse(shards[1]))[0].offset)
+            file.write(b"\xff")
+    with pytest.raises(UserError) as raised:
+        run(opens(path))
+    command = shlex.split(raised.value.hint.split("`")[1])
+    assert command[:3] == ["meshd", "model", "rm"]
+    ran = meshd(*command[1:], "--yes")
+    assert ran.code == 0 and not place.exists(), ran.err
 
 
 def test_a_workers_list_of_models_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:

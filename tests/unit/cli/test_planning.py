@@ -1,6 +1,7 @@
 """plan and capacity: against a daemon that answers."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +135,9 @@ def test_of_a_model_of_the_hub_only_the_header_comes(
     for name in ("HOME", "HF_HUB_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / "user"))
     monkeypatch.setenv("MESHD_CACHE", str(tmp_path / "cache"))
+    left_behind = tmp_path / "cache/.headers/tmp0"
+    left_behind.mkdir(parents=True)
+    os.utime(left_behind, (1, 1))
     hub = Hub({"me/Tiny-GGUF": {"t-Q8_0.gguf": gguf(*language_model())}})
     with taken_for_hub(hub, tmp_path / "token", monkeypatch):
         ran = meshd("plan", "--model", "hf:me/Tiny-GGUF:Q8_0")
@@ -143,6 +147,7 @@ def test_of_a_model_of_the_hub_only_the_header_comes(
     path = str(asked[1])
     assert Path(path).name == "t-Q8_0.header" and not Path(path).exists(), "it is removed afterwards"
     assert "`hf:me/Tiny-GGUF:Q8_0` is not on this machine: planned from its header" in ran.err
+    assert not left_behind.exists(), "it was of a plan that was killed"
     assert not list((tmp_path / "user").rglob("*Tiny*")), "the cache of the hub has nothing of it"
 
 
@@ -166,6 +171,9 @@ def test_a_model_that_nobody_has(daemon: FakeControl, tmp_path: Path) -> None:
     refused(meshd("plan", "--model", "hf:nobody/nothing:Q4_0"), 1, "cannot download `nobody/nothing`")
     refused(meshd("plan", "--model", "./none.gguf"), 1, "none.gguf")
     refused(meshd("plan", "--model", "ollama:none"), 1, "`ollama pull none`")
+    hint = "check the path; for a model of members use `mesh:none`"
+    refused(meshd("plan", "--model", "none.gguf"), 1, "there is no model `none.gguf`", hint)
+    refused(meshd("plan", "--model", "qwen3.gguf"), 1, "check the path")
     assert daemon.asked == []
     code = models_api.NO_MEMBER_HAS_IT
     failed = models_api.PullReply(id=7, step="failed", error="no member has it", hint="ask", code=code)

@@ -1,6 +1,8 @@
 """Pulls in a daemon: watched by a verb, ended with it, and joined by a second one."""
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from meshd.store.piece_cache import PieceCache
 
 from tests.conformance.run import run, until
 from tests.unit.library.members.exchange_scene import NAME, Scene, big, scene
+from tests.unit.library.models import put
 
 
 @asynccontextmanager
@@ -141,6 +144,38 @@ def test_a_second_verb_watches_the_same_pull(tmp_path: Path) -> None:
             reply = await ended(models, models.progress(first.id))
             assert reply.step == "failed" and reply.error == "it was stopped"
             assert (await models.listed()).pulls == ()
+
+    run(main())
+
+
+def test_two_plans_of_one_model_have_a_folder_each(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+            it.giver("a").has(big())
+            begun = [models.start(PullRequest(name=NAME, for_plan=True)) for _ in range(2)]
+            first, second = [Path((await ended(models, one)).paths[0]) for one in begun]
+            shutil.rmtree(first.parent)
+            assert second.stat().st_size == len(big())
+            shutil.rmtree(second.parent)
+            assert not [path for path in (tmp_path / "taker/models").rglob("*") if "plan" in path.name]
+
+    run(main())
+
+
+def test_what_plans_left_behind_is_removed_when_the_daemon_starts(tmp_path: Path) -> None:
+    cache = tmp_path / "taker"
+    places = [cache / "models/plan-0", cache / "models/.parts/plan-1", cache / ".headers/tmp2"]
+    others = [cache / "models/header-0", cache / "models/mesh-0", cache / "models/.parts/0"]
+    for place in (*places, *others):
+        put(place / "far.header", b"GGUF")
+        os.utime(place, (1, 1))
+    lock = put(cache / "models/.parts/plan-1.lock", b"")
+    running = put(cache / "models/plan-9/far.header", b"GGUF")
+
+    async def main() -> None:
+        async with scene(tmp_path) as it, exchange(it, tmp_path):
+            await until(lambda: not any(place.exists() for place in (*places, lock)), seconds=20.0)
+            assert running.exists() and all(place.exists() for place in others)
 
     run(main())
 

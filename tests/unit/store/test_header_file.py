@@ -101,7 +101,7 @@ def test_each_of_several_files_is_compared(tmp_path: Path) -> None:
         file.write(b"\xff")
     with pytest.raises(UserError, match=r"-00002-of-00002\.header`: tensor .* is not what it was") as raised:
         run(opens(path))
-    assert raised.value.hint.startswith("remove it with `meshd model rm mesh:tiny-Q4_0`")
+    assert raised.value.hint.startswith(f"remove it with `meshd model rm {second}`")
     second.unlink()
     with pytest.raises(UserError, match=f"missing: `{second.name}`"):
         run(opens(path))

@@ -24,7 +24,7 @@ def data_of(number: int) -> bytes:
 def next_of(plan: PiecePlan, holder: str, now: float = 0.0) -> Piece | None:
     """It is asked for at once."""
     if (piece := plan.next(holder, now)) is not None:
-        plan.asked(piece.number, now)
+        plan.asked(holder, piece.number, now)
     return piece
 
 
@@ -94,9 +94,21 @@ def test_a_piece_that_waits_for_the_users_rate_is_asked_of_nobody_else() -> None
     for holder in ("a", "b"):
         assert plan.next(holder, 0.0) is not None
     assert plan.next("c", 1000.0) is None
-    plan.asked(0, 1000.0)
+    plan.asked("a", 0, 500.0)
+    assert plan.next("c", 1000.0) is None, "one waits still"
+    plan.asked("b", 0, 1000.0)
     assert plan.next("c", 1000.0 + COPY_SECONDS - 1) is None
     assert plan.next("c", 1000.0 + COPY_SECONDS) is not None
+
+
+def test_one_that_is_lost_while_it_waits_for_the_rate_keeps_no_copy_from_others() -> None:
+    plan = PiecePlan(index_of(1))
+    for holder in ("stalled 1", "stalled 2"):
+        assert next_of(plan, holder, 0.0) is not None
+    assert plan.next("gone", COPY_SECONDS) is not None
+    plan.lost("gone")
+    plan.asked("gone", 0, COPY_SECONDS)  # it was about to be
+    assert plan.next("honest", COPY_SECONDS) is not None
 
 
 def test_what_a_lost_holder_owed_is_asked_for_first() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.library.headers import all_headers
 from meshd.library.members.pull_plan import PlanPull
 from meshd.library.members.pull_state import PullStep
@@ -9,7 +10,7 @@ from meshd.model.model_name import parse_model_name
 from meshd.model.piece_index import PIECE_BYTES
 from meshd.store.shard import close_all, open_shards
 
-from tests.conformance.run import run
+from tests.conformance.run import run, until
 from tests.gguf_bytes import parse
 from tests.unit.library.members.exchange_scene import NAME, Scene, scene
 from tests.unit.library.members.told_member import large
@@ -34,7 +35,9 @@ def test_the_pieces_with_the_header_come_and_no_others(tmp_path: Path) -> None:
             shards = open_shards(path, header_only=True)
             close_all(shards)
             assert [shard.header for shard in shards] == [parse(large())]
-            assert not list(all_headers(it.pull(NAME)._place.folder)), "it is listed nowhere"
+            folder = it.pull(NAME)._place.folder
+            assert not list(all_headers(folder)), "it is listed nowhere"
+            assert not list((folder / ".parts").iterdir()), "nothing else is left of it"
 
     run(main())
 
@@ -51,5 +54,22 @@ def test_of_a_model_in_several_files_each_header(tmp_path: Path) -> None:
             shards = open_shards(pull.state.paths[0], header_only=True)
             close_all(shards)
             assert [shard.header for shard in shards] == [parse(data) for data in parts.values()]
+
+    run(main())
+
+
+def test_of_a_pull_that_ends_early_nothing_is_left(tmp_path: Path) -> None:
+    """Nobody would continue it."""
+
+    async def main() -> None:
+        async with scene(tmp_path) as it:
+            it.giver("a").has(large())
+            folder = it.pull(NAME)._place.folder
+            pull = PlanPull(it.taker, parse_model_name(f"mesh:{NAME}"), it.pull(NAME)._place, rate=1.0)
+            async with Owner() as owner:
+                task = owner.start(pull.run(), name="pull")
+                await until(lambda: pull.state.step is PullStep.FETCHING)
+                await cancel_and_wait(task)
+            assert not [path for path in folder.rglob("*") if "plan" in path.name]
 
     run(main())
