@@ -143,7 +143,7 @@ def test_the_plans_after_a_loss_are_compared_in_a_thread(
             handed_over.pop()
 
     class Choice(PartChoice):
-        losses = property(lambda _: ["anna", "bert"])  # type: ignore[assignment]
+        losses = property(lambda _: ["anna", "bert"])
 
         def add(self, lost: str) -> None:
             in_thread.append(bool(handed_over))
