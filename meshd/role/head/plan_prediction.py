@@ -24,7 +24,7 @@ from meshd.role.head.speed_corrections import (
 )
 from meshd.role.head.split_factors import by_part, part_of
 from meshd.role.head.split_plan import HeadOptions, NodeOffer, PlainRpc
-from meshd.role.native.devices import SHARED_MEMORY
+from meshd.role.native.devices import card_in
 from meshd.wire.lease import OfferedDevice
 
 ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by whose time splits are compared
@@ -100,13 +100,12 @@ class PlanPredictor:
         self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
         self._machine_of[options.node_name] = options.machine
         self._card_of = {
-            (node, one.name): one.card
+            (node, one.name): card_in(one, self._machine_of[node])
             for node, devices in (
                 (options.node_name, machines.own),
                 *((offer.node, offer.offer.devices) for offer in machines.offers),
             )
             for one in devices
-            if one.card != SHARED_MEMORY
         }
         self._learned: LearnedFactors | None = None
 

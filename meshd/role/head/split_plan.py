@@ -19,7 +19,7 @@ from meshd.role.head.draft_model import DraftModel, beside_draft
 from meshd.role.head.llama_args import read_llama_args
 from meshd.role.head.pipelined_plan import plan_pipelined
 from meshd.role.head.speculation import MayDraft
-from meshd.role.native.devices import SHARED_MEMORY
+from meshd.role.native.devices import SHARED_MEMORY, card_in
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 
 # A reservation is a limit, and what lies under it an estimate: a little more, so that an estimate that is
@@ -250,7 +250,7 @@ def pool_of(device: OfferedDevice, machine: str) -> str:
     """Nodes on one machine share its main memory, and a card that several lend has its memory once."""
     if device.kind == "cpu" or device.card == SHARED_MEMORY:
         return f"{machine} memory" if machine else ""
-    return f"card {device.card}" if device.card else ""
+    return card_in(device, machine)
 
 
 def without_idle(plan: Plan, offers: Sequence[NodeOffer]) -> tuple[Plan, list[NodeOffer]]:

@@ -50,6 +50,14 @@ def card_of(machine: str, hardware: str) -> str:
     return hashlib.sha256(f"meshd card\0{machine}\0{hardware}".encode()).hexdigest()[:32]
 
 
+def card_in(device: OfferedDevice, machine: str) -> str:
+    """Which card it is, of all that nodes name; empty if that is not known. One of another machine is
+    another card: a node takes nothing from it by its name alone.
+    """
+    is_known = device.kind == "gpu" and device.card not in ("", SHARED_MEMORY)
+    return f"card {device.card} of {machine}" if is_known else ""
+
+
 def twin(device: OfferedDevice, others: Sequence[OfferedDevice]) -> str:
     """The name of one of these that is the same card, through another backend say; empty: none is."""
     if device.card in ("", SHARED_MEMORY):

@@ -10,13 +10,14 @@ from meshd.role.head.plan_prediction import Machines
 from meshd.role.head.serving_split import ServingSplit, serving_split
 from meshd.role.head.shared_cards import one_for_each_card
 from meshd.role.head.split_choice import choose_split
-from meshd.role.head.split_plan import HeadOptions, NodeOffer, why_idle
+from meshd.role.head.split_plan import HeadOptions, NodeOffer, remote_device, why_idle
 from meshd.role.native.devices import SHARED_MEMORY
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 
 from tests.unit.model.split_scene import GIB
 from tests.unit.role.head.test_split_choice import MODEL, OPTIONS, WORK, device, speed
 
+HOST = "m of host"
 AUTO = replace(OPTIONS, split="auto", min_workers=1)
 ALWAYS = replace(AUTO, split="always")
 USES = "uses the same card, as both report"
@@ -26,8 +27,8 @@ def card(name: str, of: str, free: float = 8) -> OfferedDevice:
     return OfferedDevice(name, "gpu", "", int(free * GIB), int(free * GIB), of)
 
 
-def lends(node: str, *devices: OfferedDevice) -> NodeOffer:
-    return NodeOffer(node, WorkerOffer(devices, False, "m of host", bytes(16)), DevicePath(0.00005, 1e9))
+def lends(node: str, *devices: OfferedDevice, machine: str = HOST) -> NodeOffer:
+    return NodeOffer(node, WorkerOffer(devices, False, machine, bytes(16)), DevicePath(0.00005, 1e9))
 
 
 def there(offers: Sequence[NodeOffer], own: Sequence[OfferedDevice] = ()) -> Machines:
@@ -85,6 +86,7 @@ def test_no_choice_has_a_card_twice() -> None:
 
 @pytest.mark.parametrize("options", [AUTO, ALWAYS])
 def test_a_card_of_this_node_is_its_own(options: HeadOptions) -> None:
+    options = replace(options, machine=HOST)
     found = split([*ONE, lends("c", card("CUDA0", "two"))], options, [card("CUDA0", "one")])
     assert not {"a CUDA0", "b CUDA0"} & set(used(found.plan)) and "c CUDA0" in used(found.plan)
     without = split(ONE, replace(options, devices=("none",)), [card("CUDA0", "one")])
@@ -106,6 +108,26 @@ def test_who_has_clearly_more_of_it_gets_it() -> None:
         assert used(split(offers, ALWAYS).plan) == ["b CUDA0"]
     nearly = [lends("a", card("CUDA0", "one", 7.5)), lends("b", card("CUDA0", "one"))]
     assert used(split(nearly, ALWAYS).plan) == ["a CUDA0"], "what two see is rarely the same"
+
+
+@pytest.mark.parametrize("options", [AUTO, ALWAYS])
+def test_a_card_of_another_machine_is_another_card_whatever_a_node_calls_it(options: HeadOptions) -> None:
+    """One that names another's card with memory without end takes nothing from it, by that name alone."""
+    named = replace(card("CUDA0", "one"), free_bytes=1 << 62, total_bytes=1 << 62)
+    offers = [lends("a", card("CUDA0", "one")), lends("liar", named, machine="m of liar")]
+    plan = split(offers, options).plan
+    assert not any(USES in why for why in plan.why), plan.why
+    pools = {remote_device(one.node, one.devices[0], one.offer.machine, None).pool for one in offers}
+    assert len(pools) == 2, "each has memory of its own"
+    own = split([lends("c", card("CUDA0", "one"))], options, [card("CUDA0", "one")])
+    assert not any(USES in why for why in own.plan.why), "this machine is not that one"
+
+
+def test_nobody_has_more_of_a_card_free_than_there_is_of_it() -> None:
+    odd = replace(card("CUDA0", "one", 8), free_bytes=1 << 62)
+    offers = [lends("a", card("CUDA0", "one", 7.5)), lends("b", odd)]
+    a, b = one_for_each_card(offers, there(offers), ALWAYS, least=0)
+    assert [one.name for one in a.devices] == ["CUDA0"] and not b.devices
 
 
 @pytest.mark.parametrize("of", ["", SHARED_MEMORY])
