@@ -223,7 +223,7 @@ class _NotedHashes(HashCache):
 
 
 def _bad(path: Path, what: str) -> UserError:
-    """The hint has the path: the member's name for it finds nothing, and a damaged note has no fingerprint."""
+    """The hint has the path: the member's name for it finds nothing, and a damaged note no fingerprint."""
     return UserError(
         f"cannot use `{path.name}`: {what}",
         hint=f"remove it with `meshd model rm {shlex.quote(str(path))}`: it comes from members again",
