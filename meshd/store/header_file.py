@@ -223,7 +223,7 @@ class _NotedHashes(HashCache):
 
 
 def _bad(path: Path, what: str) -> UserError:
-    """The hint has the path: what a member called the file is no name, and a damaged note has no fingerprint."""
+    """The hint has the path: a member's name for the file means nothing, and a damaged note tells nothing."""
     return UserError(
         f"cannot use `{path.name}`: {what}",
         hint=f"remove it with `meshd model rm {shlex.quote(str(path))}`: it comes from members again",
