@@ -4,8 +4,9 @@ Of models of Hugging Face they are in a folder of the cache, of models of member
 nodes of a user may share them, so that only what is older than any plan is removed by others.
 """
 
+import os
 import shutil
-import time
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,15 +25,22 @@ def hub_plans(cache: Path) -> Path:
 
 def remove_old_plans(cache: Path, models: Path) -> None:
     """Those that plans have left behind; no error for what cannot be removed."""
-    began_before = time.time() - _OLD_SECONDS
-    for folder, prefix in (
-        (models, f"{PLAN_KIND}-"),
-        (models / PARTS_FOLDER, f"{PLAN_KIND}-"),
-        (hub_plans(cache), ""),
-    ):
-        with suppress(OSError):
-            for place in folders_in(folder, prefix):
+    with suppress(OSError):
+        places = [
+            *folders_in(models, f"{PLAN_KIND}-"),
+            *folders_in(models / PARTS_FOLDER, f"{PLAN_KIND}-"),
+            *folders_in(hub_plans(cache), ""),
+        ]
+        if places:
+            began_before = _now(cache) - _OLD_SECONDS
+            for place in places:
                 _remove_old(place, began_before)
+
+
+def _now(folder: Path) -> float:
+    """By the clock that stamps files. Raises OSError."""
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        return os.fstat(probe.fileno()).st_mtime
 
 
 def _remove_old(place: Path, began_before: float) -> None:
