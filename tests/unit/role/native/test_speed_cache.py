@@ -10,6 +10,7 @@ from meshd.role.native.trial_cache import trial_key
 from meshd.wire.capacity import TimedLayer
 
 POINTS = ((1, 190_656), (128, 25_746_603))
+LONGEST = tuple((4096 - number, 10**12) for number in range(8))
 
 
 def key(number: int) -> str:
@@ -44,7 +45,7 @@ def test_times_for_others_displace_neither_those_of_this_node_nor_of_each_other(
         kept.add(key(number), POINTS, "the invite of a head")
     many = range(1000, 1000 + _MOST_SPEEDS)
     for number in many:
-        kept.add(key(number), ((4096, 10**12),) * 8, "another invite")  # the longest lines
+        kept.add(key(number), LONGEST, "another invite")
     again = SpeedCache(tmp_path / "speeds")
     assert all(again.find(key(number)) == POINTS for number in (*own, *head))
     left = [number for number in many if again.find(key(number)) is not None]
