@@ -119,7 +119,7 @@ class Planning:
 
         # in a thread: other links and streams are not to wait for it
         found, spared = await asyncio.to_thread(with_fewest, choices, surveyed.spared)
-        named = {*dict(spared), *found[0][0].nodes}
+        named = {*dict(spared), *(node for choice, _ in found for node in choice.nodes)}
         unmeasured = measured_machines(work, machines, options).unmeasured.items()
         not_compared = [one for one in unmeasured if one[0] not in named]
         return plan_reply(model.name, found, [*surveyed.left_out, *spared, *not_compared])
