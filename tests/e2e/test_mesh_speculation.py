@@ -79,8 +79,8 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
             assert found is not None
             assert found.free > 0
             log = (tmp_path / "head" / "logs" / "meshd.log").read_text()
-            # left out where others use the cores, by an estimate or once it is timed: then the texts were made
-            # without it
+            # left out where others use the cores, by an estimate or once it is timed: the texts were made
+            # without it then
             is_told = bool(found.why_no_model) or "drafts would cost more" in log
             assert (found.model > 0 or is_told) is by_model
             assert found.drafted >= found.accepted > 0
