@@ -148,7 +148,7 @@ def test_interrupted_is_130(environ: dict[str, str]) -> None:
         argv = [sys.executable, "-m", "meshd", "status", "--watch", "--json"]
         with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
             assert watching.stdout is not None and watching.stderr is not None
-            assert watching.stdout.readline().startswith(b'{"node"')
+            assert watching.stdout.readline().startswith(b'{"schema": 1, "node"')
             watching.send_signal(signal.SIGINT)
             assert watching.wait(DEADLINE) == 130
             assert watching.stderr.read() == b""
