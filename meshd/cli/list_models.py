@@ -121,7 +121,7 @@ def list_models(config: Config, stores: "Stores", out: Output, *, as_json: bool)
     for left in told.left_out if told is not None else ():
         out.note(f"{left.node} did not say which models it has: {left.why}")
     if as_json:
-        out.json({"models": [_to_json(one, config, listed) for one in listed]})
+        out.json_list([_to_json(one, config, listed) for one in listed])
     elif listed:
         _show(listed, config, out, members=told is not None)
     else:

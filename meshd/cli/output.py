@@ -61,10 +61,15 @@ class Output:
 
     def json(self, value: Mapping[str, Json], *, compact: bool = False) -> None:
         """The result for a script: one document, with the version of its format."""
+        self._dump({"schema": DOCUMENT_SCHEMA, **value}, compact=compact)
+
+    def json_list(self, rows: Sequence[Json]) -> None:
+        """A result that is nothing but a list."""
+        self._dump(rows, compact=False)
+
+    def _dump(self, value: Json, *, compact: bool) -> None:
         self._wipe()
-        document = {"schema": DOCUMENT_SCHEMA, **value}
-        text = json.dumps(document, indent=None if compact else 2, allow_nan=False)
-        self._print(text + "\n")
+        self._print(json.dumps(value, indent=None if compact else 2, allow_nan=False) + "\n")
 
     def raw(self, text: str) -> None:
         """Text of the result as it is: a log, a streamed answer."""

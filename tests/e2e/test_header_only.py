@@ -178,13 +178,13 @@ def test_it_is_no_model_for_anybody_else(tmp_path: Path) -> None:
             token = await giver.token()
             head = await homes.serve("head", SERVED, "--header-only", *SAME_THREADS, token=token)
             await fleet.ready(head)
-            [row] = json.loads((await homes.run("head", "ls", "--json")).stdout)["models"]
+            [row] = json.loads((await homes.run("head", "ls", "--json")).stdout)
             assert (row["name"], row["problem"]) == (SERVED, "only its header is here")
             assert least() <= row["bytes"] < least() + 4 * PIECE_BYTES
             there = {node["node"]: (node["path"], node["complete"]) for node in row["nodes"]}
             path, complete = there["head"]
             assert not complete and there["giver"] == (None, True)
-            [seen] = json.loads((await homes.run("giver", "ls", "--json")).stdout)["models"]
+            [seen] = json.loads((await homes.run("giver", "ls", "--json")).stdout)
             assert [node["node"] for node in seen["nodes"]] == ["giver"]
             verified = await homes.run("head", "verify", SERVED)
             assert verified.returncode == 0 and "they are right" in verified.stdout, verified.stderr

@@ -230,7 +230,7 @@ async def check_storage(asking: LocalNode, capacity: dict[str, Any]) -> None:
         again = await cli(asking.spec.home, "capacity", "--json")
         _, other = json.loads(again.stdout)["storage"]
     listed = await cli(asking.spec.home, "model", "ls", "--json", MESHD_CACHE=str(asking.spec.cache))
-    assert fingerprint in [one["fingerprint"] for one in json.loads(listed.stdout)["models"]]
+    assert fingerprint in [one["fingerprint"] for one in json.loads(listed.stdout)]
 
 
 async def planned(node: LocalNode, *words: str) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def test_the_command_line_says_what_there_is(tmp_path: Path) -> None:
         assert pulled.returncode == 0 and "hf_x" not in pulled.stderr, pulled.stderr
         assert await asyncio.to_thread(Path(pulled.stdout.strip()).read_bytes) == content
         assert "downloading Smol-Q4_K_M.gguf (98.4 MB): 100%" in pulled.stderr
-        rows = json.loads((await run("ls", "--json")).stdout)["models"]
+        rows = json.loads((await run("ls", "--json")).stdout)
         ours = [row for row in rows if row["source"] == "huggingface"]
         assert [row["name"] for row in ours] == ["hf:me/Smol-GGUF:Q4_K_M"]
         verified = await run("verify", "hf:me/Smol-GGUF:Q4_K_M")

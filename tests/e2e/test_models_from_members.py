@@ -47,7 +47,7 @@ def test_two_members_give_one_model_at_once(tmp_path: Path) -> None:
             for name in ("one", "two"):
                 homes.has(name, smollm2())
             await homes.joined("one", "two")
-            [row] = json.loads((await homes.run("taker", "ls", "--json")).stdout)["models"]
+            [row] = json.loads((await homes.run("taker", "ls", "--json")).stdout)
             assert (row["name"], row["bytes"], row["source"]) == (f"mesh:{NAME}", SIZE, "mesh")
             assert {node["node"] for node in row["nodes"]} == {"one", "two"}
             pulled = await homes.run("taker", "pull", NAME, "--json")
@@ -56,7 +56,7 @@ def test_two_members_give_one_model_at_once(tmp_path: Path) -> None:
             assert same(body["paths"][0], smollm2()) and body["resumed_bytes"] == 0
             assert gave(body).keys() == {"one", "two"} and sum(gave(body).values()) == SIZE
             assert f"fetching {NAME} (98.4 MB): 100%" in pulled.stderr
-            rows = json.loads((await homes.run("taker", "ls", "--json")).stdout)["models"]
+            rows = json.loads((await homes.run("taker", "ls", "--json")).stdout)
             assert [(one["name"], len(one["nodes"])) for one in rows] == [(NAME, 3)]
             assert rows[0]["fingerprint"] == body["fingerprint"], "it was hashed on arrival"
             again = await homes.run("taker", "pull", f"mesh:{body['fingerprint'][:32]}")
@@ -135,7 +135,7 @@ def test_a_model_of_the_hub_crosses_the_line_once(tmp_path: Path) -> None:
             assert ("it was removed" in pulled.stderr) == bool(sent) and hub.sent == sent
             path = Path(pulled.stdout.strip())
             assert "huggingface/hub/models--me--Smol-GGUF/snapshots" in str(path) and same(path, smollm2())
-            [row] = json.loads((await homes.run("taker", "ls", "--json")).stdout)["models"][:1]
+            [row] = json.loads((await homes.run("taker", "ls", "--json")).stdout)[:1]
             assert row["name"] == "hf:me/Smol-GGUF:Q4_1"
             assert (row["fingerprint"] is None) == bool(sent), "it was hashed on arrival"
 
@@ -243,7 +243,7 @@ def test_the_rate_is_kept_and_private_folders_are_not_told(tmp_path: Path) -> No
             own.mkdir()
             shutil.copyfile(smollm2(), own / "mine-Q8_0.gguf")
             await homes.joined("one")
-            rows = json.loads((await homes.run("taker", "ls", "--json")).stdout)["models"]
+            rows = json.loads((await homes.run("taker", "ls", "--json")).stdout)
             assert [row["name"] for row in rows] == [f"mesh:{NAME}"]
             loop = asyncio.get_running_loop()
             began = loop.time()

@@ -30,9 +30,7 @@ def test_what_the_commands_say_of_a_header(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("MESHD_CACHE", str(tmp_path / "cache"))
     path = with_holes(tmp_path / "cache/models/header-0", tiny(fill=9), stem="far-Q4_0")
     row = next(
-        one
-        for one in json.loads(meshd("model", "ls", "--json").out)["models"]
-        if one["name"] == "mesh:far-Q4_0"
+        one for one in json.loads(meshd("model", "ls", "--json").out) if one["name"] == "mesh:far-Q4_0"
     )
     assert (row["problem"], row["source"], row["quant"]) == ("only its header is here", "meshd", "Q4_K_M")
     [node] = row["nodes"]

@@ -217,7 +217,6 @@ def test_the_rate_of_a_link_that_was_full(daemon: FakeControl) -> None:
         ("why",),
         ("doctor",),
         ("netcheck",),
-        ("model", "ls"),
         ("invite",),
         ("model", "show", "m.gguf"),
         ("expose", "ls"),

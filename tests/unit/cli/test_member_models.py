@@ -41,7 +41,7 @@ def test_ls_says_who_has_which() -> None:
 
 
 def test_ls_as_json() -> None:
-    own, far = json.loads(meshd("model", "ls", "--json").out)["models"]
+    own, far = json.loads(meshd("model", "ls", "--json").out)
     assert [node["node"] for node in own["nodes"]][1:] == ["garage"] and own["source"] == "models"
     assert own["nodes"][0]["path"] and own["nodes"][1]["path"] is None
     assert (far["name"], far["source"], far["bytes"]) == ("mesh:far-Q8_0", "mesh", 5_000_000)
@@ -58,7 +58,7 @@ def test_ls_says_what_members_call_it(daemon: FakeControl) -> None:
     )
     far = meshd("model", "ls").out.splitlines()[2]
     assert far.endswith("garage (also its-copy), desk (newcomer)"), far
-    nodes = json.loads(meshd("model", "ls", "--json").out)["models"][1]["nodes"]
+    nodes = json.loads(meshd("model", "ls", "--json").out)[1]["nodes"]
     assert [node["names"] for node in nodes] == [["far-Q8_0", "its-copy"], ["newcomer"]]
 
 
@@ -69,7 +69,7 @@ def test_ls_says_how_far_pulls_are(daemon: FakeControl) -> None:
     rows = {line.split()[0]: line for line in meshd("model", "ls").out.splitlines()}
     assert "pull: fetching 50%, 1.0 MB/s" in rows["mesh:far-Q8_0"]
     assert "5.0 MB" in rows["mesh:gone-Q8_0"] and "pull: checking 100%" in rows["mesh:gone-Q8_0"]
-    own, far, last = json.loads(meshd("model", "ls", "--json").out)["models"]
+    own, far, last = json.loads(meshd("model", "ls", "--json").out)
     assert far["pull"] == {
         "step": "fetching",
         "done_bytes": 2_500_000,
@@ -87,7 +87,7 @@ def test_ls_says_why_a_pull_in_the_background_failed(daemon: FakeControl) -> Non
     daemon.running = (half, replace(half, name="own-Q8_0"))
     listed = meshd("model", "ls").out
     assert "pull: failed 50%: garage is full" in listed and listed.count("failed") == 1
-    [_, far] = json.loads(meshd("model", "ls", "--json").out)["models"]
+    [_, far] = json.loads(meshd("model", "ls", "--json").out)
     assert far["pull"]["step"] == "failed" and far["pull"]["error"] == "garage is full"
 
 
@@ -96,7 +96,7 @@ def test_two_models_of_one_name_are_listed_by_their_fingerprints(daemon: FakeCon
         member_model("garage", "far-Q8_0", 5_000_000, DIGITS),
         member_model("desk", "far-Q8_0", 5_000_000, "f" * 64),
     )
-    names = [row["name"] for row in json.loads(meshd("model", "ls", "--json").out)["models"]]
+    names = [row["name"] for row in json.loads(meshd("model", "ls", "--json").out)]
     assert names[1:] == [f"mesh:{DIGITS[:32]}", "mesh:" + "f" * 32]
 
 

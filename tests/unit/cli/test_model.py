@@ -51,7 +51,7 @@ def test_ls_has_a_row_for_each_model() -> None:
 
 
 def test_ls_as_json(models: Path) -> None:
-    first, _, cut = json.loads(meshd("model", "ls", "--json").out)["models"]
+    first, _, cut = json.loads(meshd("model", "ls", "--json").out)
     assert (first["name"], first["bytes"], first["fingerprint"]) == (
         "hf:me/Tiny-GGUF:Q8_0",
         len(tiny()),
@@ -70,7 +70,7 @@ def test_a_machine_without_models(models: Path, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setenv(name, str(tmp_path / "empty"))
     ran = meshd("model", "ls")
     assert (ran.code, ran.out) == (0, "") and "meshd model pull" in ran.err
-    assert json.loads(meshd("model", "ls", "--json").out)["models"] == []
+    assert json.loads(meshd("model", "ls", "--json").out) == []
 
 
 def test_show() -> None:
