@@ -41,7 +41,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     models_api.MemberModelsRequest(): '{"request":"member_models"}',
     models_api.FilesInUseRequest(): '{"request":"files_in_use"}',
     models_api.PullRequest(name="mesh:glm", rate=5): (
-        '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false,"background":false}'
+        '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false,"for_plan":false,"background":false}'
     ),
     models_api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
     models_api.PullStopRequest(id=3): '{"request":"pull_stop","id":3}',
