@@ -2,6 +2,8 @@
 
 #include "trial_words.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -244,34 +246,56 @@ private:
     int64_t runs = 0;
 };
 
-// A quarter of the runs are shorter, after one that does not count: what else runs on the machine makes some longer. A
-// processor rests before each, as it does while a token is on its way: then its threads sleep, its clock is slower and
-// others use its caches, which costs a tenth. false: it failed
-static bool measure(timed_graph & graph, ggml_backend_t backend, steady::duration & usual) {
+// What this process has used of processors, and how often a thread of it had to leave one to others
+struct used_processors {
+    steady::duration time;
+    long preemptions;
+};
+
+static used_processors used() {
+    rusage found = {};
+    getrusage(RUSAGE_SELF, &found);
+    const auto span = [](const timeval & one) {
+        return std::chrono::seconds(one.tv_sec) + std::chrono::microseconds(one.tv_usec);
+    };
+    return { span(found.ru_utime) + span(found.ru_stime), found.ru_nivcsw };
+}
+
+// After one run that does not count: of those in which nothing else took a processor, a quarter is shorter. Where there
+// is none, the shortest counts, by the time that each of the threads had a processor. A processor rests before each
+// run, as it does while a token is on its way: then its threads sleep, its clock is slower and others use its caches,
+// which costs a tenth. `threads`: of a CPU. false: it failed
+static bool measure(timed_graph & graph, ggml_backend_t backend, int threads, steady::duration & usual) {
     const bool rests = ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
     steady::duration sum = {};
     if (!graph.run(backend, usual)) {
         return false;
     }
-    std::vector<steady::duration> found;
-    while ((sum < ENOUGH && (!rests || found.size() < MOST_RUNS)) || (found.size() < LEAST_RUNS && sum < TOO_LONG)) {
+    std::vector<steady::duration> all, calm;
+    while ((sum < ENOUGH && (!rests || all.size() < MOST_RUNS)) || (all.size() < LEAST_RUNS && sum < TOO_LONG)) {
         if (rests) {
             std::this_thread::sleep_for(REST);
         }
+        const used_processors before = used();
         if (!graph.run(backend, usual)) {
             return false;
         }
-        found.push_back(usual);
+        const used_processors after = used();
+        if (!rests || after.preemptions == before.preemptions) {
+            calm.push_back(usual);
+        }
+        all.push_back(rests ? std::min(usual, (after.time - before.time) / threads) : usual);
         sum += usual;
     }
-    std::sort(found.begin(), found.end());
-    usual = found[found.size() / 4];
+    std::vector<steady::duration> & counted = calm.empty() ? all : calm;
+    std::sort(counted.begin(), counted.end());
+    usual = counted[calm.empty() ? 0 : calm.size() / 4];
     return true;
 }
 
 class timing {
 public:
-    timing(ggml_backend_t backend, const timed_layers & asked) : backend(backend) {
+    timing(ggml_backend_t backend, int threads, const timed_layers & asked) : backend(backend), threads(threads) {
         for (const auto & word : asked.words) {
             words.push_back(parse_word(word));
             work += words.back().work();
@@ -297,7 +321,7 @@ public:
             return 0;
         }
         steady::duration usual;
-        if (!measure(graph, backend, usual)) {
+        if (!measure(graph, backend, threads, usual)) {
             return -1;
         }
         last = std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(usual).count() / layers);
@@ -307,6 +331,7 @@ public:
 
 private:
     ggml_backend_t backend;
+    int threads;
     std::vector<timed_word> words;
     double work = 0;
     std::unique_ptr<layer_weights> weights;
@@ -314,10 +339,10 @@ private:
     int64_t last_tokens = 1;
 };
 
-int time_device(ggml_backend_t backend, const std::vector<timed_layers> & kinds,
+int time_device(ggml_backend_t backend, int threads, const std::vector<timed_layers> & kinds,
     const std::function<void(const std::string &)> & tell) {
     for (size_t i = 0; i < kinds.size(); i++) {
-        timing one(backend, kinds[i]);
+        timing one(backend, threads, kinds[i]);
         for (const int64_t tokens : TOKENS) {
             const int64_t took = one.has_memory() ? one.of(tokens) : 0;
             if (took < 0) {

@@ -23,8 +23,8 @@ timed_layers parse_timed(const std::string & text);
 
 // For each of `kinds` and some numbers of tokens a line "took KIND TOKENS NANOSECONDS", for one layer; at the end
 // "timed KINDS". A kind for which there is no memory, or that the device does not compute, has none. Returns the exit
-// code: 0, or 2 if something failed
-int time_device(ggml_backend_t backend, const std::vector<timed_layers> & kinds,
+// code: 0, or 2 if something failed. `threads`: with which a CPU computes
+int time_device(ggml_backend_t backend, int threads, const std::vector<timed_layers> & kinds,
     const std::function<void(const std::string &)> & tell);
 
 } // namespace mesh

@@ -128,7 +128,7 @@ static int try_out(const options & chosen) {
 static int time_it(const options & chosen) {
     load_backends();
     ggml_backend_t backend = open_device(chosen.timed, chosen.threads);
-    const int code = time_device(backend, chosen.kinds, print);
+    const int code = time_device(backend, chosen.threads, chosen.kinds, print);
     ggml_backend_free(backend);
     return code;
 }

@@ -20,7 +20,7 @@ static lines said_of(odd_device & odd, const lines & kinds, int code) {
         parsed.push_back(parse_timed(kind));
     }
     lines said;
-    CHECK(time_device(backend.get(), parsed, [&](const std::string & line) { said.push_back(line); }) == code);
+    CHECK(time_device(backend.get(), 1, parsed, [&](const std::string & line) { said.push_back(line); }) == code);
     return said;
 }
 
