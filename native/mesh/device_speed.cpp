@@ -1,8 +1,7 @@
 #include "device_speed.h"
 
 #include "trial_words.h"
-
-#include <sys/resource.h>
+#include "used_processors.h"
 
 #include <algorithm>
 #include <chrono>
@@ -246,21 +245,6 @@ private:
     int64_t runs = 0;
 };
 
-// What this process has used of processors, and how often a thread of it had to leave one to others
-struct used_processors {
-    steady::duration time;
-    long preemptions;
-};
-
-static used_processors used() {
-    rusage found = {};
-    getrusage(RUSAGE_SELF, &found);
-    const auto span = [](const timeval & one) {
-        return std::chrono::seconds(one.tv_sec) + std::chrono::microseconds(one.tv_usec);
-    };
-    return { span(found.ru_utime) + span(found.ru_stime), found.ru_nivcsw };
-}
-
 // After one run that does not count: of those in which nothing else took a processor, a quarter is shorter. Where there
 // is none, the shortest counts, by the time that each of the threads had a processor. A processor rests before each
 // run, as it does while a token is on its way: then its threads sleep, its clock is slower and others use its caches,
@@ -276,15 +260,15 @@ static bool measure(timed_graph & graph, ggml_backend_t backend, int threads, st
         if (rests) {
             std::this_thread::sleep_for(REST);
         }
-        const used_processors before = used();
+        const used_processors before = used_so_far();
         if (!graph.run(backend, usual)) {
             return false;
         }
-        const used_processors after = used();
+        const used_processors after = used_so_far();
         if (!rests || after.preemptions == before.preemptions) {
             calm.push_back(usual);
         }
-        all.push_back(rests ? std::min(usual, (after.time - before.time) / threads) : usual);
+        all.push_back(rests ? std::min<steady::duration>(usual, (after.time - before.time) / threads) : usual);
         sum += usual;
     }
     std::vector<steady::duration> & counted = calm.empty() ? all : calm;
