@@ -222,7 +222,10 @@ SPEEDS_ASKED = Rate(
     "peer",
     "the answer has no new times",
 )
-PROBES_TAKEN_AT_ONCE = Share(
+PROBES_AT_ONCE = Share(
+    "measurements of paths to this node in progress", 16, "node", "further ones are refused"
+)
+PROBES_AT_ONCE_OF_PEER = Share(
     "measurements of its path to this node in progress", 2, "peer", "further ones are refused"
 )
 PROBES_TAKEN = Rate(

@@ -7,17 +7,16 @@ node drops them.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from meshd.base.errors import EndOfStream, MeshdError, RemoteProtocolError
-from meshd.base.peer_limits import PROBES_TAKEN, PROBES_TAKEN_AT_ONCE
+from meshd.base.peer_limits import PROBES_AT_ONCE, PROBES_AT_ONCE_OF_PEER, PROBES_TAKEN
 from meshd.base.rate_by_key import Rates
-from meshd.base.work_slots import Release
+from meshd.base.work_slots import Release, Slots
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
-from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.peer.interface import Mesh, MetadataValue, PathStatus, PeerStatus, Stream
 from meshd.role.capacity.ask_capacity import GIVEN_UP
 
 PATH_PROBE_SERVICE = "path-probe"
@@ -34,22 +33,17 @@ class ProbesTaken:
     """Takes what members send to fill their paths to this node, and drops it."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._taking: Counter[PeerId] = Counter()
+        self._places = Slots(PROBES_AT_ONCE, PROBES_AT_ONCE_OF_PEER)
         self._taken = Rates(PROBES_TAKEN)
         mesh.handle(PATH_PROBE_SERVICE, self._serve, allow=self._may_send)
 
     def _may_send(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | Release:
-        peer = member.peer
-        if self._taking[peer] >= PROBES_TAKEN_AT_ONCE.most:
+        release = self._places.take(member.peer)
+        if release is None:
             return "too many measurements of a path at once"
-        if not self._taken.spend(peer, asyncio.get_running_loop().time()):
+        if not self._taken.spend(member.peer, asyncio.get_running_loop().time()):
+            release()
             return "the path was measured a moment ago"
-        self._taking[peer] += 1
-
-        def release() -> None:
-            self._taking[peer] -= 1
-            self._taking += Counter()  # drops those at zero
-
         return release
 
     async def _serve(self, stream: Stream) -> None:
@@ -84,7 +78,7 @@ class PathProber:
     def _unknown(self, wanted: set[PeerId]) -> list[PeerId]:
         found = []
         for status in self._mesh.peers():
-            path = next((path for path in status.paths if path.selected), None)
+            path = _selected(status)
             if status.peer not in wanted or status.peer in self._tried or path is None:
                 continue
             if path.rate is None and path.idle_rtt is not None:
@@ -111,5 +105,10 @@ class PathProber:
     def _rate(self, peer: PeerId) -> float:
         """What is known of it now, in bytes a second; 0 before that."""
         status = next((one for one in self._mesh.peers() if one.peer == peer), None)
-        path = next((one for one in status.paths if one.selected), None) if status is not None else None
-        return path.rate or 0.0 if path is not None else 0.0
+        path = None if status is None else _selected(status)
+        return 0.0 if path is None else path.rate or 0.0
+
+
+def _selected(status: PeerStatus) -> PathStatus | None:
+    """The path that carries data."""
+    return next((path for path in status.paths if path.selected), None)

@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
-from meshd.base.errors import Broken, MeshdError
-from meshd.base.peer_limits import PROBES_TAKEN, PROBES_TAKEN_AT_ONCE
+from meshd.base.errors import Broken, EndOfStream, MeshdError
+from meshd.base.peer_limits import PROBES_AT_ONCE_OF_PEER, PROBES_TAKEN
 from meshd.base.tasks import Owner
 from meshd.identity.keys import PeerId
-from meshd.peer.interface import PathStatus, PeerStatus
+from meshd.peer.interface import PathStatus, PeerStatus, Stream
 from meshd.role.capacity.path_probe import (
     PATH_PROBE_SERVICE,
     PROBED_BYTES,
@@ -25,13 +25,14 @@ from tests.unit.role.fake_mesh import FakeMesh, Net
 
 
 class Paths:
-    """A node whose paths to others have the rates that `grows` says after so many bytes that it sent."""
+    """A node whose paths to others have these rates and round trips; `found`: the rate from then on."""
 
     def __init__(self, mesh: FakeMesh) -> None:
         self.mesh = mesh
         self.known: dict[PeerId, float | None] = {}
         self.rtts: dict[PeerId, float] = {}
         self.opened: list[PeerId] = []
+        self.found: float | None = None
         self._see = mesh.peers
         self._open = mesh.open_stream
         mesh.peers = self.peers  # type: ignore[method-assign]
@@ -46,6 +47,7 @@ class Paths:
 
     def open_stream(self, peer: PeerId, service: str, **more: object) -> object:
         self.opened.append(peer)
+        self.known[peer] = self.found
         return self._open(peer, service, metadata={})
 
 
@@ -101,6 +103,27 @@ def test_a_large_mesh_does_not_fill_all_paths() -> None:
     run(main())
 
 
+def test_no_more_is_sent_once_the_rate_does_not_grow() -> None:
+    async def main() -> int:
+        async with scene(1) as it:
+            taken = 0
+
+            async def count(stream: Stream) -> None:
+                nonlocal taken
+                with suppress(EndOfStream):
+                    while True:
+                        taken += (length := len(await stream.read()))
+                        stream.consumed(length)
+                stream.write_eof()
+
+            it.workers[0].handle(PATH_PROBE_SERVICE, count, allow=lambda _member, _metadata: None)
+            it.paths.found = 1e6
+            await it.prober.probe(it.peers)
+            return taken
+
+    assert 1 << 20 <= run(main()) <= 2 << 20 < PROBED_BYTES
+
+
 def test_it_ends_when_the_other_node_does_not_read() -> None:
     async def main() -> float:
         async with scene(1) as it:
@@ -147,7 +170,7 @@ def test_a_member_fills_its_path_so_often_and_no_more() -> None:
     async def main() -> None:
         async with scene(1) as it:
             allow = it.workers[0].services[PATH_PROBE_SERVICE][1]
-            releases = [allow(it.head.member_here, {}) for _ in range(PROBES_TAKEN_AT_ONCE.most)]
+            releases = [allow(it.head.member_here, {}) for _ in range(PROBES_AT_ONCE_OF_PEER.most)]
             assert allow(it.head.member_here, {}) == "too many measurements of a path at once"
             said = []
             for _ in range(int(PROBES_TAKEN.burst)):
