@@ -18,13 +18,11 @@ static constexpr size_t MOST_WORDS = 64;
 static constexpr int64_t MOST_CELLS = 1 << 15;
 static constexpr uint64_t WEIGHT_BYTES = 256 << 20; // of all layers: more than caches of processors hold
 static constexpr uint64_t ALL_BYTES = 1 << 30;      // with what goes in and comes out
-static constexpr double WORK = 1e9;                 // multiplications and additions of a run with several tokens
 static constexpr int64_t TOKENS[] = { 1, 4, 32, 128, 512 };
 static constexpr auto ENOUGH = std::chrono::milliseconds(60); // of runs for one figure
-static constexpr size_t LEAST_RUNS = 4;                       // unless they take TOO_LONG
+static constexpr size_t LEAST_RUNS = 4;                       // unless they take too long
 static constexpr size_t MOST_RUNS = 24;                       // where each waits for a rest
 static constexpr auto REST = std::chrono::milliseconds(5);    // of a processor before each run
-static constexpr auto TOO_LONG = std::chrono::seconds(2);     // for one run: what takes longer is not tried
 static constexpr int64_t FILLED_ROWS = 16;                    // the others repeat them: values do not matter
 
 struct timed_word {
@@ -249,14 +247,15 @@ private:
 // is none, the shortest counts, by the time that each of the threads had a processor. A processor rests before each
 // run, as it does while a token is on its way: then its threads sleep, its clock is slower and others use its caches,
 // which costs a tenth. `threads`: of a CPU. false: it failed
-static bool measure(timed_graph & graph, ggml_backend_t backend, int threads, steady::duration & usual) {
+static bool measure(timed_graph & graph, ggml_backend_t backend, int threads, std::chrono::nanoseconds too_long,
+    steady::duration & usual) {
     const bool rests = ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
     steady::duration sum = {};
     if (!graph.run(backend, usual)) {
         return false;
     }
     std::vector<steady::duration> all, calm;
-    while ((sum < ENOUGH && (!rests || all.size() < MOST_RUNS)) || (all.size() < LEAST_RUNS && sum < TOO_LONG)) {
+    while ((sum < ENOUGH && (!rests || all.size() < MOST_RUNS)) || (all.size() < LEAST_RUNS && sum < too_long)) {
         if (rests) {
             std::this_thread::sleep_for(REST);
         }
@@ -279,7 +278,8 @@ static bool measure(timed_graph & graph, ggml_backend_t backend, int threads, st
 
 class timing {
 public:
-    timing(ggml_backend_t backend, int threads, const timed_layers & asked) : backend(backend), threads(threads) {
+    timing(ggml_backend_t backend, int threads, const timed_layers & asked, const timing_limits & limits) :
+        backend(backend), threads(threads), limits(limits) {
         for (const auto & word : asked.words) {
             words.push_back(parse_word(word));
             work += words.back().work();
@@ -294,10 +294,10 @@ public:
         const double total = work * static_cast<double>(tokens);
         int64_t layers = weights->count;
         if (tokens > 1 && total > 0) {
-            layers = std::clamp(static_cast<int64_t>(WORK / total), int64_t(1), layers);
+            layers = std::clamp(static_cast<int64_t>(limits.work / total), int64_t(1), layers);
         }
         const int64_t expected = last * tokens / std::max<int64_t>(1, last_tokens);
-        if (std::chrono::nanoseconds(expected * layers) > TOO_LONG) {
+        if (std::chrono::nanoseconds(expected * layers) > limits.run) {
             return 0;
         }
         timed_graph graph(words, *weights, layers, tokens);
@@ -305,7 +305,7 @@ public:
             return 0;
         }
         steady::duration usual;
-        if (!measure(graph, backend, threads, usual)) {
+        if (!measure(graph, backend, threads, limits.run, usual)) {
             return -1;
         }
         last = std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(usual).count() / layers);
@@ -316,6 +316,7 @@ public:
 private:
     ggml_backend_t backend;
     int threads;
+    timing_limits limits;
     std::vector<timed_word> words;
     double work = 0;
     std::unique_ptr<layer_weights> weights;
@@ -324,9 +325,9 @@ private:
 };
 
 int time_device(ggml_backend_t backend, int threads, const std::vector<timed_layers> & kinds,
-    const std::function<void(const std::string &)> & tell) {
+    const std::function<void(const std::string &)> & tell, const timing_limits & limits) {
     for (size_t i = 0; i < kinds.size(); i++) {
-        timing one(backend, threads, kinds[i]);
+        timing one(backend, threads, kinds[i], limits);
         for (const int64_t tokens : TOKENS) {
             const int64_t took = one.has_memory() ? one.of(tokens) : 0;
             if (took < 0) {

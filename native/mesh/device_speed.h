@@ -3,6 +3,7 @@
 
 #include "ggml-backend.h"
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
@@ -21,10 +22,15 @@ struct timed_layers {
 // Throws std::invalid_argument where that makes no sense
 timed_layers parse_timed(const std::string & text);
 
+struct timing_limits {
+    double work = 1e9; // multiplications and additions of a run with several tokens
+    std::chrono::nanoseconds run = std::chrono::seconds(2); // what would take longer is not tried
+};
+
 // For each of `kinds` and some numbers of tokens a line "took KIND TOKENS NANOSECONDS", for one layer; at the end
-// "timed KINDS". A kind for which there is no memory, or that the device does not compute, has none. Returns the exit
-// code: 0, or 2 if something failed. `threads`: with which a CPU computes
+// "timed KINDS". A kind for which there is no memory, that would take too long, or that the device does not compute,
+// has none. Returns the exit code: 0, or 2 if something failed. `threads`: with which a CPU computes
 int time_device(ggml_backend_t backend, int threads, const std::vector<timed_layers> & kinds,
-    const std::function<void(const std::string &)> & tell);
+    const std::function<void(const std::string &)> & tell, const timing_limits & limits = {});
 
 } // namespace mesh

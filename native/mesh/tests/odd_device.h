@@ -5,6 +5,7 @@
 #include "ggml-cpu.h"
 
 #include <set>
+#include <vector>
 
 namespace mesh {
 
@@ -16,12 +17,14 @@ public:
     explicit odd_device(oddity what, ggml_op operation = GGML_OP_NONE) : device(*cpu()) {
         chosen = { what, operation, &device };
         experts.clear();
+        nodes.clear();
         device.iface.init_backend = open;
         device.iface.supports_op = supports;
     }
 
     ggml_backend_device device;
     static inline std::set<int32_t> experts; // that were the first for any token, in any computation
+    static inline std::vector<int> nodes;    // of each computation
 
 private:
     struct choice {
@@ -40,6 +43,7 @@ private:
 
     static ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
         const ggml_status status = compute_right(backend, graph);
+        nodes.push_back(ggml_graph_n_nodes(graph));
         for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
             ggml_tensor * node = ggml_graph_node(graph, i);
             if (node->op == GGML_OP_MUL_MAT_ID) {
