@@ -33,19 +33,35 @@ class SentCall:
 _TEMPLATE_FIELDS = ("model", "tools", "chat_template_kwargs", "reasoning_effort", "reasoning_format")
 
 
-def as_a_chat(asked: Mapping[str, object]) -> dict[str, object]:
+def messages_as_a_chat(asked: Mapping[str, object]) -> dict[str, object]:
     """A request of Anthropic's, as far as it matters here."""
-    tools = asked.get("tools")
     functions = [
         {
             "name": tool.get("name"),
             "description": tool.get("description", ""),
             "parameters": tool.get("input_schema", {}),
         }
-        for tool in (tools if isinstance(tools, list) else ())
-        if isinstance(tool, dict)
+        for tool in _tools(asked)
     ]
     return {**asked, "tools": [{"type": "function", "function": one} for one in functions]}
+
+
+def responses_as_a_chat(asked: Mapping[str, object]) -> dict[str, object]:
+    """A request of the Responses API, as far as it matters here."""
+    functions = [
+        {name: value for name, value in tool.items() if name != "type"}
+        for tool in _tools(asked)
+        if tool.get("type") == "function"
+    ]
+    reasoning = asked.get("reasoning")
+    effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
+    chat = {**asked, "tools": [{"type": "function", "function": one} for one in functions]}
+    return chat if effort is None else {**chat, "reasoning_effort": effort}
+
+
+def _tools(asked: Mapping[str, object]) -> list[dict[str, object]]:
+    tools = asked.get("tools")
+    return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
 
 def template_questions(asked: Mapping[str, object], calls: Sequence[SentCall]) -> tuple[bytes, bytes]:

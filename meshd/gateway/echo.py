@@ -25,18 +25,45 @@ class _Left:
         self._at += len(come)
         return added[len(come) :]
 
+    def if_it_comes(self, added: str) -> str:
+        """The same, but none of it need come: from where it differs all is new."""
+        if self._text.startswith(added, self._at):
+            self._at += len(added)
+            return ""
+        rest, self._at = self._text[self._at :], len(self._text)
+        return added.removeprefix(rest)
 
-class ChatEcho:
-    """Of an answer with calls of tools."""
+
+class Echo:
+    """Of what a client has when the rest is asked for."""
 
     def __init__(self, text: str, reasoning: str, calls: Sequence[SentCall]) -> None:
-        self._said = {"content": _Left(text), "reasoning_content": _Left(reasoning)}
+        self.has_text = bool(text)
+        self.has_reasoning = bool(reasoning)
+        self.text = _Left(text)
+        self.reasoning = _Left(reasoning)
         self._calls = [_Left(call.text) for call in calls]
+        self._begun = 0
+
+    @property
+    def calls(self) -> int:
+        """How many the client has begun to see."""
+        return len(self._calls)
+
+    def begins_call(self) -> int:
+        """The number of the call that begins now."""
+        self._begun += 1
+        return self._begun - 1
+
+    @property
+    def call(self) -> int:
+        """The number of the one that began last."""
+        return self._begun - 1
 
     def fresh(self, delta: Mapping[str, object]) -> dict[str, object]:
         """Of a chat's delta what the client lacks. Raises OtherAnswer."""
         fresh = dict(delta)
-        for name, left in self._said.items():
+        for name, left in (("content", self.text), ("reasoning_content", self.reasoning)):
             if isinstance(said := delta.get(name), str) and said:
                 fresh[name] = left.without(said)
                 if not fresh[name]:
@@ -47,11 +74,6 @@ class ChatEcho:
             if not fresh["tool_calls"]:
                 del fresh["tool_calls"]
         return fresh
-
-    @property
-    def calls(self) -> int:
-        """How many the client has begun to see."""
-        return len(self._calls)
 
     def fresh_arguments(self, number: int, added: str) -> str:
         """Of these arguments of a call. Raises OtherAnswer."""

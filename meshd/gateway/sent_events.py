@@ -19,20 +19,15 @@ from enum import Enum
 
 from meshd.base.peer_limits import ANSWER_EVENTS
 from meshd.gateway.begun_calls import written_calls
-from meshd.gateway.continuation import (
-    DIALECTS,
-    SentText,
-    as_the_rest,
-    continued,
-    is_sampled,
-    unwritten_calls,
-)
+from meshd.gateway.continuation import continued, is_sampled, unwritten_calls
 from meshd.gateway.echo import OtherAnswer
 from meshd.gateway.events import EVENT_BYTES, EventSplitter, whole_events
 from meshd.gateway.kept_events import KeptEvents
+from meshd.gateway.rest_events import as_the_rest
+from meshd.gateway.run_ids import RunIds
+from meshd.gateway.sent_text import DIALECTS, SentText
 
 MOST_AGAIN_SECONDS = 30.0  # a greedy answer that took longer so far goes on with the rest
-_MOST_IDS = 64  # of tool calls and parts of an answer
 _DIGEST_BYTES = 8
 # Another run has other values here, or rounds them otherwise. Within generated text the quotation marks
 # are escaped, so no text is taken for a field.
@@ -44,8 +39,6 @@ _OF_A_RUN = frozenset(
     }
 )
 _PROGRESS = "prompt_progress"  # as often as time passes
-_ID = re.compile(rb'("(?:id|item_id|call_id|response_id)"\s*:\s*")([A-Za-z0-9_-]{8,100})"')
-_CREATED = re.compile(rb'("created(?:_at)?"\s*:\s*)(\d{1,12})')
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.MULTILINE)
 
 
@@ -67,8 +60,7 @@ class SentEvents:
         self._sent = SentText(dialect) if dialect is not None else None
         self._first = KeptEvents()
         self._digests = array("Q")
-        self._ids: list[bytes] = []
-        self._created = b""
+        self._ids = RunIds()
         self._can_compare = True
         self._is_whole = True
         self._rest_fails = False
@@ -78,7 +70,6 @@ class SentEvents:
         self._before = 0  # tokens that the client had when it began
         self._run_began: float | None = None  # with its first event
         self._taken = 0.0  # seconds from there to the last one, in the longest run
-        self._ids_before: dict[bytes, bytes] = {}  # by those of this run
 
     def in_pieces(self) -> None:
         """Part of an event comes: no other run can be joined to that. Raises OtherAnswer in another run."""
@@ -106,7 +97,8 @@ class SentEvents:
         Reads all that was sent, as `template_questions` does.
         """
         self._read_first()
-        self._at, self._ids_before, self._run_began = 0, {}, None
+        self._at, self._run_began = 0, None
+        self._ids.next_run()
         asked = self._asked(body)
         rest = None
         if asked is not None and self._sent is not None and self._may_ask_for_the_rest(asked):
@@ -178,7 +170,7 @@ class SentEvents:
         fields = _parsed(data) if data else None
         if not data or (isinstance(fields, dict) and _PROGRESS in fields):
             return event if self._run is _RunKind.FIRST else b""
-        self._know_ids(event)
+        self._ids.know(event)
         if self._run is _RunKind.REST:
             return self._of_the_rest(event, fields)
         digest = _digest(data if fields is None else _lasting(fields))
@@ -192,7 +184,7 @@ class SentEvents:
         if self._can_compare:
             self._digests.append(digest)
         self._see(fields)
-        return event if self._run is _RunKind.FIRST else self._as_before(event)
+        return event if self._run is _RunKind.FIRST else self._ids.as_before(event)
 
     def _of_the_rest(self, event: bytes, fields: object) -> bytes:
         if not isinstance(fields, dict) or self._sent is None:
@@ -209,7 +201,7 @@ class SentEvents:
         if as_sent is not fields:
             data = b"data: " + json.dumps(as_sent).encode()
             event = _DATA.sub(lambda _: data, event, count=1)
-        return self._as_before(event)
+        return self._ids.as_before(event)
 
     def _see(self, fields: object) -> None:
         if self._sent is not None and isinstance(fields, dict):
@@ -218,21 +210,6 @@ class SentEvents:
     def _differs(self, what: str) -> None:
         self._can_compare = False
         raise OtherAnswer(what)
-
-    def _know_ids(self, event: bytes) -> None:
-        for _, one in _ID.findall(event):
-            at = len(self._ids_before)
-            if one not in self._ids_before and at < _MOST_IDS:
-                if at == len(self._ids):
-                    self._ids.append(one)
-                self._ids_before[one] = self._ids[at]
-        if not self._created and (found := _CREATED.search(event)) is not None:
-            self._created = found[2]
-
-    def _as_before(self, event: bytes) -> bytes:
-        # each id once: one that is made of others must not grow by them
-        event = _ID.sub(lambda found: found[1] + self._ids_before.get(found[2], found[2]) + b'"', event)
-        return _CREATED.sub(lambda found: found[1] + (self._created or found[2]), event)
 
 
 def _parsed(data: bytes) -> object:

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.begun_calls import written_calls
-from meshd.gateway.continuation import Dialect, SentText, as_the_rest, continued, unwritten_calls
+from meshd.gateway.continuation import continued, unwritten_calls
 from meshd.gateway.echo import OtherAnswer
+from meshd.gateway.rest_events import as_the_rest
+from meshd.gateway.sent_text import Dialect, SentText
 
 CHAT: Mapping[str, object] = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -63,7 +65,7 @@ def test_a_chat_begins_with_what_was_said_and_thought() -> None:
     "fields",
     [
         *({name: 2} for name in ("n", "n_cmpl", "best_of")),
-        *({name: "x"} for name in ("grammar", "echo", "suffix", "thinking", "generation_prompt")),
+        *({name: "x"} for name in ("grammar", "echo", "suffix", "generation_prompt")),
         {"max_tokens": 1},
         {"messages": [{"role": "assistant", "content": "I"}]},
         {"messages": []},
@@ -325,20 +327,171 @@ def test_messages_go_on_and_their_beginning_is_not_said_twice() -> None:
 def test_what_comes_again_is_left_out_to_where_it_differs(before: str, pieces: list[str]) -> None:
     sent = anthropic(BEGIN, *([delta(before)] if before else []))
     sent.goes_on()
-    echo, came, told = sent.echo, "", []
+    came, told = "", []
     for piece in pieces:
         if (event := as_the_rest(delta(piece), sent, 1)) is not None:
             told.append(event)
         came += piece
-        assert sent.echo is echo, "it is not copied for each event"
         assert bool(told) == (not before.startswith(came))
     assert told[1:] == [delta(piece) for piece in pieces[len(pieces) - len(told) + 1 :]]
 
 
-@pytest.mark.parametrize("kind", ["thinking", "tool_use"])
+@pytest.mark.parametrize("kind", ["tool_use", "server_tool_use"])
 def test_messages_with_more_than_text_are_not_continued(kind: str) -> None:
     other = {"type": "content_block_start", "index": 0, "content_block": {"type": kind}}
     assert continued(CHAT, anthropic(other, delta("x"))) is None
+
+
+def block(kind: str, index: int) -> dict[str, object]:
+    return {"type": "content_block_start", "index": index, "content_block": {"type": kind, kind: ""}}
+
+
+def thinks(text: str) -> dict[str, object]:
+    return {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": text}}
+
+
+def says(text: str) -> dict[str, object]:
+    return {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": text}}
+
+
+def test_messages_go_on_in_the_middle_of_thinking() -> None:
+    sent = anthropic({"type": "message_start"}, block("thinking", 0), thinks("Let "), thinks("me"))
+    asked = {**CHAT, "thinking": {"type": "enabled", "budget_tokens": 9}, "max_tokens": 20}
+    rest = continued(asked, sent)
+    assert rest is not None and rest["thinking"] == {"type": "enabled", "budget_tokens": 7}
+    assert rest["max_tokens"] == 18 and isinstance(rest["messages"], list)
+    thought = {"type": "thinking", "thinking": "Let me", "signature": ""}
+    assert rest["messages"][-1] == {"role": "assistant", "content": [thought]}
+    sent.goes_on()
+    again: list[dict[str, object]] = [{"type": "message_start"}, block("thinking", 0), thinks("Let me see")]
+    told = [as_the_rest(one, sent, 2) for one in [*again, block("text", 1), says("So")]]
+    assert told == [None, None, thinks(" see"), block("text", 1), says("So")]
+
+
+def test_messages_go_on_behind_their_thinking() -> None:
+    sent = anthropic(block("thinking", 0), thinks("hm"), block("text", 1), says("So"))
+    rest = continued(CHAT, sent)
+    assert rest is not None and isinstance(rest["messages"], list)
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    begun = [thought, {"type": "text", "text": "So"}]
+    assert rest["messages"][-1] == {"role": "assistant", "content": begun}
+    sent.goes_on()
+    again = [block("thinking", 0), thinks("hm"), block("text", 1), says("So"), says(" be it")]
+    assert [as_the_rest(one, sent, 2) for one in again] == [None, None, None, None, says(" be it")]
+    signed = {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta"}}
+    assert as_the_rest(signed, sent, 2) == signed
+
+
+@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_budget_tokens"])
+@pytest.mark.parametrize(("most", "left"), [(9, 8), (1, 0), (-1, -1), (0, 0)])
+def test_what_was_thought_counts_in_the_rest(name: str, most: int, left: int) -> None:
+    rest = continued({**CHAT, name: most}, chat(reasoning="hm"))
+    assert rest is not None and rest[name] == left
+
+
+def responses(*events: tuple[str, Mapping[str, object]]) -> SentText:
+    sent = SentText(Dialect.RESPONSES)
+    for kind, fields in events:
+        sent.see(response(kind, **fields))
+    return sent
+
+
+def response(kind: str, **fields: object) -> dict[str, object]:
+    return {"type": f"response.{kind}", **fields}
+
+
+def added(kind: str, **fields: object) -> tuple[str, Mapping[str, object]]:
+    return "output_item.added", {"item": {"type": kind, **fields}}
+
+
+def piece(kind: str, text: str) -> tuple[str, Mapping[str, object]]:
+    return f"{kind}.delta", {"delta": text}
+
+
+USED_CALL: Mapping[str, object] = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+PART = ("content_part.added", {"part": {"type": "output_text", "text": ""}})
+
+
+@pytest.mark.parametrize("asked", ["hi", [{"role": "user", "content": "hi"}]])
+def test_a_response_goes_on(asked: object) -> None:
+    sent = responses(
+        ("created", {}), added("message"), PART, piece("output_text", "So "), piece("output_text", "be")
+    )
+    rest = continued({"input": asked, "max_output_tokens": 9}, sent)
+    part = {"type": "output_text", "text": "So be"}
+    begun = {"type": "message", "role": "assistant", "content": [part]}
+    assert rest == {
+        "input": [{"role": "user", "content": "hi"}, begun],
+        "max_output_tokens": 7,
+        "add_generation_prompt": False,
+        "continue_final_message": "content",
+    }
+    sent.goes_on()
+    known = [
+        response("created"),
+        response("in_progress"),
+        response(*added("message")[:1], item={"type": "message"}),
+    ]
+    assert [as_the_rest(one, sent, 2) for one in [*known, response(PART[0], **PART[1])]] == [None] * 4
+    more = response("output_text.delta", delta=" it")
+    assert as_the_rest(more, sent, 2) == more
+    usage = {"input_tokens": 20, "output_tokens": 3, "total_tokens": 23}
+    end = as_the_rest(response("completed", response={"usage": usage}), sent, 2)
+    assert end == response(
+        "completed", response={"usage": {"input_tokens": 18, "output_tokens": 5, "total_tokens": 23}}
+    )
+
+
+def test_a_response_goes_on_in_the_middle_of_its_reasoning() -> None:
+    sent = responses(added("reasoning"), piece("reasoning_text", "hm"))
+    rest = continued({"input": "hi", "reasoning_budget_tokens": 5}, sent)
+    assert rest is not None and rest["continue_final_message"] == "reasoning_content"
+    assert rest["reasoning_budget_tokens"] == 4 and isinstance(rest["input"], list)
+    thought = {"type": "reasoning_text", "text": "hm"}
+    assert rest["input"][1:] == [{"type": "reasoning", "summary": [], "content": [thought]}]
+    sent.goes_on()
+    assert as_the_rest(response("output_item.added", item={"type": "reasoning"}), sent, 1) is None
+    message = response("output_item.added", item={"type": "message"})
+    assert as_the_rest(message, sent, 1) == message, "it is new"
+
+
+def test_a_call_in_a_response_goes_on() -> None:
+    begun = added("function_call", id="fc_1", call_id="call_1", name="f", arguments="")
+    sent = responses(begun, piece("function_call_arguments", '{"a'))
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    asked = {"input": "hi", "tools": [tool, {"type": "web_search"}], "reasoning": {"effort": "low"}}
+    bodies = unwritten_calls(asked, sent)
+    assert bodies is not None and continued(asked, sent) is None
+    shown = json.loads(bodies[0])
+    function = {"name": "f", "parameters": {"type": "object"}}
+    assert shown["tools"] == [{"type": "function", "function": function}]
+    assert shown["reasoning_effort"] == "low"
+    sent.written = '<call>{"a'
+    rest = continued(asked, sent)
+    assert rest is not None and (rest["echo"], rest["tool_choice"]) == (True, "required")
+    sent.goes_on()
+    again = [response(begun[0], **begun[1]), response("function_call_arguments.delta", delta='{"a": 1')]
+    second = response("output_item.added", item={"type": "function_call", "name": "g"})
+    more = response("function_call_arguments.delta", delta="{")
+    told = [as_the_rest(one, sent, 2) for one in [*again, second, more]]
+    assert told == [None, response("function_call_arguments.delta", delta='": 1'), second, more]
+
+
+@pytest.mark.parametrize(
+    "asked", [[], None, [{"role": "assistant", "content": "I"}], [USED_CALL], [{"type": "reasoning"}], 7]
+)
+def test_a_response_that_goes_on_already_is_not_continued(asked: object) -> None:
+    assert continued({"input": asked}, responses(piece("output_text", "So"))) is None
+
+
+@pytest.mark.parametrize("last", ["output_text.done", "completed", "failed"])
+def test_a_response_that_is_over_is_not_continued(last: str) -> None:
+    assert continued({"input": "hi"}, responses(piece("output_text", "So"), (last, {}))) is None
+
+
+@pytest.mark.parametrize("kind", ["web_search_call", "image_generation_call", None])
+def test_a_response_with_more_than_text_is_not_continued(kind: str) -> None:
+    assert continued({"input": "hi"}, responses(added(kind), piece("output_text", "So"))) is None
 
 
 def test_the_numbers_at_the_end_count_all() -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.begun_calls import SentCall
-from meshd.gateway.echo import ChatEcho, OtherAnswer
+from meshd.gateway.echo import Echo, OtherAnswer
 
 MOST_LETTERS = 4 << 20  # of an answer that is kept
 
 
-def begun(arguments: str) -> ChatEcho:
-    return ChatEcho("", "", [SentCall("id", "f", StringIO(arguments))])
+def begun(arguments: str) -> Echo:
+    return Echo("", "", [SentCall("id", "f", StringIO(arguments))])
 
 
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12), st.data())

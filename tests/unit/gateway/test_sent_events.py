@@ -10,7 +10,8 @@ from meshd.gateway.events import EVENT_BYTES
 from meshd.gateway.sent_events import MOST_AGAIN_SECONDS, SentEvents
 
 CHAT = "/v1/chat/completions"
-RESPONSES = "/v1/responses"  # not to be continued, only made again
+RESPONSES = "/v1/responses"
+TRANSCRIPT = "/v1/audio/transcriptions"  # not to be continued, only made again
 
 
 def event(text: str | None, run: str, **more: object) -> bytes:
@@ -56,7 +57,7 @@ def test_the_rest_is_asked_for_and_goes_on_under_the_first_id() -> None:
 
 def test_the_same_again_is_compared_and_only_what_is_new_is_sent() -> None:
     first = [typed("response.output_text.delta", text, "aaaa") for text in ("x", "y")]
-    made = sent(*first, path=RESPONSES)
+    made = sent(*first, path=TRANSCRIPT)
     asked = body(seed=3)
     assert made.next_request(asked) == asked
     assert made.unsent(typed("response.output_text.delta", "x", "bbbb"), 0.0) == b""
@@ -89,7 +90,7 @@ def test_a_greedy_answer_is_made_again_while_that_takes_seconds(late: bool) -> N
 
 @pytest.mark.parametrize("how", ["differs", "shorter", "long event"])
 def test_another_answer_is_not_joined(how: str) -> None:
-    made = sent(typed("d", "x", "aaaa"), typed("d", "y", "aaaa"), path=RESPONSES)
+    made = sent(typed("d", "x", "aaaa"), typed("d", "y", "aaaa"), path=TRANSCRIPT)
     assert made.next_request(body()) is not None
     assert made.unsent(typed("d", "x", "bbbb"), 0.0) == b""
     with pytest.raises(OtherAnswer):
@@ -151,7 +152,7 @@ def test_the_template_is_asked_only_for_a_call_that_goes_on() -> None:
     assert made.template_questions(asked) is not None
     without = sent(event("Once", "aaaaaaaa"))
     assert without.template_questions(body()) is None
-    assert sent(typed("d", "x", "aaaa"), path=RESPONSES).template_questions(body()) is None
+    assert sent(typed("d", "x", "aaaa"), path=TRANSCRIPT).template_questions(body()) is None
 
 
 @pytest.mark.parametrize("template", ["unknown", "otherwise"])
@@ -195,7 +196,7 @@ def nested(levels: int) -> bytes:
 def test_an_event_nested_too_deeply_is_passed_on_and_joined_to_nothing(levels: int) -> None:
     made = sent(event("Once", "aaaaaaaa"), nested(levels))
     assert made.unsent(event(" upon", "aaaaaaaa"), 0.0) == event(" upon", "aaaaaaaa")
-    again = sent(typed("response.output_text.delta", "Once", "aaaa"), path=RESPONSES)
+    again = sent(typed("response.output_text.delta", "Once", "aaaa"), path=TRANSCRIPT)
     assert again.next_request(body()) == body()
     with pytest.raises(OtherAnswer):
         again.unsent(nested(levels), 0.0)
@@ -264,6 +265,33 @@ def test_an_id_becomes_the_one_that_had_its_place(first: list[str], draw: st.Dat
     assert made.unsent(event("a", "aaaaaaaa") + tool_calls(*second), 0.0) == tool_calls(*first)
 
 
+def in_response(kind: str, **fields: object) -> bytes:
+    return b"data: " + json.dumps({"type": f"response.{kind}", **fields}).encode() + b"\n\n"
+
+
+def test_a_response_goes_on_under_its_ids() -> None:
+    """Of the second run the reasoning comes last, and its message first."""
+    first = [
+        in_response("created", response={"id": "resp_aaaaaaaa"}),
+        in_response("output_item.added", item={"id": "rs_aaaaaaaa", "type": "reasoning"}),
+        in_response("reasoning_text.delta", item_id="rs_aaaaaaaa", delta="hm"),
+        in_response("output_item.added", item={"id": "msg_aaaaaaaa", "type": "message"}),
+        in_response("output_text.delta", item_id="msg_aaaaaaaa", delta="So"),
+    ]
+    made = sent(*first, path=RESPONSES)
+    rest = made.next_request(json.dumps({"input": "hi"}).encode())
+    assert rest is not None and len(json.loads(rest)["input"]) == 3
+    again = [
+        in_response("created", response={"id": "resp_bbbbbbbb"}),
+        in_response("output_item.added", item={"id": "msg_bbbbbbbb", "type": "message"}),
+    ]
+    assert made.unsent(b"".join(again), 0.0) == b""
+    more = in_response("output_text.delta", item_id="msg_bbbbbbbb", delta=" be it")
+    assert made.unsent(more, 0.0) == more.replace(b"msg_bbbbbbbb", b"msg_aaaaaaaa")
+    thought = in_response("output_item.done", item={"id": "rs_bbbbbbbb", "type": "reasoning"})
+    assert made.unsent(thought, 0.0) == thought.replace(b"rs_bbbbbbbb", b"rs_aaaaaaaa")
+
+
 def test_a_number_of_many_digits_in_the_rest_is_passed_on() -> None:
     made = sent(event("a", "aaaaaaaa"))
     assert made.next_request(body()) is not None
@@ -297,6 +325,7 @@ def test_whatever_llama_server_sends_the_first_run_is_unchanged(parts: list[byte
                     [
                         *("choices", "delta", "content", "index", "tokens", "usage", "type", "id", "stop"),
                         *("tool_calls", "function", "arguments", "name", "content_block", "partial_json"),
+                        *("item", "response", "thinking", "reasoning_content", "call_id"),
                     ]
                 ),
                 inner,
@@ -305,13 +334,16 @@ def test_whatever_llama_server_sends_the_first_run_is_unchanged(parts: list[byte
         ),
         max_leaves=20,
     ),
-    st.sampled_from([CHAT, "/completion", "/v1/completions", "/v1/messages"]),
+    st.sampled_from([CHAT, "/completion", "/v1/completions", "/v1/messages", RESPONSES]),
 )
 def test_events_of_any_shape_are_read(fields: object, path: str) -> None:
     one = b"data: " + json.dumps(fields).encode() + b"\n\n"
     made = SentEvents(path, own_seed=True)
     assert made.unsent(one, 0.0) == one
-    if made.next_request(json.dumps({"prompt": "a", "messages": [{"role": "user"}]}).encode()) is not None:
+    if (
+        made.next_request(json.dumps({"prompt": "a", "input": "a", "messages": [{"role": "user"}]}).encode())
+        is not None
+    ):
         try:
             made.unsent(one, 0.0)
         except OtherAnswer:
