@@ -50,7 +50,7 @@ def _can_go_on(asked: Mapping[str, object], sent: SentText) -> bool:
     return forms <= _CONTINUED_FORMS[sent.dialect]
 
 
-def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> tuple[bytes, bytes] | None:
+def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> tuple[bytes, ...] | None:
     """What is to be known of the template before the rest can be asked for; None: nothing."""
     if not sent.calls or not _can_go_on(asked, sent):
         return None

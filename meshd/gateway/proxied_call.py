@@ -108,8 +108,7 @@ class ProxiedCall:
         if self.body is None:
             return None
         if (asked := await asyncio.to_thread(sent.template_questions, self.body)) is not None:
-            made, before = [await template_prompt(self.upstream.connect, one) for one in asked]
-            sent.calls_are_written(made, before)
+            sent.calls_are_written([await template_prompt(self.upstream.connect, one) for one in asked])
         body = await asyncio.to_thread(sent.next_request, self.body)
         return None if body is None else replace(self, body=body)
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from meshd.base.peer_limits import ANSWER_EVENTS
@@ -75,7 +75,7 @@ class SentEvents:
         """Part of an event comes: no other run can be joined to that. Raises OtherAnswer in another run."""
         self._cannot_join("one of its events is too long")
 
-    def template_questions(self, body: bytes) -> tuple[bytes, bytes] | None:
+    def template_questions(self, body: bytes) -> tuple[bytes, ...] | None:
         """What `/apply-template` is to be asked before `next_request`: `calls_are_written` takes the answers.
 
         Reads all that was sent, some 30 ms for 1000 tokens: for a thread.
@@ -86,10 +86,10 @@ class SentEvents:
             return None
         return unwritten_calls(asked, self._sent)
 
-    def calls_are_written(self, made: str, before: str) -> None:
-        """As the template has it, with the calls and before them; empty where that cannot be known."""
+    def calls_are_written(self, prompts: Sequence[str]) -> None:
+        """As the template has it, one for each question; empty where that cannot be known."""
         if (sent := self._sent) is not None:
-            sent.written = written_calls(made, before, sent.calls, after_text=bool(sent.text))
+            sent.written = written_calls(prompts, sent.calls, after_text=bool(sent.text))
 
     def next_request(self, body: bytes) -> bytes | None:
         """What llama-server is to be asked now, in place of `body`; None where nothing can be joined.

@@ -133,7 +133,7 @@ def called(*calls: tuple[str, str], text: str = "") -> SentText:
 TOOLS: Mapping[str, object] = {**CHAT, "tools": [{"type": "function"}], "stream": True, "max_tokens": 50}
 
 
-def chatml(bodies: tuple[bytes, bytes] | None, *, with_text: bool = True, thinks: bool = False) -> list[str]:
+def chatml(bodies: tuple[bytes, ...] | None, *, with_text: bool = True, thinks: bool = False) -> list[str]:
     """The prompts of these messages."""
     assert bodies is not None
     prompts = []
@@ -168,7 +168,7 @@ def test_a_call_goes_on_as_its_template_writes_it(
     sent = called(*calls, text=text)
     assert continued(TOOLS, sent) is None, "not before the template is known"
     prompts = chatml(unwritten_calls(TOOLS, sent), with_text=with_text, thinks=thinks and with_text)
-    sent.written = written_calls(prompts[0], prompts[1], sent.calls, after_text=bool(text))
+    sent.written = written_calls(prompts, sent.calls, after_text=bool(text))
     rest = continued(TOOLS, sent)
     assert rest is not None
     wrote = "".join(f'<call>{{"name": "{name}", "arguments": {said}}}</call>' for name, said in calls)
@@ -200,7 +200,7 @@ def test_whoever_has_to_call_still_has_to() -> None:
 )
 def test_a_template_that_cannot_be_read(made: str, before: str) -> None:
     sent = called(("f", '{"a'))
-    assert written_calls(made, before, sent.calls, after_text=True) is None
+    assert written_calls([before, made, made, made], sent.calls, after_text=True) is None
 
 
 def test_calls_come_again_and_only_their_rest_is_told() -> None:
@@ -241,7 +241,7 @@ def test_calls_in_messages_go_on_as_well(text: str) -> None:
     asked = {**CHAT, "tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": 50}
     bodies = unwritten_calls(asked, sent)
     assert bodies is not None and continued(asked, sent) is None
-    shown = json.loads(bodies[0])
+    shown = json.loads(bodies[1])
     function = {"name": "f", "description": "", "parameters": {"type": "object"}}
     assert shown["tools"] == [{"type": "function", "function": function}]
     assert [one["id"] for one in shown["messages"][1]["tool_calls"]] == [f"id-{first}", f"id-{first + 1}"]
@@ -263,7 +263,7 @@ def test_the_template_that_is_asked_is_the_one_of_the_same_model() -> None:
     for sent in (called(("f", '{"a')), messages):
         bodies = unwritten_calls({**CHAT, "model": "qwen3"}, sent)
         assert bodies is not None
-        assert [json.loads(body)["model"] for body in bodies] == ["qwen3"] * 2
+        assert [json.loads(body)["model"] for body in bodies] == ["qwen3"] * 4
         unnamed = unwritten_calls(CHAT, sent)
         assert unnamed is not None and not any("model" in json.loads(body) for body in unnamed)
 
@@ -462,7 +462,7 @@ def test_a_call_in_a_response_goes_on() -> None:
     asked = {"input": "hi", "tools": [tool, {"type": "web_search"}], "reasoning": {"effort": "low"}}
     bodies = unwritten_calls(asked, sent)
     assert bodies is not None and continued(asked, sent) is None
-    shown = json.loads(bodies[0])
+    shown = json.loads(bodies[1])
     function = {"name": "f", "parameters": {"type": "object"}}
     assert shown["tools"] == [{"type": "function", "function": function}]
     assert shown["reasoning_effort"] == "low"

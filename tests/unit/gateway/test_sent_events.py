@@ -129,7 +129,7 @@ def begun_call(**asked: object) -> tuple[SentEvents, bytes]:
 def test_a_call_goes_on_once_the_template_is_known() -> None:
     made, asked = begun_call()
     assert made.template_questions(asked) is not None
-    made.calls_are_written('<call>f meshd-content{"meshd-arguments-0": 0}', "")
+    made.calls_are_written(["", '<call>f meshd-content{"meshd-arguments-0": 0}'])
     rest = made.next_request(asked)
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == '{"x'
     again = event(None, "bbbbbbbb") + a_call('{"x', "bbbbbbbb", "f") + a_call('y"', "bbbbbbbb")
@@ -138,7 +138,7 @@ def test_a_call_goes_on_once_the_template_is_known() -> None:
         a_call('y"', "aaaaaaaa").removeprefix(b"data: ")
     )
     assert made.template_questions(asked) is not None, "of what is sent by now"
-    made.calls_are_written('meshd-content{"meshd-arguments-0": 0}', "")
+    made.calls_are_written(["", 'meshd-content{"meshd-arguments-0": 0}'])
     rest = made.next_request(asked)
     assert rest is not None and json.loads(rest)["messages"][-1]["content"] == '{"xy"'
 
@@ -159,7 +159,7 @@ def test_the_template_is_asked_only_for_a_call_that_goes_on() -> None:
 def test_a_call_that_cannot_be_written_is_made_again(template: str) -> None:
     made, asked = begun_call()
     assert made.template_questions(asked) is not None
-    made.calls_are_written('meshd-content{"meshd-arguments-0": 0}' if template == "otherwise" else "", "")
+    made.calls_are_written(["", 'meshd-content{"meshd-arguments-0": 0}' if template == "otherwise" else ""])
     request = made.next_request(asked)
     if template == "otherwise":
         with pytest.raises(OtherAnswer):
