@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 _WHOLE_LETTERS = re.compile(r'(?:[^\\"]|\\(?:[^u]|u[0-9a-fA-F]{4}))*')
+_NUMBER = re.compile(r"[-+.0-9eE]+")  # as far as it came: `0.` is none yet
 _SPACE = re.compile(r"\s*")
 _decoder = json.JSONDecoder(strict=False)
 
@@ -18,7 +19,7 @@ class BegunArgument:
 
     @property
     def is_text(self) -> bool:
-        return self.value[:1] in ('"', "")
+        return self.value.startswith('"')
 
     @property
     def is_whole(self) -> bool:
@@ -80,21 +81,30 @@ def _read_one(text: str, at: int, found: BegunArguments) -> int:
         if text[at] != ":":
             raise ValueError("a name is followed by a colon")
         at = _behind_space(text, at + 1)
-    try:
-        end = _decoder.raw_decode(text, at)[1]
-    except ValueError:
-        end = len(text)
+    if at == len(text):  # how its value is written can depend on what it is
+        found.next_name, found.is_closed = name, True
+        return at
+    end = _end_of_value(text, at)
     argument = BegunArgument(name, text[at:end])
     found.arguments.append(argument)
     found.is_closed = argument.is_text and argument.is_whole  # a number can have more digits
     return end
 
 
+def _end_of_value(text: str, at: int) -> int:
+    if (number := _NUMBER.match(text, at)) is not None:
+        return number.end()
+    try:
+        return _decoder.raw_decode(text, at)[1]
+    except ValueError:
+        return len(text)
+
+
 def _letters(escaped: str) -> str:
     """Of a text without its first quotation mark, up to an escape sequence that is not whole."""
     whole = _WHOLE_LETTERS.match(escaped)
     found: str = json.loads(f'"{whole[0] if whole is not None else ""}"', strict=False)
-    return found
+    return found[:-1] if "\ud800" <= found[-1:] <= "\udbff" else found  # of two that are one letter
 
 
 def _behind_space(text: str, at: int) -> int:

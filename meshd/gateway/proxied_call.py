@@ -108,7 +108,8 @@ class ProxiedCall:
         if self.body is None:
             return None
         if (asked := await asyncio.to_thread(sent.template_questions, self.body)) is not None:
-            sent.calls_are_written([await template_prompt(self.upstream.connect, one) for one in asked])
+            prompts = [await template_prompt(self.upstream.connect, one) for one in asked]
+            await asyncio.to_thread(sent.calls_are_written, prompts)
         body = await asyncio.to_thread(sent.next_request, self.body)
         return None if body is None else replace(self, body=body)
 

@@ -87,7 +87,7 @@ class SentEvents:
         return unwritten_calls(asked, self._sent)
 
     def calls_are_written(self, prompts: Sequence[str]) -> None:
-        """As the template has it, one for each question; empty where that cannot be known."""
+        """As the template has it, one for each question; empty where that cannot be known. For a thread."""
         if (sent := self._sent) is not None:
             sent.written = written_calls(prompts, sent.calls, after_text=bool(sent.text))
 

@@ -34,27 +34,27 @@ def written_tagged(shown: str, longer: str, calls: Sequence[BegunArguments]) -> 
     None: that cannot be seen.
     """
     arguments = [one for call in calls for one in call.arguments]
-    parts = []
-    for argument, mark in zip(arguments, _marks(calls), strict=True):
-        written = mark if isinstance(mark, str) else str(mark)
-        before, found, shown = shown.partition(written)
-        before_too, found_too, longer = longer.partition(written)
-        if not found or not found_too or before != before_too:
+    parts, at, longer_at = [], 0, 0  # not the rest of the two each time: a peer can send very many arguments
+    for argument, mark in zip(arguments, map(str, _marks(calls)), strict=True):
+        found, longer_found = shown.find(mark, at), longer.find(mark, longer_at)
+        before = shown[at:found]
+        if found < 0 or longer_found < 0 or before != longer[longer_at:longer_found]:
             return None
+        at, longer_at = found + len(mark), longer_found + len(mark)
         parts.append(before)
-        if argument.is_text and before.endswith('"') and shown.startswith('"'):
+        if argument.is_text and before.endswith('"') and shown.startswith('"', at):
             parts.append(argument.value[1:])
-            shown, longer = shown[argument.is_whole :], longer[argument.is_whole :]
+            at, longer_at = at + argument.is_whole, longer_at + argument.is_whole
         else:
             parts.append(argument.text if argument.is_text else argument.value)
-    last = calls[-1]
+    last, longer = calls[-1], longer[longer_at:]
     if last.next_name is not None:
-        before, found, _ = longer.partition(_NEXT_NAME)
-        if not found:
+        before, name, _ = longer.partition(_NEXT_NAME)
+        if not name:
             return None
         parts += [before, last.next_name]
     elif last.is_closed:
-        parts.append(_closing(shown, longer))
+        parts.append(_closing(shown[at:], longer))
     return "".join(parts)
 
 

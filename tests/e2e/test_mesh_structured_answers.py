@@ -1,8 +1,9 @@
 """Answers in a form are open at once when a process is killed: each goes on in its stream, within its form.
 
-A JSON schema, a call of a tool, a grammar: four of them share a batch, so another run of one falls otherwise
-where two tokens are about equally likely, and most of them are sampled. So what they say differs from run to
-run; it must be whole and in its form.
+A JSON schema, a call of a tool, a grammar, reasoning: several share a batch, so another run of one falls
+otherwise where two tokens are about equally likely, and most of them are sampled. So what they say differs
+from run to run; it must be whole and in its form. There are two chat templates: one writes the arguments of a
+call as JSON, the other has a tag for each of them, and reasoning.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meshd.role.worker.mesh_server import CHILD_NAME
@@ -47,7 +49,7 @@ GRAMMAR = 'root ::= "[" (("sun" | "rain" | "snow") ","){30} "]"'
 FOUND_SECONDS = 10.0
 
 
-def _ask(text: str) -> dict[str, object]:
+def _ask(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 400}
 
 
@@ -102,18 +104,135 @@ FORMS: Mapping[str, Form] = {
 }
 
 
+TAGGED = Path(__file__).with_name("tagged_tools.jinja")
+USED = ("Rome", "Paris", "Oslo")
+_WEEK = {"days": ["sun", "rain"] * 6}
+_AGAIN = "Weather in Rome?"
+_SILENT = {"chat_template_kwargs": {"enable_thinking": False}, "temperature": 0.3}
+
+
+def _used_in_chat(city: str) -> list[dict[str, object]]:
+    call = {"name": "week", "arguments": json.dumps({"city": city, **_WEEK})}
+    return [
+        {"role": "user", "content": f"Weather in {city}?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": f"id-{city}", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": f"id-{city}", "content": "sunny"},
+    ]
+
+
+def _used_in_response(city: str) -> list[dict[str, object]]:
+    said = json.dumps({"city": city, **_WEEK})
+    return [
+        {"role": "user", "content": f"Weather in {city}?"},
+        {"type": "function_call", "call_id": f"id-{city}", "name": "week", "arguments": said},
+        {"type": "function_call_output", "call_id": f"id-{city}", "output": "sunny"},
+    ]
+
+
+def _has_thought_in_messages(events: list[Event]) -> bool:
+    """A block for thinking, one for text, each begun once, and all of them ended."""
+    begun = [one["content_block"]["type"] for one in events if one["type"] == "content_block_start"]
+    ended = [one["index"] for one in events if one["type"] == "content_block_stop"]
+    thought = "".join(one["delta"].get("thinking", "") for one in events if "delta" in one)
+    return begun == ["thinking", "text"] and ended == [0, 1] and bool(thought and text_of(events))
+
+
+def _has_thought_in_response(events: list[Event]) -> bool:
+    """What it has at the end is what came in pieces, and each item began once."""
+    said = {"reasoning": "", "message": text_of(events)}
+    begun = []
+    for one in events:
+        if one["type"] == "response.reasoning_text.delta":
+            said["reasoning"] += one["delta"]
+        elif one["type"] == "response.output_item.added":
+            begun.append((one["item"]["type"], one["item"]["id"]))
+    response = events[-1]["response"]
+    whole = {item["type"]: item["content"][0]["text"] for item in response["output"]}
+    ids = [(item["type"], item["id"]) for item in response["output"]]
+    return whole == said and all(said.values()) and ids == begun and response["id"] == _first_id(events)
+
+
+def _first_id(events: list[Event]) -> object:
+    return events[0]["response"]["id"]
+
+
+TAGGED_FORMS: Mapping[str, Form] = {
+    "call": Form(
+        "/v1/chat/completions",
+        {
+            "messages": [*(turn for city in USED for turn in _used_in_chat(city)), *_ask(_AGAIN)["messages"]],
+            "tools": [{"type": "function", "function": {"name": "week", "parameters": WEEK}}],
+            "tool_choice": "required",
+            "max_tokens": 200,
+            **_SILENT,
+        },
+        _is_called,
+    ),
+    "messages": Form(CALLS["messages"][0], CALLS["messages"][1] | _SILENT, _is_called),
+    "response with a call": Form(
+        "/v1/responses",
+        {
+            "input": [
+                *(turn for city in USED for turn in _used_in_response(city)),
+                {"role": "user", "content": _AGAIN},
+            ],
+            "tools": [{"type": "function", "name": "week", "parameters": WEEK}],
+            "tool_choice": "required",
+            "max_output_tokens": 200,
+            **_SILENT,
+        },
+        _is_called,
+    ),
+    "thinking": Form(
+        "/v1/messages",
+        {
+            "messages": _ask("Name some animals, and say what each of them eats.")["messages"],
+            "thinking": {"type": "enabled", "budget_tokens": 40},
+            "max_tokens": 120,
+        },
+        _has_thought_in_messages,
+    ),
+    "response": Form(
+        "/v1/responses",
+        {
+            "input": "Name some animals, and say what each of them eats.",
+            "reasoning_budget_tokens": 40,
+            "max_output_tokens": 120,
+            "ignore_eos": True,
+        },
+        _has_thought_in_response,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Of answers that are open at once."""
+
+    template: Path
+    forms: Mapping[str, Form]
+
+
+GROUPS: Mapping[str, Group] = {"forms": Group(TEMPLATE, FORMS), "tagged": Group(TAGGED, TAGGED_FORMS)}
+
+
 class _Streams:
     """Each is read in a thread; the last one to have some events hits."""
 
-    def __init__(self, api: Api, hit: Callable[[], object]) -> None:
+    def __init__(self, api: Api, forms: Mapping[str, Form], hit: Callable[[], object]) -> None:
         self._api = api
         self._hit = hit
-        self._reached = threading.Barrier(len(FORMS))
-        self.seconds = dict.fromkeys(FORMS, 0.0)
+        self._forms = forms
+        self._reached = threading.Barrier(len(forms))
+        self.seconds = dict.fromkeys(forms, 0.0)
         self.events: dict[str, list[Event]] = {}
 
     def read(self, name: str) -> None:
-        form, last = FORMS[name], time.monotonic()
+        form, last = self._forms[name], time.monotonic()
 
         def on_event(number: int) -> None:
             nonlocal last
@@ -131,34 +250,39 @@ class _Streams:
         if any("error" in event or event.get("type") == "error" for event in events):
             return False
         assert len(ids_of(events)) <= 1
-        return FORMS[name].is_whole(events)
+        return self._forms[name].is_whole(events)
 
 
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(
     "lost", [name for name in ("llama-server", CHILD_NAME) for _ in range(counts(1, 10))]
 )
-def test_killed_under_forms(tmp_path: Path, lost: str) -> None:
+def test_killed_under_forms(tmp_path: Path, lost: str, group: str) -> None:
+    template, forms = GROUPS[group].template, GROUPS[group].forms
+
     async def check() -> None:
         began = time.monotonic()
         async with Fleet(tmp_path) as fleet:
             token, [worker] = await fleet.workers(smollm2(), options=("--threads", "1"))
-            options = ("--continue-answers", "100", "--", "-t", "1", "--chat-template-file", str(TEMPLATE))
-            head = await fleet.head(smollm2(), *options, token=token)
+            slots = ("--continue-answers", "100", "--slots", str(len(forms)))
+            head = await fleet.head(
+                smollm2(), *slots, "--", "-t", "1", "--chat-template-file", str(template), token=token
+            )
             status = await fleet.ready(head)
             answers = model_of(status).answers
-            assert answers is not None and answers.slots >= len(FORMS), "they share no batch"
+            assert answers is not None and answers.slots >= len(forms), "they share no batch"
             at = worker if lost == CHILD_NAME else head
             hit = partial(os.kill, child_pid(await at.status(), lost), signal.SIGKILL)
-            streams = _Streams(api_of(status), hit)
-            with interruption("mesh-server" if at is worker else lost, "kill -9, forms") as noted:
+            streams = _Streams(api_of(status), forms, hit)
+            with interruption("mesh-server" if at is worker else lost, f"kill -9, {group}") as noted:
                 # what comes out otherwise has its prompt computed once more
                 noted.within = FOUND_SECONDS + 2 * again_within(began)
-                await asyncio.gather(*(asyncio.to_thread(streams.read, name) for name in FORMS))
+                await asyncio.gather(*(asyncio.to_thread(streams.read, name) for name in forms))
                 noted.seconds = list(streams.seconds.values())
-                for name in FORMS:
+                for name in forms:
                     print(name, f"{streams.seconds[name]:.1f} s", streams.events[name][-3:])  # noqa: T201
                     noted.incomplete += not streams.is_whole(name)
             log = (head.spec.home / "logs" / "meshd.log").read_text()
-            assert log.count("upstream_lost") == len(FORMS), "one was over before, or was lost twice"
+            assert log.count("upstream_lost") == len(forms), "one was over before, or was lost twice"
 
     play(check(), seconds=900.0)
