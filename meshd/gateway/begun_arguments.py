@@ -4,7 +4,8 @@ import json
 import re
 from dataclasses import dataclass, field
 
-_WHOLE_LETTERS = re.compile(r'(?:[^\\"]|\\(?:[^u]|u[0-9a-fA-F]{4}))*')
+# possessive, else each letter would be remembered, to go back to
+_WHOLE_LETTERS = re.compile(r'(?:[^\\"]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+')
 _NUMBER = re.compile(r"[-+.0-9eE]+")  # as far as it came: `0.` is none yet
 _SPACE = re.compile(r"\s*")
 _decoder = json.JSONDecoder(strict=False)

@@ -68,61 +68,83 @@ def _tools(asked: Mapping[str, object]) -> list[dict[str, object]]:
     return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
 
-def template_questions(asked: Mapping[str, object], calls: Sequence[SentCall]) -> tuple[bytes, ...]:
-    """Bodies for `/apply-template`: a chat before `calls` were made, and several after that.
+class CallTemplate:
+    """`question` and `answer` in turn, until there is no further question: then `written` is known.
 
-    What was said before does not matter for how a call is written.
+    One question at a time: what calls and their tools take in memory is a peer's choice.
     """
-    asked = {name: asked[name] for name in _TEMPLATE_FIELDS if name in asked}
-    messages: list[Mapping[str, object]] = [{"role": "user", "content": "-"}]
-    chats = [messages, [*messages, *_made(calls, [_marked(number) for number, _ in enumerate(calls)])]]
-    if (begun := _begun(calls)) is not None:
-        chats += [[*messages, *_made(calls, arguments)] for arguments in tagged_arguments(begun)]
-    return tuple(json.dumps({**asked, "messages": one}).encode() for one in chats)
 
+    def __init__(self, asked: Mapping[str, object], calls: Sequence[SentCall], *, after_text: bool) -> None:
+        """Of a chat that asked for this. `after_text`: the client has some before the calls."""
+        self._asked = {name: asked[name] for name in _TEMPLATE_FIELDS if name in asked}
+        self._calls = calls
+        self._after_text = after_text
+        self._begun: list[BegunArguments] = []
+        self._arguments: Sequence[Sequence[str]] = ([_marked(number) for number, _ in enumerate(calls)],)
+        self._prompts: list[str] = []
+        self._is_over = False
+        self.written: str | None = None  # by the model, up to the last of the arguments that the client has
 
-def _made(calls: Sequence[SentCall], arguments: Sequence[str]) -> list[Mapping[str, object]]:
-    made = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": said}}
-        for call, said in zip(calls, arguments, strict=True)
-    ]
-    # an answer of each tool behind it: a message that ends with calls would be taken for one to go on with
-    answers = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": "-"} for call in calls]
-    return [{"role": "assistant", "content": _CONTENT, "tool_calls": made}, *answers]
+    def question(self) -> bytes | None:
+        """The body for `/apply-template`: a chat before the calls were made, then with them."""
+        if self._is_over:
+            return None
+        # what was said before does not matter for how a call is written
+        messages: list[Mapping[str, object]] = [{"role": "user", "content": "-"}]
+        if self._prompts:
+            messages += self._made(self._arguments[len(self._prompts) - 1])
+        return json.dumps({**self._asked, "messages": messages}).encode()
 
+    def answer(self, prompt: str) -> None:
+        """Empty where there is none."""
+        self._prompts.append(prompt)
+        self._is_over = not prompt
+        behind = [self._behind_content(one) for one in self._prompts[1:]]
+        if self._is_over or None in behind:
+            self._is_over = True
+        elif len(behind) == 1:
+            self._find_json(behind[0] or "")
+        elif len(behind) == 3:
+            self._is_over = True
+            self._write(written_tagged(behind[1] or "", behind[2] or "", self._begun))
 
-def _begun(calls: Sequence[SentCall]) -> list[BegunArguments] | None:
-    begun = [begun_arguments(call.text) for call in calls]
-    return None if None in begun else [one for one in begun if one is not None]
+    def _find_json(self, behind: str) -> None:
+        text = _written_as_json(behind, self._calls)
+        begun = [begun_arguments(call.text) for call in self._calls] if text is None else []
+        if text is not None:
+            self._is_over = True
+            self._write(text)
+        elif None in begun:
+            self._is_over = True
+        else:
+            self._begun = [one for one in begun if one is not None]
+            self._arguments = (*self._arguments, *tagged_arguments(self._begun))
+
+    def _write(self, text: str | None) -> None:
+        # what parts text and calls is no text of its own
+        has_parted = text is not None and not self._after_text and _CONTENT in self._prompts[1]
+        self.written = text.lstrip() if text is not None and has_parted else text
+
+    def _made(self, arguments: Sequence[str]) -> list[Mapping[str, object]]:
+        made, answers = [], []
+        for call, said in zip(self._calls, arguments, strict=True):
+            function = {"name": call.name, "arguments": said}
+            made.append({"id": call.id, "type": "function", "function": function})
+            answers.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": "-"})
+        # an answer of each tool behind it: a message that ends with calls would be one to go on with
+        return [{"role": "assistant", "content": _CONTENT, "tool_calls": made}, *answers]
+
+    def _behind_content(self, made: str) -> str | None:
+        _, found, behind = made.rpartition(_CONTENT)
+        if found:
+            return behind
+        # some templates write no text beside calls
+        before = self._prompts[0]
+        return made[len(before) :] if made.startswith(before) else None
 
 
 def _marked(number: int) -> str:
     return json.dumps({f"{_ARGUMENTS}-{number}": 0})
-
-
-def written_calls(prompts: Sequence[str], calls: Sequence[SentCall], *, after_text: bool) -> str | None:
-    """What the model wrote, up to the last of the arguments that the client has; None: that cannot be seen.
-
-    `prompts`: of `template_questions`. `after_text`: the client has some, too.
-    """
-    before, *made = prompts
-    behind = [_behind_content(one, before) for one in made]
-    if not behind or behind[0] is None:
-        return None
-    text = _written_as_json(behind[0], calls)
-    if text is None and len(behind) > 1 and (begun := _begun(calls)) is not None:
-        _, shown, longer = behind
-        text = None if shown is None or longer is None else written_tagged(shown, longer, begun)
-    # what parts text and calls is no text of its own
-    return text if text is None or after_text or _CONTENT not in made[0] else text.lstrip()
-
-
-def _behind_content(made: str, before: str) -> str | None:
-    _, found, behind = made.rpartition(_CONTENT)
-    if found:
-        return behind
-    # some templates write no text beside calls
-    return made[len(before) :] if made.startswith(before) else None
 
 
 def _written_as_json(behind: str, calls: Sequence[SentCall]) -> str | None:

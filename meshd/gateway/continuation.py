@@ -8,7 +8,7 @@ prompt. Fewer tokens remain to be generated, and the numbers at the end count al
 
 from collections.abc import Mapping
 
-from meshd.gateway.begun_calls import messages_as_a_chat, responses_as_a_chat, template_questions
+from meshd.gateway.begun_calls import CallTemplate, messages_as_a_chat, responses_as_a_chat
 from meshd.gateway.sent_text import Dialect, SentText, objects_of
 
 # What they ask for depends on more than the text so far, or is what the rest is asked for with.
@@ -25,7 +25,6 @@ _CONTINUED_FORMS: Mapping[Dialect, frozenset[str]] = {
 }
 _SEVERAL = ("n", "n_cmpl", "best_of")
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")
-_THOUGHTS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
 
 def continued(asked: Mapping[str, object], sent: SentText) -> dict[str, object] | None:
@@ -33,10 +32,7 @@ def continued(asked: Mapping[str, object], sent: SentText) -> dict[str, object] 
     if not _can_go_on(asked, sent) or (sent.calls and sent.written is None):
         return None
     request = _with_text(asked, sent)
-    if request is None or not _shorten(request, sent.count):
-        return None
-    _think_less(request, sent.thought)
-    return request
+    return request if request is not None and _shorten(request, sent.count) else None
 
 
 def _can_go_on(asked: Mapping[str, object], sent: SentText) -> bool:
@@ -50,7 +46,7 @@ def _can_go_on(asked: Mapping[str, object], sent: SentText) -> bool:
     return forms <= _CONTINUED_FORMS[sent.dialect]
 
 
-def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> tuple[bytes, ...] | None:
+def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> CallTemplate | None:
     """What is to be known of the template before the rest can be asked for; None: nothing."""
     if not sent.calls or not _can_go_on(asked, sent):
         return None
@@ -58,7 +54,7 @@ def unwritten_calls(asked: Mapping[str, object], sent: SentText) -> tuple[bytes,
         asked = messages_as_a_chat(asked)
     elif sent.dialect is Dialect.RESPONSES:
         asked = responses_as_a_chat(asked)
-    return template_questions(asked, sent.calls)
+    return CallTemplate(asked, sent.calls, after_text=bool(sent.text))
 
 
 def is_sampled(asked: Mapping[str, object]) -> bool:
@@ -81,8 +77,8 @@ def _with_text(asked: Mapping[str, object], sent: SentText) -> dict[str, object]
         return None
     if sent.dialect is not Dialect.ANTHROPIC:  # there it follows from the last message
         request["add_generation_prompt"] = False
-        speaks = sent.text or sent.calls
-        request["continue_final_message"] = "content" if speaks else "reasoning_content"
+        has_thought = sent.has_text or sent.calls
+        request["continue_final_message"] = "content" if has_thought else "reasoning_content"
         if sent.calls:
             # what the parser makes of the beginning may be less than was sent: all is told, and compared
             request["echo"] = True
@@ -120,7 +116,7 @@ def _begun_message(sent: SentText) -> dict[str, object]:
         return begun
     if sent.dialect is Dialect.CHAT:
         return {**begun, "reasoning_content": sent.reasoning}
-    said = [{"type": "text", "text": content}] if content else []
+    said = [{"type": "text", "text": content}] if content or sent.has_text else []
     return {**begun, "content": [{"type": "thinking", "thinking": sent.reasoning, "signature": ""}, *said]}
 
 
@@ -156,14 +152,3 @@ def _shorten(request: dict[str, object], by: int) -> bool:
                 return False
             request[name] = most - by
     return True
-
-
-def _think_less(request: dict[str, object], by: int) -> None:
-    for name in _THOUGHTS:
-        most = request.get(name)
-        if isinstance(most, int) and most > 0:
-            request[name] = max(0, most - by)
-    thinking = request.get("thinking")
-    most = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
-    if isinstance(thinking, dict) and isinstance(most, int) and most > 0:
-        request["thinking"] = {**thinking, "budget_tokens": max(0, most - by)}

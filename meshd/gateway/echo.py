@@ -38,7 +38,8 @@ class Echo:
     """Of what a client has when the rest is asked for."""
 
     def __init__(self, text: str, reasoning: str, calls: Sequence[SentCall]) -> None:
-        self.has_text = bool(text)
+        self.has_text = bool(text)  # or it has begun
+        self.has_part = self.has_text
         self.has_reasoning = bool(reasoning)
         self.text = _Left(text)
         self.reasoning = _Left(reasoning)

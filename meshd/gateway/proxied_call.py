@@ -107,9 +107,9 @@ class ProxiedCall:
             self.kept.check_weights()
         if self.body is None:
             return None
-        if (asked := await asyncio.to_thread(sent.template_questions, self.body)) is not None:
-            prompts = [await template_prompt(self.upstream.connect, one) for one in asked]
-            await asyncio.to_thread(sent.calls_are_written, prompts)
+        while (asked := await asyncio.to_thread(sent.template_question, self.body)) is not None:
+            prompt = await template_prompt(self.upstream.connect, asked)
+            await asyncio.to_thread(sent.template_says, prompt)
         body = await asyncio.to_thread(sent.next_request, self.body)
         return None if body is None else replace(self, body=body)
 

@@ -69,7 +69,7 @@ def _of_responses(event: dict[str, object], echo: Echo, before: int) -> dict[str
     kind, item = text_of(event, "type").removeprefix("response."), event.get("item")
     response = event.get("response")
     known = {"message": echo.has_text, "reasoning": echo.has_reasoning}
-    if kind in ("created", "in_progress") or (kind == "content_part.added" and echo.has_text):
+    if kind in ("created", "in_progress") or (kind == "content_part.added" and echo.has_part):
         return None
     if kind == "output_item.added" and isinstance(item, dict):
         what = text_of(item, "type")

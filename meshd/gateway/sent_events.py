@@ -14,11 +14,11 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 
 from meshd.base.peer_limits import ANSWER_EVENTS
-from meshd.gateway.begun_calls import written_calls
+from meshd.gateway.begun_calls import CallTemplate
 from meshd.gateway.continuation import continued, is_sampled, unwritten_calls
 from meshd.gateway.echo import OtherAnswer
 from meshd.gateway.events import EVENT_BYTES, EventSplitter, whole_events
@@ -61,6 +61,7 @@ class SentEvents:
         self._first = KeptEvents()
         self._digests = array("Q")
         self._ids = RunIds()
+        self._template: CallTemplate | None = None
         self._can_compare = True
         self._is_whole = True
         self._rest_fails = False
@@ -75,33 +76,36 @@ class SentEvents:
         """Part of an event comes: no other run can be joined to that. Raises OtherAnswer in another run."""
         self._cannot_join("one of its events is too long")
 
-    def template_questions(self, body: bytes) -> tuple[bytes, ...] | None:
-        """What `/apply-template` is to be asked before `next_request`: `calls_are_written` takes the answers.
+    def template_question(self, body: bytes) -> bytes | None:
+        """What `/apply-template` is to be asked before `next_request`; `template_says` takes the answer.
 
-        Reads all that was sent, some 30 ms for 1000 tokens: for a thread.
+        None: nothing more. Reads all that was sent, some 30 ms for 1000 tokens: for a thread.
         """
-        self._read_first()
-        asked = self._asked(body)
-        if self._sent is None or asked is None or not self._may_ask_for_the_rest(asked):
-            return None
-        return unwritten_calls(asked, self._sent)
+        if self._template is None:
+            self._read_first()
+            asked = self._asked(body)
+            if self._sent is not None and asked is not None and self._may_ask_for_the_rest(asked):
+                self._template = unwritten_calls(asked, self._sent)
+        return None if self._template is None else self._template.question()
 
-    def calls_are_written(self, prompts: Sequence[str]) -> None:
-        """As the template has it, one for each question; empty where that cannot be known. For a thread."""
-        if (sent := self._sent) is not None:
-            sent.written = written_calls(prompts, sent.calls, after_text=bool(sent.text))
+    def template_says(self, prompt: str) -> None:
+        """Empty where there is no answer. For a thread."""
+        if self._template is not None:
+            self._template.answer(prompt)
 
     def next_request(self, body: bytes) -> bytes | None:
         """What llama-server is to be asked now, in place of `body`; None where nothing can be joined.
 
-        Reads all that was sent, as `template_questions` does.
+        Reads all that was sent, as `template_question` does.
         """
         self._read_first()
+        template, self._template = self._template, None
         self._at, self._run_began = 0, None
         self._ids.next_run()
         asked = self._asked(body)
         rest = None
         if asked is not None and self._sent is not None and self._may_ask_for_the_rest(asked):
+            self._sent.written = template.written if template is not None else None
             rest = continued(asked, self._sent)
         if rest is not None and self._sent is not None:
             self._run, self._before = _RunKind.REST, self._sent.count

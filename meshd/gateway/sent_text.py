@@ -12,6 +12,7 @@ from meshd.gateway.echo import Echo
 
 _MOST_KEPT = 4 << 20  # letters and tokens of an answer: 131,072 tokens have about half a million letters
 _MOST_CALLS = 64  # of tools, in one answer
+_MOST_NAMED = 256  # letters of the id and of the name of a call
 _NUMBERS = 1 << 31  # of tokens, and tokens themselves: those of llama-server have 32 bits
 
 
@@ -45,10 +46,11 @@ class SentText:
     dialect: Dialect
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     count: int = 0  # of tokens, or of pieces where it is not told
-    thought: int = 0  # pieces of reasoning among them
     is_text: bool = True
     is_over: bool = False
     calls: list[SentCall] = field(default_factory=list)
+    has_begun_text: bool = False  # a block or an item for it, of which the first letters may be still to come
+    has_begun_part: bool = False  # of the item
     written: str | None = None  # what the model wrote for them
     # not lists: of short pieces those would hold many times their letters
     _said: StringIO = field(default_factory=StringIO)
@@ -65,8 +67,9 @@ class SentText:
         return self._thought.getvalue()
 
     @property
-    def _has_said(self) -> bool:
-        return self._said.tell() > 0  # without a copy of it for each event
+    def has_text(self) -> bool:
+        """Or is about to."""
+        return self.has_begun_text or self._said.tell() > 0  # without a copy of it for each event
 
     @property
     def _has_thought(self) -> bool:
@@ -93,6 +96,7 @@ class SentText:
     def goes_on(self) -> None:
         """The rest of what it is now will be asked for."""
         self.echo = Echo(self.text, self.reasoning, self.calls)
+        self.echo.has_text, self.echo.has_part = self.has_text, self.has_begun_part
 
     def _add(self, said: str, thought: str = "") -> None:
         """The model says nothing behind a call, and thinks before it speaks."""
@@ -100,7 +104,6 @@ class SentText:
         self.is_text &= not (self.calls and has_more)
         self._kept += self._said.write(said) + self._thought.write(thought)
         self.count += has_more
-        self.thought += bool(thought)
 
     def _native(self, event: Mapping[str, object]) -> None:
         self.is_over |= event.get("stop") is True
@@ -134,6 +137,7 @@ class SentText:
         self.is_text &= number == len(self.calls) - 1
         one = self.calls[-1]
         one.id, one.name = one.id or id, one.name or text_of(function, "name")
+        self.is_text &= max(len(one.id), len(one.name)) <= _MOST_NAMED
         self._kept += one.arguments.write(text_of(function, "arguments"))
         self.count += 1
 
@@ -145,6 +149,7 @@ class SentText:
                 self._called(self.call_of(event), text_of(block, "id"), block)
             else:
                 self.is_text &= what in ("text", "thinking")
+                self.has_begun_text |= what == "text"
                 self.is_text &= number == (self._has_thought if what == "text" else 0)
         elif kind == "content_block_delta" and isinstance(delta, dict) and "partial_json" in delta:
             self._called(self.call_of(event), "", {"arguments": delta["partial_json"]})
@@ -155,7 +160,7 @@ class SentText:
     def call_of(self, event: Mapping[str, object]) -> int:
         """The number of the call that an event of Anthropic's is of, if it is of one."""
         index = event.get("index")
-        return index - self._has_thought - self._has_said if is_number(index) else -1
+        return index - self._has_thought - self.has_text if is_number(index) else -1
 
     def _responses(self, event: Mapping[str, object]) -> None:
         kind, item = text_of(event, "type").removeprefix("response."), event.get("item")
@@ -164,6 +169,9 @@ class SentText:
                 self._called(len(self.calls), text_of(item, "call_id"), item)
             else:
                 self.is_text &= item.get("type") in ("message", "reasoning")
+                self.has_begun_text |= item.get("type") == "message"
+        elif kind == "content_part.added":
+            self.has_begun_part = True
         elif kind == "output_text.delta":
             self._add(text_of(event, "delta"))
         elif kind == "reasoning_text.delta":

@@ -1,6 +1,6 @@
 """Calls of tools by a chat template that writes each argument by itself: in a tag of its own, mostly. Pure.
 
-Such templates write texts without quotation marks, and what is no text as JSON. So the template is shown the
+Such templates write texts without quotation marks, and other values as JSON. So the template is shown the
 calls with a mark in place of each value, twice: as they are, and with one more argument at the end. What the
 client has takes the place of the marks. Where the last value has ended, what both have behind it is written
 as well, such as a closing tag.

@@ -105,6 +105,9 @@ FORMS: Mapping[str, Form] = {
 
 
 TAGGED = Path(__file__).with_name("tagged_tools.jinja")
+THINKING = 100  # tokens
+LONG = "Name some animals, and say what each of them eats."
+NEARLY_GREEDY = {"temperature": 0.01}  # it says much for long, and greedy answers are made again
 USED = ("Rome", "Paris", "Oslo")
 _WEEK = {"days": ["sun", "rain"] * 6}
 _AGAIN = "Weather in Rome?"
@@ -137,27 +140,31 @@ def _has_thought_in_messages(events: list[Event]) -> bool:
     """A block for thinking, one for text, each begun once, and all of them ended."""
     begun = [one["content_block"]["type"] for one in events if one["type"] == "content_block_start"]
     ended = [one["index"] for one in events if one["type"] == "content_block_stop"]
-    thought = "".join(one["delta"].get("thinking", "") for one in events if "delta" in one)
-    return begun == ["thinking", "text"] and ended == [0, 1] and bool(thought and text_of(events))
+    thought = [one for one in events if "thinking" in one.get("delta", {})]
+    whole = begun == ["thinking", "text"] and ended == [0, 1] and bool(text_of(events))
+    return whole and _is_the_budget(len(thought))
+
+
+def _is_the_budget(pieces: int) -> bool:
+    """Which this model uses up: it never says that it has thought enough, and its end takes some tokens."""
+    return THINKING - 8 <= pieces <= THINKING
 
 
 def _has_thought_in_response(events: list[Event]) -> bool:
     """What it has at the end is what came in pieces, and each item began once."""
     said = {"reasoning": "", "message": text_of(events)}
-    begun = []
+    begun, thought = [], 0
     for one in events:
         if one["type"] == "response.reasoning_text.delta":
             said["reasoning"] += one["delta"]
+            thought += 1
         elif one["type"] == "response.output_item.added":
             begun.append((one["item"]["type"], one["item"]["id"]))
     response = events[-1]["response"]
     whole = {item["type"]: item["content"][0]["text"] for item in response["output"]}
     ids = [(item["type"], item["id"]) for item in response["output"]]
-    return whole == said and all(said.values()) and ids == begun and response["id"] == _first_id(events)
-
-
-def _first_id(events: list[Event]) -> object:
-    return events[0]["response"]["id"]
+    has_ids = ids == begun and response["id"] == events[0]["response"]["id"]
+    return whole == said and all(said.values()) and has_ids and _is_the_budget(thought)
 
 
 TAGGED_FORMS: Mapping[str, Form] = {
@@ -190,18 +197,20 @@ TAGGED_FORMS: Mapping[str, Form] = {
     "thinking": Form(
         "/v1/messages",
         {
-            "messages": _ask("Name some animals, and say what each of them eats.")["messages"],
-            "thinking": {"type": "enabled", "budget_tokens": 40},
-            "max_tokens": 120,
+            "messages": _ask(LONG)["messages"],
+            "thinking": {"type": "enabled", "budget_tokens": THINKING},
+            "max_tokens": 250,
+            **NEARLY_GREEDY,
         },
         _has_thought_in_messages,
     ),
     "response": Form(
         "/v1/responses",
         {
-            "input": "Name some animals, and say what each of them eats.",
-            "reasoning_budget_tokens": 40,
-            "max_output_tokens": 120,
+            "input": LONG,
+            "reasoning_budget_tokens": THINKING,
+            "max_output_tokens": 250,
+            **NEARLY_GREEDY,
             "ignore_eos": True,
         },
         _has_thought_in_response,

@@ -100,13 +100,6 @@ def test_nothing_was_said_yet() -> None:
     assert continued(CHAT, chat()) is None
 
 
-@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_budget_tokens"])
-@pytest.mark.parametrize(("most", "left"), [(9, 8), (1, 0), (-1, -1), (0, 0)])
-def test_what_was_thought_counts_in_the_rest(name: str, most: int, left: int) -> None:
-    rest = continued({**CHAT, name: most}, chat(reasoning="hm"))
-    assert rest is not None and rest[name] == left
-
-
 def test_the_numbers_at_the_end_count_all() -> None:
     end: dict[str, object] = {"stop": True, "tokens_predicted": 5, "tokens_evaluated": 12, "content": ""}
     counted = as_the_rest(end, native((" a", 7), (" b", 8)), 2)

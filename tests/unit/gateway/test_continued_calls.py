@@ -1,10 +1,12 @@
 """Requests for the rest of an answer with calls of tools."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import pytest
-from meshd.gateway.begun_calls import written_calls
+from meshd.gateway.begun_calls import CallTemplate
 from meshd.gateway.continuation import continued, unwritten_calls
 from meshd.gateway.echo import OtherAnswer
 from meshd.gateway.rest_events import as_the_rest
@@ -27,27 +29,40 @@ from tests.unit.gateway.sent_texts import (
 TOOLS: Mapping[str, object] = {**CHAT, "tools": [{"type": "function"}], "stream": True, "max_tokens": 50}
 
 
-def chatml(bodies: tuple[bytes, ...] | None, *, with_text: bool = True, thinks: bool = False) -> list[str]:
-    """The prompts of these messages."""
-    assert bodies is not None
-    prompts = []
-    for body in bodies:
-        prompt = ""
-        asked = json.loads(body)
-        assert asked["tools"] == TOOLS["tools"] and "stream" not in asked
-        assert "hi" not in str(asked["messages"]), "what was said before does not matter"
-        for message in asked["messages"]:
-            prompt += f"<{message['role']}>" + (
-                "<think></think>" if message.get("tool_calls") and thinks else ""
-            )
-            prompt += message["content"] + "\n" if with_text or not message.get("tool_calls") else ""
-            for one in message.get("tool_calls", ()):
-                function = one["function"]
-                prompt += (
-                    f'<call>{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}</call>'
-                )
-        prompts.append(prompt if asked["messages"][-1]["role"] == "tool" else prompt + "<assistant>")
-    return prompts
+def ask_all(template: CallTemplate | None, chat: Callable[[bytes], str]) -> list[dict[str, Any]]:
+    """Ask it, until it knows; returns its questions."""
+    assert template is not None
+    asked = []
+    while (question := template.question()) is not None:
+        asked.append(json.loads(question))
+        template.answer(chat(question))
+    return asked
+
+
+def chatml(body: bytes, *, with_text: bool = True, thinks: bool = False) -> str:
+    """The prompt of these messages."""
+    prompt, asked = "", json.loads(body)
+    assert asked["tools"] == TOOLS["tools"] and "stream" not in asked
+    assert "hi" not in str(asked["messages"]), "what was said before does not matter"
+    for message in asked["messages"]:
+        prompt += f"<{message['role']}>" + ("<think></think>" if message.get("tool_calls") and thinks else "")
+        prompt += message["content"] + "\n" if with_text or not message.get("tool_calls") else ""
+        for one in message.get("tool_calls", ()):
+            function = one["function"]
+            prompt += f'<call>{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}</call>'
+    return prompt if asked["messages"][-1]["role"] == "tool" else prompt + "<assistant>"
+
+
+def tagged(body: bytes) -> str:
+    """Of a template that writes each argument in a tag."""
+    prompt = ""
+    for message in json.loads(body)["messages"]:
+        prompt += f"<{message['role']}>" + message["content"]
+        for one in message.get("tool_calls", ()):
+            function = one["function"]
+            said = "".join(f"<{name}>{v}</{name}>" for name, v in json.loads(function["arguments"]).items())
+            prompt += f"<{function['name']}>{said}</{function['name']}>"
+    return prompt
 
 
 @pytest.mark.parametrize("with_text", [True, False])
@@ -61,8 +76,11 @@ def test_a_call_goes_on_as_its_template_writes_it(
 ) -> None:
     sent = called(*calls, text=text)
     assert continued(TOOLS, sent) is None, "not before the template is known"
-    prompts = chatml(unwritten_calls(TOOLS, sent), with_text=with_text, thinks=thinks and with_text)
-    sent.written = written_calls(prompts, sent.calls, after_text=bool(text))
+    template = unwritten_calls(TOOLS, sent)
+    write = partial(chatml, with_text=with_text, thinks=thinks and with_text)
+    assert len(ask_all(template, write)) == 2, "it writes JSON"
+    assert template is not None
+    sent.written = template.written
     rest = continued(TOOLS, sent)
     assert rest is not None
     wrote = "".join(f'<call>{{"name": "{name}", "arguments": {said}}}</call>' for name, said in calls)
@@ -87,14 +105,49 @@ def test_whoever_has_to_call_still_has_to() -> None:
         assert rest is not None and rest["tool_choice"] == choice
 
 
+@pytest.mark.parametrize("text", ["", "So"])
+def test_a_call_goes_on_in_the_tags_of_its_template(text: str) -> None:
+    sent = called(("f", '{"a": 1}'), ("g", '{"b": "x", "c": [1, '), text=text)
+    template = unwritten_calls(TOOLS, sent)
+    assert len(ask_all(template, tagged)) == 4
+    assert template is not None and template.written == "<f><a>1</a></f><g><b>x</b><c>[1, "
+
+
 @pytest.mark.parametrize(
-    ("made", "before"),
-    [("", ""), ("<user>other", "<user>hi"), ("meshd-content <call><arg>0</arg>", ""), ("<a>f", "<a>")],
-    ids=["no answer", "another beginning", "not JSON", "no call"],
+    ("prompts", "questions"),
+    [
+        (["", "-"], 1),
+        (["<a>", ""], 2),
+        (["<user>hi", "<user>other"], 2),
+        (["<a>", "meshd-content <call><arg>0</arg>", "", "-"], 3),
+        (["<a>", "<a>f", "meshd-content", "meshd-content"], 4),
+    ],
+    ids=["no answer", "no second answer", "another beginning", "no third answer", "no call"],
 )
-def test_a_template_that_cannot_be_read(made: str, before: str) -> None:
-    sent = called(("f", '{"a'))
-    assert written_calls([before, made, made, made], sent.calls, after_text=True) is None
+def test_a_template_that_cannot_be_read(prompts: list[str], questions: int) -> None:
+    template = unwritten_calls(TOOLS, called(("f", '{"a')))
+    left = list(prompts)
+    assert len(ask_all(template, lambda _: left.pop(0))) == questions, "and no more"
+    assert template is not None and template.written is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        (r'{"a": "\x', "<f><a>"),
+        ('{"a": [1}', "<f><a>[1}"),
+        (r'{"\q', "<f><"),
+        ("[", None),
+        ('{"a": 1 2', None),
+    ],
+)
+def test_arguments_that_are_no_json_are_written_as_far_as_they_are(
+    arguments: str, written: str | None
+) -> None:
+    """Whoever answers may be another node, and send anything: what it goes on with is compared."""
+    template = unwritten_calls(TOOLS, called(("f", arguments)))
+    ask_all(template, tagged)
+    assert template is not None and template.written == written
 
 
 def test_calls_come_again_and_only_their_rest_is_told() -> None:
@@ -123,9 +176,8 @@ def test_calls_in_messages_go_on_as_well(text: str) -> None:
     calls = [tool_use(first, "f"), input_json(first, '{"a": 1}'), tool_use(first + 1, "g")]
     sent = anthropic(*said, *calls, input_json(first + 1, '{"b'))
     asked = {**CHAT, "tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": 50}
-    bodies = unwritten_calls(asked, sent)
-    assert bodies is not None and continued(asked, sent) is None
-    shown = json.loads(bodies[1])
+    assert continued(asked, sent) is None
+    _, shown, *_ = ask_all(unwritten_calls(asked, sent), tagged)
     function = {"name": "f", "description": "", "parameters": {"type": "object"}}
     assert shown["tools"] == [{"type": "function", "function": function}]
     assert [one["id"] for one in shown["messages"][1]["tool_calls"]] == [f"id-{first}", f"id-{first + 1}"]
@@ -145,11 +197,10 @@ def test_the_template_that_is_asked_is_the_one_of_the_same_model() -> None:
     """A head may serve several: without a name its default would answer, and be loaded for that."""
     messages = anthropic(tool_use(0, "f"), input_json(0, "{"))
     for sent in (called(("f", '{"a')), messages):
-        bodies = unwritten_calls({**CHAT, "model": "qwen3"}, sent)
-        assert bodies is not None
-        assert [json.loads(body)["model"] for body in bodies] == ["qwen3"] * 4
-        unnamed = unwritten_calls(CHAT, sent)
-        assert unnamed is not None and not any("model" in json.loads(body) for body in unnamed)
+        bodies = ask_all(unwritten_calls({**CHAT, "model": "qwen3"}, sent), tagged)
+        assert [body["model"] for body in bodies] == ["qwen3"] * 4
+        unnamed = ask_all(unwritten_calls(CHAT, sent), tagged)
+        assert len(unnamed) == 4 and not any("model" in body for body in unnamed)
 
 
 def test_a_tool_that_messages_must_use_stays_chosen() -> None:
@@ -172,9 +223,8 @@ def test_a_call_in_a_response_goes_on() -> None:
     sent = responses(begun, piece("function_call_arguments", '{"a'))
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
     asked = {"input": "hi", "tools": [tool, {"type": "web_search"}], "reasoning": {"effort": "low"}}
-    bodies = unwritten_calls(asked, sent)
-    assert bodies is not None and continued(asked, sent) is None
-    shown = json.loads(bodies[1])
+    assert continued(asked, sent) is None
+    _, shown, *_ = ask_all(unwritten_calls(asked, sent), tagged)
     function = {"name": "f", "parameters": {"type": "object"}}
     assert shown["tools"] == [{"type": "function", "function": function}]
     assert shown["reasoning_effort"] == "low"

@@ -47,7 +47,7 @@ def test_messages_go_on_in_the_middle_of_thinking() -> None:
     sent = anthropic({"type": "message_start"}, block("thinking", 0), thinks("Let "), thinks("me"))
     asked = {**CHAT, "thinking": {"type": "enabled", "budget_tokens": 9}, "max_tokens": 20}
     rest = continued(asked, sent)
-    assert rest is not None and rest["thinking"] == {"type": "enabled", "budget_tokens": 7}
+    assert rest is not None and rest["thinking"] == asked["thinking"], "llama-server counts what was thought"
     assert rest["max_tokens"] == 18 and isinstance(rest["messages"], list)
     thought = {"type": "thinking", "thinking": "Let me", "signature": ""}
     assert rest["messages"][-1] == {"role": "assistant", "content": [thought]}
@@ -69,3 +69,16 @@ def test_messages_go_on_behind_their_thinking() -> None:
     assert [as_the_rest(one, sent, 2) for one in again] == [None, None, None, None, says(" be it")]
     signed = {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta"}}
     assert as_the_rest(signed, sent, 2) == signed
+
+
+def test_messages_go_on_where_their_text_is_about_to_begin() -> None:
+    """Its block has begun, and no letter has come: the thinking is over."""
+    sent = anthropic(block("thinking", 0), thinks("hm"), block("text", 1))
+    rest = continued(CHAT, sent)
+    assert rest is not None and isinstance(rest["messages"], list)
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    assert rest["messages"][-1]["content"] == [thought, {"type": "text", "text": ""}]
+    sent.goes_on()
+    again = [block("thinking", 0), thinks("hm"), block("text", 1), says("So")]
+    assert [as_the_rest(one, sent, 1) for one in again] == [None, None, None, says("So")]
+    assert sent.call_of({"index": 2}) == 0

@@ -48,7 +48,7 @@ def test_a_response_goes_on_in_the_middle_of_its_reasoning() -> None:
     sent = responses(added("reasoning"), piece("reasoning_text", "hm"))
     rest = continued({"input": "hi", "reasoning_budget_tokens": 5}, sent)
     assert rest is not None and rest["continue_final_message"] == "reasoning_content"
-    assert rest["reasoning_budget_tokens"] == 4 and isinstance(rest["input"], list)
+    assert rest["reasoning_budget_tokens"] == 5 and isinstance(rest["input"], list)
     thought = {"type": "reasoning_text", "text": "hm"}
     assert rest["input"][1:] == [{"type": "reasoning", "summary": [], "content": [thought]}]
     sent.goes_on()
@@ -72,3 +72,25 @@ def test_a_response_that_is_over_is_not_continued(last: str) -> None:
 @pytest.mark.parametrize("kind", ["web_search_call", "image_generation_call", None])
 def test_a_response_with_more_than_text_is_not_continued(kind: str) -> None:
     assert continued({"input": "hi"}, responses(added(kind), piece("output_text", "So"))) is None
+
+
+@pytest.mark.parametrize("has_part", [False, True])
+def test_a_response_goes_on_where_its_text_is_about_to_begin(has_part: bool) -> None:
+    begun = [
+        added("reasoning"),
+        piece("reasoning_text", "hm"),
+        added("message"),
+        *([PART] if has_part else []),
+    ]
+    sent = responses(*begun)
+    rest = continued({"input": "hi"}, sent)
+    assert rest is not None and rest["continue_final_message"] == "content"
+    assert isinstance(rest["input"], list) and [one.get("type") for one in rest["input"]] == [
+        None,
+        "reasoning",
+    ]
+    sent.goes_on()
+    message, part = response("output_item.added", item={"type": "message"}), response(PART[0], **PART[1])
+    more = response("output_text.delta", delta="So")
+    told = [as_the_rest(one, sent, 1) for one in (message, part, more)]
+    assert told == [None, None if has_part else part, more]

@@ -34,3 +34,14 @@ def test_what_no_token_can_be_is_not_kept(token: object) -> None:
     sent.see({"index": 0, "content": "b", "tokens": [token], "tokens_predicted": 2})
     assert list(sent.tokens) == [1]
     assert continued({"prompt": "The"}, sent) == {"prompt": "The" + "ab"}
+
+
+@pytest.mark.parametrize("field", ["id", "name"])
+@pytest.mark.parametrize(("letters", "is_kept"), [(256, True), (257, False)])
+def test_what_calls_are_called_has_a_limit(field: str, letters: int, is_kept: bool) -> None:
+    """Each is in several questions about the template."""
+    sent = chat()
+    function = {"name": "f" * (letters if field == "name" else 1), "arguments": "{"}
+    one = {"index": 0, "id": "i" * (letters if field == "id" else 1), "function": function}
+    sent.see({"choices": [{"index": 0, "delta": {"tool_calls": [one]}}]})
+    assert (sent.is_text, bool(sent.calls)) == (is_kept, is_kept)
