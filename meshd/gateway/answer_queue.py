@@ -4,10 +4,11 @@ llama-server handles requests in the order of their arrival: fifty requests of o
 fifty answers. So the gateway sends only as many requests as llama-server has slots, and the others wait here.
 
 The next turn goes to the user with the fewest answers under way; among those, to the one that has used the
-least of llama-server's time recently, and then to the one that has waited longest. One user's requests keep
-their order. After HALF_LIFE_SECONDS, used time counts half, so that using an idle hour has no lasting cost.
-With one slot, a user without recent use waits for at most one answer of each other user; recent use adds at
-most its own time, for each other user (`USE_BOUND_SECONDS`).
+least of llama-server's time recently, and then to the one that has waited longest. Whoever is first waits for
+the load of the model, and so do all others: that is no use. One user's requests keep their order. After
+HALF_LIFE_SECONDS, used time counts half, so that using an idle hour has no lasting cost. With one slot, a
+user without recent use waits for at most one answer of each other user; recent use adds at most its own time,
+for each other user (`USE_BOUND_SECONDS`).
 """
 
 import math
@@ -24,31 +25,38 @@ _FORGOTTEN_SECONDS = 0.01  # of use: as good as none
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request of `user` that came at `entered` as the `number`th; it is under way from `began` on."""
+    """A request of `user` that came at `entered` as the `number`th; it is under way from `began` on.
+
+    `computes`: and it uses llama-server.
+    """
 
     user: Hashable
     entered: float
     number: int
     began: float | None = None
+    computes: bool = False
 
 
 @dataclass(slots=True)
 class _User:
-    """`use`: seconds of llama-server at `at`, older ones counting less."""
+    """`use`: seconds of llama-server at `at`, older ones counting less, by `computing` of those that run."""
 
     at: float
     use: float = 0.0
     running: int = 0
+    computing: int = 0
     waiting: deque[Ticket] = field(default_factory=deque)
 
     def use_at(self, now: float) -> float:
         fade = math.exp2(-max(0.0, now - self.at) / HALF_LIFE_SECONDS)
-        return self.use * fade + self.running * USE_BOUND_SECONDS * (1.0 - fade)
+        return self.use * fade + self.computing * USE_BOUND_SECONDS * (1.0 - fade)
 
-    def run(self, change: int, now: float) -> None:
-        """`change` more answers are under way from now on."""
-        self.use, self.at = self.use_at(now), max(self.at, now)
-        self.running += change
+    def compute(self, ticket: Ticket, computes: bool, now: float) -> None:
+        """From now on."""
+        if ticket.computes is not computes:
+            self.use, self.at = self.use_at(now), max(self.at, now)
+            self.computing += 1 if computes else -1
+            ticket.computes = computes
 
 
 class AnswerQueue:
@@ -86,7 +94,8 @@ class AnswerQueue:
             ticket = one.waiting.popleft()
             ticket.began = now
             self.waiting -= 1
-            one.run(1, now)
+            one.compute(ticket, True, now)
+            one.running += 1
             self.running += 1
             begun.append(ticket)
         return begun
@@ -98,8 +107,14 @@ class AnswerQueue:
             one.waiting.remove(ticket)
             self.waiting -= 1
         else:
-            one.run(-1, now)
+            one.compute(ticket, False, now)
+            one.running -= 1
             self.running -= 1
+
+    def compute(self, ticket: Ticket, computes: bool, now: float) -> None:
+        """One whose turn has come waits for its model from now on, or no longer does."""
+        if ticket.began is not None:
+            self._users[ticket.user].compute(ticket, computes, now)
 
     def place(self, ticket: Ticket, now: float) -> int:
         """How many of those that wait come before it, if no answer ended and nobody came."""

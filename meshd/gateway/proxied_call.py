@@ -32,7 +32,8 @@ class CallAdmission:
         if self.queued is not None:
             await self.queued.come()
         self._model = self._ask()
-        return await self._model.begin()
+        with self.queued.for_model() if self.queued is not None else nullcontext():
+            return await self._model.begin()
 
     def notice(self, silence: float) -> str:
         """What a client is told that has waited for `silence` seconds; empty when nothing is waited for."""

@@ -25,6 +25,15 @@ class Turn:
         """Wait for it; at once when it has come before. Raises HttpRefusal when it takes too long."""
         await self._turns.wait_for(self._ticket)
 
+    @contextmanager
+    def for_model(self) -> Iterator[None]:
+        """It waits for its model, for others as well: in this time its user uses nothing."""
+        self._turns.compute(self._ticket, False)
+        try:
+            yield
+        finally:
+            self._turns.compute(self._ticket, True)
+
     def notice(self, silence: float) -> str:
         """What a client is told that has waited for `silence` seconds, else nothing."""
         if self._ticket.began is not None or self.waited < silence:
@@ -102,6 +111,10 @@ class Turns:
             self._come.pop(ticket, None)
             self._queue.leave(ticket, self.now)
             self._begin()
+
+    def compute(self, ticket: Ticket, computes: bool) -> None:
+        """See AnswerQueue.compute."""
+        self._queue.compute(ticket, computes, self.now)
 
     async def wait_for(self, ticket: Ticket) -> None:
         """See Turn.come."""

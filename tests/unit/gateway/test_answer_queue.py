@@ -57,6 +57,19 @@ def test_short_answers_are_not_held_to_the_number_of_long_ones() -> None:
     assert had["short"] > 0.4 * now
 
 
+def test_who_waited_for_the_model_for_all_has_used_nothing() -> None:
+    queue = AnswerQueue()
+    first, other = queue.enter("first", 0.0), queue.enter("other", 0.0)
+    assert queue.begin(1, 0.0) == [first]
+    queue.compute(first, False, 0.0)
+    queue.compute(first, True, 60.0)  # a minute for the load, a second for the answer
+    queue.leave(first, 61.0)
+    assert queue.begin(1, 61.0) == [other]
+    again = [queue.enter(user, 61.0) for user in ("first", "other")]
+    queue.leave(other, 63.0)
+    assert queue.begin(1, 63.0) == again[:1], "the other one has used two seconds"
+
+
 def test_what_was_used_long_ago_does_not_count() -> None:
     queue = AnswerQueue()
     queue.enter("busy", 0.0)
@@ -108,6 +121,11 @@ class Machine(RuleBasedStateMachine):
     @rule(user=USERS)
     def a_request_comes(self, user: str) -> None:
         self.waiting.append(self.queue.enter(user, self.now))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), computes=st.booleans())
+    def one_waits_for_its_model(self, data: st.DataObject, computes: bool) -> None:
+        self.queue.compute(data.draw(st.sampled_from(self.running)), computes, self.now)
 
     @rule(slots=st.integers(0, 5))
     def turns_come(self, slots: int) -> None:
