@@ -5,10 +5,10 @@ fifty answers. So the gateway sends only as many requests as llama-server has sl
 
 The next turn goes to the user with the fewest answers under way; among those, to the one that has used the
 least of llama-server's time recently, and then to the one that has waited longest. Whoever is first waits for
-the load of the model, and so do all others: that is no use. One user's requests keep their order. After
-HALF_LIFE_SECONDS, used time counts half, so that using an idle hour has no lasting cost. With one slot, a
-user without recent use waits for at most one answer of each other user; recent use adds at most its own time,
-for each other user (`USE_BOUND_SECONDS`).
+the load of the model, and so do all others: that time does not count. One user's requests keep their order.
+After HALF_LIFE_SECONDS, used time counts half, so that using an idle hour has no lasting cost. With one slot,
+a user without recent use waits for at most one answer of each other user; recent use adds at most its own
+time, for each other user (`USE_BOUND_SECONDS`).
 """
 
 import math
@@ -35,6 +35,7 @@ class Ticket:
     number: int
     began: float | None = None
     computes: bool = False
+    has_left: bool = False
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ class AnswerQueue:
     def leave(self, ticket: Ticket, now: float) -> None:
         """Its answer has ended, or nobody waits for it any more. Once for each ticket."""
         one = self._users[ticket.user]
+        ticket.has_left = True
         if ticket.began is None:
             one.waiting.remove(ticket)
             self.waiting -= 1
@@ -113,7 +115,7 @@ class AnswerQueue:
 
     def compute(self, ticket: Ticket, computes: bool, now: float) -> None:
         """One whose turn has come waits for its model from now on, or no longer does."""
-        if ticket.began is not None:
+        if ticket.began is not None and not ticket.has_left:
             self._users[ticket.user].compute(ticket, computes, now)
 
     def place(self, ticket: Ticket, now: float) -> int:

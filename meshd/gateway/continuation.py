@@ -77,8 +77,8 @@ def _with_text(asked: Mapping[str, object], sent: SentText) -> dict[str, object]
         return None
     if sent.dialect is not Dialect.ANTHROPIC:  # there it follows from the last message
         request["add_generation_prompt"] = False
-        has_thought = sent.has_text or sent.calls
-        request["continue_final_message"] = "content" if has_thought else "reasoning_content"
+        has_spoken = sent.has_text or sent.calls
+        request["continue_final_message"] = "content" if has_spoken else "reasoning_content"
         if sent.calls:
             # what the parser makes of the beginning may be less than was sent: all is told, and compared
             request["echo"] = True

@@ -40,6 +40,7 @@ class Echo:
     def __init__(self, text: str, reasoning: str, calls: Sequence[SentCall]) -> None:
         self.has_text = bool(text)  # or it has begun
         self.has_part = self.has_text
+        self.text_came = False  # once more
         self.has_reasoning = bool(reasoning)
         self.text = _Left(text)
         self.reasoning = _Left(reasoning)

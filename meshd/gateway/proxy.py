@@ -84,7 +84,7 @@ class Proxy:
                     return await self._whole(request, call, answer)
             except UpstreamLost as lost:
                 failure = await self._lost(call, lost)
-            if not await self._again(repeats):
+            if not await self._again(call, repeats):
                 raise HttpRefusal(failure)
 
     async def _admitted(self, call: ProxiedCall, repeats: Repeats) -> ProxiedCall:
@@ -93,14 +93,15 @@ class Proxy:
             refused = await call.admission.come()
         if refused is not None:
             waits = (call.admission.queued is not None or call.is_begun) and not self._on_demand
-            if not waits or not await self._again(repeats):
+            if not waits or not await self._again(call, repeats):
                 raise HttpRefusal(not_ready(refused))
         return call.whole()
 
-    async def _again(self, repeats: Repeats) -> bool:
+    async def _again(self, call: ProxiedCall, repeats: Repeats) -> bool:
         """Once the model is ready."""
-        async with self._running.until_stopped():
-            return await repeats.allowed()
+        with call.admission.for_model():
+            async with self._running.until_stopped():
+                return await repeats.allowed()
 
     async def _forward_stream(
         self,
@@ -177,7 +178,7 @@ class Proxy:
                 _log.info("answer_differs", why=other.what)
             answer = None
             reply.allow_comments(True)
-            if call.body is None or not await self._again(repeats):
+            if call.body is None or not await self._again(call, repeats):
                 return failure
             if note := call.upstream.readiness.note:
                 await reply.say(note)

@@ -6,7 +6,7 @@ the rest once more, too: in `/v1/messages` always, elsewhere where there are cal
 
 from collections.abc import Mapping
 
-from meshd.gateway.echo import Echo
+from meshd.gateway.echo import Echo, OtherAnswer
 from meshd.gateway.sent_text import Dialect, SentText, is_number, objects_of, text_of
 
 
@@ -45,12 +45,13 @@ def _of_choices(event: dict[str, object], echo: Echo | None, before: int) -> dic
 def _of_messages(
     event: dict[str, object], sent: SentText, echo: Echo, before: int
 ) -> dict[str, object] | None:
-    index, usage, delta = event.get("index", 0), event.get("usage"), event.get("delta")
+    usage, delta = event.get("usage"), event.get("delta")
     if event.get("type") == "message_start":
         return None
     if event.get("type") == "content_block_start":
-        known = echo.has_reasoning + echo.has_text + echo.calls
-        return None if is_number(index) and index < known else event
+        return event if _is_new_block(event, echo) else None
+    if event.get("type") == "message_delta" and echo.has_text and not echo.text_came:
+        raise OtherAnswer("it has no text, of which the client has the beginning")
     if isinstance(usage, dict):
         return {**event, "usage": _counted(usage, {"output_tokens": before})}
     if not isinstance(delta, dict):
@@ -63,6 +64,19 @@ def _of_messages(
             said = left.if_it_comes(added)
             return {**event, "delta": {**delta, name: said}} if said else None
     return event
+
+
+def _is_new_block(event: dict[str, object], echo: Echo) -> bool:
+    """Raises OtherAnswer."""
+    known = ["thinking"] * echo.has_reasoning + ["text"] * echo.has_text + ["tool_use"] * echo.calls
+    index, block = event.get("index"), event.get("content_block")
+    if not is_number(index) or index >= len(known):
+        return True
+    what = block.get("type") if isinstance(block, dict) else None
+    if what != known[index]:
+        raise OtherAnswer("its blocks are other ones")
+    echo.text_came |= what == "text"
+    return False
 
 
 def _of_responses(event: dict[str, object], echo: Echo, before: int) -> dict[str, object] | None:

@@ -28,11 +28,12 @@ class Turn:
     @contextmanager
     def for_model(self) -> Iterator[None]:
         """It waits for its model, for others as well: in this time its user uses nothing."""
+        before = self._ticket.computes
         self._turns.compute(self._ticket, False)
         try:
             yield
         finally:
-            self._turns.compute(self._ticket, True)
+            self._turns.compute(self._ticket, before)
 
     def notice(self, silence: float) -> str:
         """What a client is told that has waited for `silence` seconds, else nothing."""

@@ -34,6 +34,7 @@ from tests.process.gateway_fake import (
     world,
 )
 from tests.process.test_gateway_answers import COMPLETION
+from tests.process.test_gateway_continued import LOADING, READY
 
 AGENT, CHAT = "sk-agent-12345", "sk-chat-123456"
 KEYS = (ApiKey(AGENT, "agent"), ApiKey(CHAT, "chat"))
@@ -49,10 +50,14 @@ async def ask(here: World, key: str, user: str = "", **extra: object) -> tuple[i
 
 
 async def until(here: World, *, running: int, waiting: int) -> None:
-    """Each look is a round trip, so that others get their turn."""
     while (here.gateway.status.running, here.gateway.status.waiting) != (running, waiting):
-        async with here.http.get(f"{here.url}/health") as answer:
-            await answer.read()
+        await look(here)
+
+
+async def look(here: World) -> None:
+    """A round trip, so that others get their turn."""
+    async with here.http.get(f"{here.url}/health") as answer:
+        await answer.read()
 
 
 @contextlib.asynccontextmanager
@@ -358,3 +363,45 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
     assert not first["prompt_estimated"]
     assert (lost["status"], lost["generated_tokens"]) == (502, 1)
     assert first["key"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_waits_for_a_load_after_a_loss_uses_nothing(stream: bool) -> None:
+    """Else those who were interrupted would stand behind all others, by as long as the load took."""
+
+    async def scenario() -> None:
+        asked = 0
+
+        async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+            nonlocal asked
+            asked += 1
+            begun = await begin_stream(request) if stream else None
+            if asked == 1:
+                here.upstream.readiness = LOADING
+                die(request)
+            if begun is None:
+                return web.json_response(COMPLETION)
+            await begun.write(last_chunk(1) + DONE)
+            return begun
+
+        config = GatewayConfig(port=0, api_keys=KEYS, continue_seconds=20.0)
+        async with world(answer, config=config) as here:
+            here.upstream.slots = 1
+            turns = here.gateway._turns.of(here.upstream)
+            assert turns is not None
+            body, headers = {"messages": [], "stream": stream}, {"Authorization": f"Bearer {AGENT}"}
+            asking = asyncio.ensure_future(
+                here.http.post(f"{here.url}/v1/chat/completions", json=body, headers=headers)
+            )
+            await until(here, running=1, waiting=0)
+            (user,) = turns._queue._users.values()
+            while here.upstream.readiness is not LOADING or user.computing:
+                await look(here)
+            assert user.running == 1
+            here.upstream.readiness = READY
+            async with await asking as reply:
+                assert reply.status == 200 and await reply.read()
+            await until(here, running=0, waiting=0)
+            assert asked == 2 and user.computing == 0
+
+    asyncio.run(scenario())

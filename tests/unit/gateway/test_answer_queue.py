@@ -70,6 +70,17 @@ def test_who_waited_for_the_model_for_all_has_used_nothing() -> None:
     assert queue.begin(1, 63.0) == again[:1], "the other one has used two seconds"
 
 
+def test_who_has_left_uses_nothing_more() -> None:
+    queue = AnswerQueue()
+    ticket = queue.enter("a", 0.0)
+    queue.begin(1, 0.0)
+    queue.compute(ticket, False, 1.0)
+    queue.leave(ticket, 1.0)
+    queue.compute(ticket, True, 1.0)
+    queue.enter("b", 1000.0)
+    assert "a" not in queue._users, "it has used next to nothing lately"
+
+
 def test_what_was_used_long_ago_does_not_count() -> None:
     queue = AnswerQueue()
     queue.enter("busy", 0.0)

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.gateway.continuation import continued
+from meshd.gateway.echo import OtherAnswer
 from meshd.gateway.rest_events import as_the_rest
 
-from tests.unit.gateway.sent_texts import BEGIN, CHAT, anthropic, block, delta, says, thinks
+from tests.unit.gateway.sent_texts import BEGIN, CHAT, anthropic, block, delta, says, thinks, tool_use
 
 
 def test_messages_go_on_and_their_beginning_is_not_said_twice() -> None:
@@ -82,3 +83,16 @@ def test_messages_go_on_where_their_text_is_about_to_begin() -> None:
     again = [block("thinking", 0), thinks("hm"), block("text", 1), says("So")]
     assert [as_the_rest(one, sent, 1) for one in again] == [None, None, None, says("So")]
     assert sent.call_of({"index": 2}) == 0
+
+
+def test_a_rest_with_other_blocks_is_another_answer() -> None:
+    sent = anthropic(block("thinking", 0), thinks("hm"), block("text", 1))
+    sent.goes_on()
+    assert as_the_rest(block("thinking", 0), sent, 1) is None
+    with pytest.raises(OtherAnswer, match="blocks"):
+        as_the_rest(tool_use(1, "f"), sent, 1)
+    end: dict[str, object] = {"type": "message_delta", "usage": {"output_tokens": 1}}
+    with pytest.raises(OtherAnswer, match="no text"):
+        as_the_rest(end, sent, 1)
+    assert as_the_rest(block("text", 1), sent, 1) is None
+    assert as_the_rest(end, sent, 1) is not None
