@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from meshd.gateway.answer_meter import AnswerMeter
@@ -32,10 +32,10 @@ class CallAdmission:
         if self.queued is not None:
             await self.queued.come()
         self._model = self._ask()
-        with self.for_model():
+        async with self.for_model():
             return await self._model.begin()
 
-    def for_model(self) -> AbstractContextManager[None]:
+    def for_model(self) -> AbstractAsyncContextManager[None]:
         """In which its model is waited for: see Turn.for_model."""
         return nullcontext() if self.queued is None else self.queued.for_model()
 

@@ -99,9 +99,8 @@ class Proxy:
 
     async def _again(self, call: ProxiedCall, repeats: Repeats) -> bool:
         """Once the model is ready."""
-        with call.admission.for_model():
-            async with self._running.until_stopped():
-                return await repeats.allowed()
+        async with call.admission.for_model(), self._running.until_stopped():
+            return await repeats.allowed()
 
     async def _forward_stream(
         self,

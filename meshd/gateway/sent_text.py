@@ -12,7 +12,7 @@ from meshd.gateway.echo import Echo
 
 _MOST_KEPT = 4 << 20  # letters and tokens of an answer: 131,072 tokens have about half a million letters
 _MOST_CALLS = 64  # of tools, in one answer
-_MOST_NAMED = 256  # letters of the id and of the name of a call
+_CALL_NAME_LETTERS = 256  # letters of the id and of the name of a call
 _NUMBERS = 1 << 31  # of tokens, and tokens themselves: those of llama-server have 32 bits
 
 
@@ -137,7 +137,7 @@ class SentText:
         self.is_text &= number == len(self.calls) - 1
         one = self.calls[-1]
         one.id, one.name = one.id or id, one.name or text_of(function, "name")
-        self.is_text &= max(len(one.id), len(one.name)) <= _MOST_NAMED
+        self.is_text &= max(len(one.id), len(one.name)) <= _CALL_NAME_LETTERS
         self._kept += one.arguments.write(text_of(function, "arguments"))
         self.count += 1
 

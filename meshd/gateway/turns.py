@@ -1,8 +1,8 @@
 """Requests for answers wait here for their turn: the queue of one llama-server, with clock and tasks."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from meshd.base.byte_format import in_number
 from meshd.base.time_format import in_time
@@ -25,8 +25,8 @@ class Turn:
         """Wait for it; at once when it has come before. Raises HttpRefusal when it takes too long."""
         await self._turns.wait_for(self._ticket)
 
-    @contextmanager
-    def for_model(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def for_model(self) -> AsyncIterator[None]:
         """It waits for its model, for others as well: in this time its user uses nothing."""
         before = self._ticket.computes
         self._turns.compute(self._ticket, False)
