@@ -4,11 +4,11 @@ llama-server handles requests in the order of their arrival: fifty requests of o
 fifty answers. So the gateway sends only as many requests as llama-server has slots, and the others wait here.
 
 The next turn goes to the user with the fewest answers under way; among those, to the one that has used the
-least of llama-server's time recently, and then to the one that has waited longest. Whoever is first waits for
-the load of the model, and so do all others: that time does not count. One user's requests keep their order.
-After HALF_LIFE_SECONDS, used time counts half, so that using an idle hour has no lasting cost. With one slot,
-a user without recent use waits for at most one answer of each other user; recent use adds at most its own
-time, for each other user (`USE_BOUND_SECONDS`).
+least of llama-server's time recently, and then to the one that has waited longest. The time that a request
+waits for its model to load does not count, because everybody waits for that. One user's requests keep their
+order. After HALF_LIFE_SECONDS, used time counts half, so that using an idle hour has no lasting cost. With
+one slot, a user without recent use waits for at most one answer of each other user; recent use adds at most
+its own time, for each other user (`USE_BOUND_SECONDS`).
 """
 
 import math

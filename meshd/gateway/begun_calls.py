@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 
 from meshd.gateway.begun_arguments import BegunArguments, begun_arguments
+from meshd.gateway.json_fields import objects_of
 from meshd.gateway.tagged_calls import tagged_arguments, written_tagged
 
 _CONTENT = "meshd-content"
@@ -45,7 +46,7 @@ def messages_as_a_chat(asked: Mapping[str, object]) -> dict[str, object]:
             "description": tool.get("description", ""),
             "parameters": tool.get("input_schema", {}),
         }
-        for tool in _tools(asked)
+        for tool in objects_of(asked.get("tools"))
     ]
     return {**asked, "tools": [{"type": "function", "function": one} for one in functions]}
 
@@ -54,18 +55,13 @@ def responses_as_a_chat(asked: Mapping[str, object]) -> dict[str, object]:
     """A request of the Responses API, as far as it matters here."""
     functions = [
         {name: value for name, value in tool.items() if name != "type"}
-        for tool in _tools(asked)
+        for tool in objects_of(asked.get("tools"))
         if tool.get("type") == "function"
     ]
     reasoning = asked.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
     chat = {**asked, "tools": [{"type": "function", "function": one} for one in functions]}
     return chat if effort is None else {**chat, "reasoning_effort": effort}
-
-
-def _tools(asked: Mapping[str, object]) -> list[dict[str, object]]:
-    tools = asked.get("tools")
-    return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
 
 class CallTemplate:
@@ -80,8 +76,10 @@ class CallTemplate:
         self._calls = calls
         self._after_text = after_text
         self._begun: list[BegunArguments] = []
-        self._arguments: Sequence[Sequence[str]] = ([_marked(number) for number, _ in enumerate(calls)],)
-        self._prompts: list[str] = []
+        self._arguments = [[_marked(number) for number, _ in enumerate(calls)]]  # to be shown, in turn
+        self._before = ""  # the prompt without the calls
+        self._behind: list[str] = []  # of each prompt with them, what follows the text
+        self._has_content = False
         self._is_over = False
         self.written: str | None = None  # by the model, up to the last of the arguments that the client has
 
@@ -91,39 +89,39 @@ class CallTemplate:
             return None
         # what was said before does not matter for how a call is written
         messages: list[Mapping[str, object]] = [{"role": "user", "content": "-"}]
-        if self._prompts:
-            messages += self._made(self._arguments[len(self._prompts) - 1])
+        if self._before:
+            messages += self._made(self._arguments[len(self._behind)])
         return json.dumps({**self._asked, "messages": messages}).encode()
 
     def answer(self, prompt: str) -> None:
         """Empty where there is none."""
-        self._prompts.append(prompt)
-        self._is_over = not prompt
-        behind = [self._behind_content(one) for one in self._prompts[1:]]
-        if self._is_over or None in behind:
+        if prompt and not self._before:
+            self._before = prompt
+            return
+        behind = self._behind_text(prompt)
+        if behind is None:
             self._is_over = True
-        elif len(behind) == 1:
-            self._find_json(behind[0] or "")
-        elif len(behind) == 3:
-            self._is_over = True
-            self._write(written_tagged(behind[1] or "", behind[2] or "", self._begun))
-
-    def _find_json(self, behind: str) -> None:
-        text = _written_as_json(behind, self._calls)
-        begun = [begun_arguments(call.text) for call in self._calls] if text is None else []
-        if text is not None:
-            self._is_over = True
+            return
+        self._behind.append(behind)
+        if len(self._behind) == 1 and (text := _written_as_json(behind, self._calls)) is not None:
             self._write(text)
-        elif None in begun:
-            self._is_over = True
-        else:
-            self._begun = [one for one in begun if one is not None]
-            self._arguments = (*self._arguments, *tagged_arguments(self._begun))
+        elif len(self._behind) == 1:
+            self._show_tagged()
+        elif len(self._behind) == len(self._arguments):
+            self._write(written_tagged(self._behind[1], self._behind[2], self._begun))
+
+    def _show_tagged(self) -> None:
+        begun = [begun_arguments(call.text) for call in self._calls]
+        self._begun = [one for one in begun if one is not None]
+        self._is_over = len(self._begun) < len(begun)
+        if not self._is_over:
+            self._arguments += tagged_arguments(self._begun)
 
     def _write(self, text: str | None) -> None:
-        # what parts text and calls is no text of its own
-        has_parted = text is not None and not self._after_text and _CONTENT in self._prompts[1]
-        self.written = text.lstrip() if text is not None and has_parted else text
+        self._is_over = True
+        # where the client has no text, the whitespace that follows it in the template was not written either
+        strips = text is not None and self._has_content and not self._after_text
+        self.written = text.lstrip() if text is not None and strips else text
 
     def _made(self, arguments: Sequence[str]) -> list[Mapping[str, object]]:
         made, answers = [], []
@@ -134,13 +132,14 @@ class CallTemplate:
         # an answer of each tool behind it: a message that ends with calls would be one to go on with
         return [{"role": "assistant", "content": _CONTENT, "tool_calls": made}, *answers]
 
-    def _behind_content(self, made: str) -> str | None:
-        _, found, behind = made.rpartition(_CONTENT)
+    def _behind_text(self, prompt: str) -> str | None:
+        """None where that cannot be found."""
+        _, found, behind = prompt.rpartition(_CONTENT)
         if found:
+            self._has_content = True
             return behind
         # some templates write no text beside calls
-        before = self._prompts[0]
-        return made[len(before) :] if made.startswith(before) else None
+        return prompt[len(self._before) :] if self._before and prompt.startswith(self._before) else None
 
 
 def _marked(number: int) -> str:

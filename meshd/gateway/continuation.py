@@ -9,7 +9,8 @@ prompt. Fewer tokens remain to be generated, and the numbers at the end count al
 from collections.abc import Mapping
 
 from meshd.gateway.begun_calls import CallTemplate, messages_as_a_chat, responses_as_a_chat
-from meshd.gateway.sent_text import Dialect, SentText, objects_of
+from meshd.gateway.json_fields import objects_of
+from meshd.gateway.sent_text import Dialect, SentText
 
 # What they ask for depends on more than the text so far, or is what the rest is asked for with.
 _STATE = ("echo", "suffix", "generation_prompt", "grammar_type", "continue_final_message")

@@ -1,13 +1,14 @@
 """Events of a run that goes on behind what a client has, as the client of the whole answer sees them. Pure.
 
-Such a run begins an answer of its own: with a role, a message, a block. llama-server tells what is before
-the rest once more, too: in `/v1/messages` always, elsewhere where there are calls of tools.
+Such a run starts a new answer, so it announces a role, a message and a block again. In `/v1/messages`, and
+wherever there are calls of tools, llama-server also repeats the text before the rest. The client has it.
 """
 
 from collections.abc import Mapping
 
 from meshd.gateway.echo import Echo, OtherAnswer
-from meshd.gateway.sent_text import Dialect, SentText, is_number, objects_of, text_of
+from meshd.gateway.json_fields import is_number, objects_of, text_of
+from meshd.gateway.sent_text import Dialect, SentText
 
 
 def as_the_rest(event: dict[str, object], sent: SentText, before: int) -> dict[str, object] | None:
@@ -18,20 +19,20 @@ def as_the_rest(event: dict[str, object], sent: SentText, before: int) -> dict[s
     match sent.dialect:
         case Dialect.NATIVE:
             return _counted(event, {"tokens_predicted": before, "tokens_evaluated": -before})
-        case Dialect.ANTHROPIC if sent.echo is not None:
-            return _of_messages(event, sent, sent.echo, before)
-        case Dialect.RESPONSES if sent.echo is not None:
+        case Dialect.ANTHROPIC:
+            return _of_messages(event, sent, before)
+        case Dialect.RESPONSES:
             return _of_responses(event, sent.echo, before)
         case _:
             return _of_choices(event, sent.echo, before)
 
 
-def _of_choices(event: dict[str, object], echo: Echo | None, before: int) -> dict[str, object] | None:
+def _of_choices(event: dict[str, object], echo: Echo, before: int) -> dict[str, object] | None:
     for choice in objects_of(event.get("choices")):
         delta = choice.get("delta")
         if isinstance(delta, dict) and "role" in delta and not delta.get("content"):
             return None
-        if isinstance(delta, dict) and delta and echo is not None and echo.calls:
+        if isinstance(delta, dict) and delta and echo.calls:
             fresh = echo.fresh(delta)
             if not fresh and choice.get("finish_reason") is None:
                 return None
@@ -42,9 +43,8 @@ def _of_choices(event: dict[str, object], echo: Echo | None, before: int) -> dic
     return {**event, "usage": _counted(usage, {"completion_tokens": before, "prompt_tokens": -before})}
 
 
-def _of_messages(
-    event: dict[str, object], sent: SentText, echo: Echo, before: int
-) -> dict[str, object] | None:
+def _of_messages(event: dict[str, object], sent: SentText, before: int) -> dict[str, object] | None:
+    echo = sent.echo
     usage, delta = event.get("usage"), event.get("delta")
     if event.get("type") == "message_start":
         return None

@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from io import StringIO
-from typing import TypeGuard
 
 from meshd.gateway.begun_calls import SentCall
 from meshd.gateway.echo import Echo
+from meshd.gateway.json_fields import is_number, objects_of, text_of
 
 _MOST_KEPT = 4 << 20  # letters and tokens of an answer: 131,072 tokens have about half a million letters
 _MOST_CALLS = 64  # of tools, in one answer
 _CALL_NAME_LETTERS = 256  # letters of the id and of the name of a call
-_NUMBERS = 1 << 31  # of tokens, and tokens themselves: those of llama-server have 32 bits
 
 
 class Dialect(StrEnum):
@@ -56,7 +55,9 @@ class SentText:
     _said: StringIO = field(default_factory=StringIO)
     _thought: StringIO = field(default_factory=StringIO)
     _kept: int = 0
-    echo: Echo | None = None  # of a run that goes on behind what the client has
+    echo: Echo = field(
+        default_factory=lambda: Echo("", "", [])
+    )  # of a run that goes on behind what the client has
 
     @property
     def text(self) -> str:
@@ -179,19 +180,3 @@ class SentText:
         elif kind == "function_call_arguments.delta":
             self._called(len(self.calls) - 1, "", {"arguments": event.get("delta")})
         self.is_over |= kind.endswith(".done") or kind in ("completed", "failed", "incomplete")
-
-
-def is_number(value: object) -> TypeGuard[int]:
-    """One that llama-server can mean. Who answers may be another node, and a sum may have too many digits."""
-    return type(value) is int and 0 <= value < _NUMBERS
-
-
-def text_of(of: Mapping[str, object], name: str) -> str:
-    """Empty where it is no text."""
-    value = of.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def objects_of(value: object) -> list[dict[str, object]]:
-    """Of a list, those that are objects."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

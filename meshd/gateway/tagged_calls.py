@@ -1,4 +1,4 @@
-"""Calls of tools by a chat template that writes each argument by itself: in a tag of its own, mostly. Pure.
+"""Calls of tools by a chat template that writes each argument separately, usually in a tag. Pure.
 
 Such templates write texts without quotation marks, and other values as JSON. So the template is shown the
 calls with a mark in place of each value, twice: as they are, and with one more argument at the end. What the
@@ -14,9 +14,8 @@ from itertools import takewhile
 from meshd.gateway.begun_arguments import BegunArguments
 
 _NEXT_NAME = "meshd-next"
-_FIRST_NUMBER = (
-    7_303_014_000  # an argument that is no text is shown as a number, as no text may be in its place
-)
+# an argument that is no text is shown as a number: a template may write texts in another way
+_FIRST_NUMBER = 7_303_014_000
 _TO_A_TAGS_END = re.compile(r"(?s).*[>\]}\s]")
 
 
